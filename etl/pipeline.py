@@ -32,7 +32,7 @@ from howdah.data.manifest import (
     content_hash,
     load_dataset,
 )
-from howdah.errors import DataError, HowdahError, StorageError
+from howdah.errors import HowdahError, StorageError
 from howdah.lineage import forgotten as marks
 from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark import connectors, shipping, sizing
@@ -220,13 +220,6 @@ def prepare(
     Raises:
         ConfigError, DataError, ModelError, StorageError: the source or the base cannot be used.
     """
-    if storage.scheme(config.data.dataset) == "memory":
-        raise DataError(
-            "Spark's tasks cannot write to memory://",
-            where="data.dataset",
-            got=config.data.dataset,
-            remedy="give a path that all executors reach: a directory, hdfs://",
-        )
     source = given.resolve(config.data)
     kind = ENCODERS[config.data.kind]
     encoder = encoder or kind.load(config.model.base, config.model.revision)

@@ -7,6 +7,7 @@ import pytest
 
 from howdah import storage
 from howdah.runs.command import VARIABLE
+from tests.support import memory_storage
 
 pytest_plugins = [
     f"tests.fixtures.{module}"
@@ -24,6 +25,8 @@ pytest_plugins = [
     )
     if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]
+
+memory_storage.register()
 
 DAEMONS = ("secure_cluster", "airflow_standalone")
 """Fixtures whose daemons stay until the session's end, besides those of the plain cluster."""

@@ -50,7 +50,6 @@ def resume(
         if run.owned is not None:
             run.owned.resumed_from_memory(meta["step"])
             _reconcile(run.owned, meta["best_step"], train_seconds=meta["train_seconds"])
-        job.planner.go_on_with(meta["plan"]["plan_hash"])
         return TrainState.from_meta(meta), Resumed(tensors), bool(meta["evaluation_due"])
     meta: dict[str, Any] | None = None
     if comm.rank == 0:
@@ -102,7 +101,6 @@ def _fitted(state: TrainState, job: Job) -> list[str]:
     said = []
     training, rules = job.config.training, job.config.evaluation
     epoch, in_epoch = int(state.plan["epoch"]), int(state.plan["step"])
-    job.planner.go_on_with(state.plan["plan_hash"])
     state.moved(job.planner, epoch, in_epoch)
     steps = job.at(state).schedule.steps
     if steps != job.schedule.steps:

@@ -1,63 +1,66 @@
-"""Files outside dataset versions: where each kind of file has ids, and the file without the rows.
+"""Files outside dataset versions: Howdah rewrites its own, and lists all others.
 
-    Parquet                columns of ids: the row; of a table of rejected rows also `detail`
-    CSV, TSV               the column of ids that its header names: the record
-    JSON lines, a list     the key of ids: the object
-    done.json              `reasons[].example` of a scored partition: the id is replaced
-    page with cards        <code>id</code> of a card of `howdah report`: the page goes, since the
-                           text stands beside the id; `howdah report` makes it again
-    any other text         ids that cannot be anything else (mentions.py): replaced; these also in
-                           the other cells of tables and the texts in JSON
+    Parquet with a column of ids    a row whose id is to be forgotten is left out; in a table of
+                                    rejected rows also the id that `detail` names
+    report.html                     the page shows texts beside ids: it is removed if a card of it
+                                    shows such a row, and `howdah report` makes it again
+    done.json                       the example of an error in the marker of a scored partition
 
-Rows and lines that stay keep their bytes. gzip is unpacked. A file whose ids cannot be found by its
-structure is not guessed at: it is `Unread`, with what to do.
+Every other file that may name a row is `Listed` and neither read nor changed: how another program
+writes ids is not known, and a guess would change files that have none, or miss some.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import gzip
 import html
 import io
 import json
 import re
-import zlib
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl.history.mentions import GONE, Wanted
 from howdah import storage
+from howdah.models.registry import EXPORT_INFO
 from howdah.models.scored import MARKER
+from howdah.runs import REPORT
 
-__all__ = ["Judged", "Unread", "judge", "without_rejected"]
+__all__ = ["Judged", "Listed", "judge", "listed", "without_rejected"]
 
 _WITHOUT = (
     ".safetensors", ".index", ".ids", ".png", ".svg", ".crc", ".onnx", ".pb", ".npz", ".npy",
     ".yaml", ".yml", ".css", ".js", ".py", ".toml", ".pid", ".lock",
 )  # fmt: skip
-"""No row's id stands in them: weights, plots, indexes of hashes, configuration, code."""
-_NAMES = ("metrics.jsonl", "study.journal", "_SUCCESS", "tokenizer.json", "vocab.txt")
-"""Ours as well; a number in them is none of a row, and a word none either."""
+"""Weights, plots, indexes of hashes, configuration, code: no writer puts a row's id there."""
+_NAMES = (
+    EXPORT_INFO, "metrics.jsonl", "study.journal", "_SUCCESS", "tokenizer.json", "vocab.txt",
+)  # fmt: skip
+"""Files of runs, exports and studies that hold numbers and words, and no rows."""
 _EVENTS = "events.out.tfevents"
-_TABLES = {b"ORC": "ORC", b"Obj\x01": "Avro"}
+_WHY = (
+    ((".csv", ".tsv"), "a table that Howdah does not rewrite may have the rows"),
+    ((".jsonl", ".ndjson", ".json"), "its objects may be the rows, and its texts may name them"),
+    ((".html", ".htm"), "a page may show the rows"),
+    ((".log", ".out", ".err", ".txt"), "a line of a log or text may name the rows"),
+    ((".orc", ".avro"), "a table that Howdah does not rewrite may have the rows"),
+)
 _CARD = re.compile(r'<div class="id">[^<]*<code>(.*?)</code>', re.DOTALL)
 _REJECTED = {"id", "text", "label", "reason", "detail"}
-_DELIMITERS = ",\t;|"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unread:
-    """A file in which ids could not be looked for, or not all of them."""
+class Listed:
+    """A file that a person must look at: it may name the rows, and was not searched for them."""
 
     why: str
-    remedy: str
-    stops: bool
-    """Rows are to be expected in it: nothing is changed while it is there."""
+    """Why it may name the rows."""
+    look: str
+    """How to look: a command, in which IDS stands for the file of ids, or a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,123 +68,101 @@ class Judged:
     """What a file has of the rows."""
 
     count: int = 0
-    """Rows, or mentions in a text."""
     data: bytes | None = None
-    """The file without them, if there were any; None: it is to be removed."""
-    unread: Unread | None = None
+    """The file without the rows, if it has some; None: it is removed."""
+    listed: Listed | None = None
 
 
-class _Broken(Exception):
-    """The file is not what its name says: why."""
-
-
-def judge(
-    path: str, wanted: Wanted, columns: Collection[str], *, given: bool, rewrite: bool = False
-) -> Judged:
-    """Look for rows in a file.
+def judge(path: str, wanted: Wanted, columns: Collection[str], *, rewrite: bool = False) -> Judged:
+    """Count the rows in a file of a format of Howdah's; list any other file.
 
     Args:
-        rewrite: `data` is asked for.
-        columns: names of columns and keys that hold ids.
-        given: it is a table of rows, or in a directory of such, as the user says: one without a
-            column of ids stops everything.
+        columns: names of columns that hold ids.
+        rewrite: compute `data` too.
     """
     name = storage.name(path)
     if name.lower().endswith(_WITHOUT) or name in _NAMES or name.startswith(_EVENTS):
         return Judged()
-    data = storage.read_bytes(path)
-    packed = data[:2] == b"\x1f\x8b"
+    if name == REPORT:
+        cards = _CARD.findall(storage.read_bytes(path).decode("utf-8", "replace"))
+        return Judged(count=sum(wanted.has_shown(html.unescape(one)) for one in cards))
+    if name == MARKER:
+        return _marker(path, wanted)
+    if name.lower().endswith(".parquet") or _begins_as_parquet(path):
+        return _parquet(path, wanted, columns, rewrite)
+    return Judged(listed=listed(path))
+
+
+def _begins_as_parquet(path: str) -> bool:
+    with storage.open_read(path) as file:  # Hive names its files 000000_0
+        return file.read(4) == b"PAR1"
+
+
+def listed(path: str) -> Listed:
+    """Why a file of another writer may name the rows, and how to look, by its name."""
+    name = storage.name(path).lower()
+    packed = name.endswith((".gz", ".bz2", ".zst", ".xz"))
+    stem = name.rpartition(".")[0] if packed else name
+    quoted = shlex.quote(path)
+    why = next((why for ends, why in _WHY if stem.endswith(ends)), None)
+    if stem.endswith((".orc", ".avro")):
+        look = "filter its rows with Spark, or remove it"
+    elif packed:
+        look = f"fetch and unpack {quoted}, then grep -nF -f IDS"
+    elif storage.is_local(path):
+        look = f"grep -nF -f IDS {shlex.quote(storage.local_path(path))}"
+    elif path.startswith(("hdfs://", "webhdfs://", "swebhdfs://", "viewfs://")):
+        look = f"hdfs dfs -cat {quoted} | grep -nF -f IDS"
+    else:
+        look = f"fetch {quoted}, then grep -nF -f IDS"
+    return Listed(why=why or "Howdah does not know what the file holds", look=look)
+
+
+def _marker(path: str, wanted: Wanted) -> Judged:
     try:
-        if packed:
-            data, name = _unpacked(data), re.sub(r"(?i)\.gz(ip)?$", "", name)
-        if data[:4] == b"PAR1" or name.lower().endswith(".parquet"):
-            return _parquet(data, wanted, columns, given, rewrite)
-        found = _judge(name.lower(), data, wanted, columns, given)
-    except _Broken as broken:
-        remedy = "restore it, or remove it" if packed else "correct it, or remove it"
-        return Judged(unread=Unread(why=str(broken), remedy=remedy, stops=True))
-    if packed and found.data is not None:
-        return replace(found, data=gzip.compress(found.data, mtime=0))
-    return found
-
-
-def _unpacked(data: bytes) -> bytes:
-    try:
-        return gzip.decompress(data)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise _Broken(f"it cannot be unpacked ({error})") from None
-
-
-def _judge(name: str, data: bytes, wanted: Wanted, columns: Collection[str], given: bool) -> Judged:
-    for magic, form in _TABLES.items():
-        if data.startswith(magic):
-            remedy = "write it as Parquet (Spark), and remove it; or leave it out of --files"
-            return Judged(unread=Unread(why=f"{form} is not rewritten", remedy=remedy, stops=True))
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError:
-        return _other(name, given)
-    if not text.strip():
-        return Judged()
-    if "\0" in text:
-        return _other(name, given)
-    if name.endswith((".csv", ".tsv")):
-        return _csv(text, wanted, columns, given)
-    if name.endswith((".jsonl", ".ndjson", ".json")):
-        return _json(name, text, wanted, columns, given)
-    return _text(text, wanted)
-
-
-def _other(name: str, given: bool) -> Judged:
-    why = "it is no text in UTF-8, nor Parquet"
-    table = name.endswith((".csv", ".tsv", ".json", ".jsonl", ".ndjson"))
-    remedy = "write it in UTF-8, or remove it" if table else "remove it if it has rows' data"
-    return Judged(unread=Unread(why=why, remedy=remedy, stops=given or table))
-
-
-def _no_ids(columns: Collection[str], given: bool) -> Unread:
-    return Unread(
-        why=f"it has no column {', '.join(sorted(columns))}",
-        remedy="name its column of ids by --id-column; or remove it, if it has rows' data",
-        stops=given,
-    )
+        marker = json.loads(storage.read_bytes(path))
+        reasons = [one for one in marker["reasons"] if wanted.has_value(one.get("example"))]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return Judged(listed=listed(path))  # the same name, and not a marker
+    for one in reasons:
+        one["example"] = GONE
+    data = (json.dumps(marker, indent=1, ensure_ascii=False) + "\n").encode()
+    return Judged(count=len(reasons), data=data)
 
 
 # -------------------------------------------------------------------------------------- Parquet
-def _parquet(
-    data: bytes, wanted: Wanted, columns: Collection[str], given: bool, rewrite: bool
-) -> Judged:
+def _parquet(path: str, wanted: Wanted, columns: Collection[str], rewrite: bool) -> Judged:
     try:
-        file = pq.ParquetFile(io.BytesIO(data))
-        schema = file.schema_arrow
+        file = pq.ParquetFile(io.BytesIO(storage.read_bytes(path)))
+        if not set(columns) & set(file.schema_arrow.names):
+            why = f"its rows have no column {', '.join(sorted(columns))}"
+            look = "name its column of ids by --id-column; or filter its rows with Spark"
+            return Judged(listed=Listed(why=why, look=look))
         count, out = 0, io.BytesIO()
         with contextlib.ExitStack() as stack:
             writer = stack.enter_context(_writer(out, file)) if rewrite else None
             for number in range(file.num_row_groups):
-                table, own = _table(file.read_row_group(number), wanted, columns)
-                count += own
+                table, removed = _without(file.read_row_group(number), wanted, columns)
+                count += removed
                 if writer is not None:
                     writer.write_table(table)
     except (pa.ArrowException, OSError) as error:
-        raise _Broken(f"it is no whole Parquet file ({error})") from None
-    known = any(name in columns for name in schema.names)
-    return Judged(
-        count=count,
-        data=out.getvalue() if count else None,
-        unread=None if known else _no_ids(columns, given),
-    )
+        why = f"its rows cannot be read: not a whole Parquet file ({error})"
+        return Judged(listed=Listed(why=why, look="restore it and run this again, or remove it"))
+    return Judged(count=count, data=out.getvalue())
 
 
 def _writer(out: io.BytesIO, file: pq.ParquetFile) -> pq.ParquetWriter:
-    """... of another file like this one."""
+    """A writer of a file with the schema and compression of another one."""
     groups = file.metadata.num_row_groups and file.metadata.num_columns
     codec = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
     codec = {"UNCOMPRESSED": "none"}.get(codec, codec)
     return pq.ParquetWriter(out, file.schema_arrow, compression=codec)
 
 
-def _table(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple[pa.Table, int]:
-    """The table without the rows and mentions, and how many those were."""
+def _without(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple[pa.Table, int]:
+    """The table without the rows, and how many were removed; a rejected row that names one of them
+    in `detail` stays without that name, and counts too."""
     rejected = set(table.schema.names) >= _REJECTED
     stays = [True] * table.num_rows
     for at, name in enumerate(table.schema.names):
@@ -196,177 +177,17 @@ def _table(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple[p
     count = stays.count(False)
     if count:
         table = table.filter(pa.array(stays, pa.bool_()))
-    for at, name in enumerate(table.schema.names):
-        kind = table.schema.types[at]
-        if name in columns or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            continue
-        changes = [wanted.without_detail] if rejected and name == "detail" else []
+    if rejected:
+        at = table.schema.get_field_index("detail")
         old = table.column(at).to_pylist()
-        new = [_changed(value, wanted, changes) for value in old]
-        differ = sum(one != other for one, other in zip(old, new, strict=True))
-        if differ:
+        new = [wanted.without_detail(value) for value in old]
+        if differ := sum(one != other for one, other in zip(old, new, strict=True)):
             count += differ
-            table = table.set_column(at, table.schema.field(at), pa.array(new, kind))
+            field = table.schema.field(at)
+            table = table.set_column(at, field, pa.array(new, field.type))
     return table, count
 
 
-def _changed(
-    value: str | None, wanted: Wanted, changes: list[Callable[[str | None], str | None]]
-) -> str | None:
-    for change in changes:
-        value = change(value)
-    return value and wanted.without_mentions(value)[0]
-
-
 def without_rejected(table: pa.Table, wanted: Wanted) -> tuple[pa.Table, int]:
-    """A table of rejected rows without the rows and mentions, and how many those were."""
-    return _table(table, wanted, ("id",))
-
-
-# ------------------------------------------------------------------------------------------ CSV
-def _csv(text: str, wanted: Wanted, columns: Collection[str], given: bool) -> Judged:
-    delimiter, places = next(
-        (
-            (delimiter, places)
-            for delimiter in _DELIMITERS
-            if (places := [n for n, cell in enumerate(_header(text, delimiter)) if cell in columns])
-        ),
-        (",", []),
-    )
-    if not places:
-        return replace(_text(text, wanted, all_ids=True), unread=_no_ids(columns, given))
-    out, count, width = [], 0, None
-    for number, (raw, cells) in enumerate(_records(text, delimiter)):
-        width = len(cells) if width is None else width
-        if cells and len(cells) != width:
-            raise _Broken(
-                f"record {number + 1:,} has {len(cells)} fields, the header {width}: it is no CSV"
-                ' with quotes "'
-            )
-        if number and cells and any(wanted.has(cells[n].strip()) for n in places):
-            count += 1
-            continue
-        others = [(n, cell) for n, cell in enumerate(cells) if n not in places]
-        if any(next(wanted.mentions(cell), None) for _, cell in others):
-            for n, cell in others:
-                cells[n], own = wanted.without_mentions(cell)
-                count += own
-            raw = _record(cells, delimiter, raw)
-        out.append(raw)
-    return Judged(count=count, data="".join(out).encode() if count else None)
-
-
-def _header(text: str, delimiter: str) -> list[str]:
-    first = next(_records(text.removeprefix("\ufeff"), delimiter), ("", []))
-    return [cell.strip() for cell in first[1]]
-
-
-def _records(text: str, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    """(its bytes as text, its cells) of each record."""
-    taken: list[str] = []
-
-    def lines() -> Iterator[str]:
-        for line in io.StringIO(text, newline=""):
-            taken.append(line)
-            yield line
-
-    reader = csv.reader(lines(), delimiter=delimiter)
-    before = csv.field_size_limit(2**31 - 1)
-    try:
-        for cells in reader:
-            yield "".join(taken), cells
-            taken.clear()
-    except csv.Error as error:
-        raise _Broken(f"it is no CSV ({error})") from None
-    finally:
-        csv.field_size_limit(before)
-
-
-def _record(cells: list[str], delimiter: str, raw: str) -> str:
-    end = raw[len(raw.rstrip("\r\n")) :]
-    out = io.StringIO(newline="")
-    csv.writer(out, delimiter=delimiter, lineterminator=end).writerow(cells)
-    return out.getvalue()
-
-
-# ----------------------------------------------------------------------------------------- JSON
-def _json(name: str, text: str, wanted: Wanted, columns: Collection[str], given: bool) -> Judged:
-    if not name.endswith(".json") or name.startswith("part-"):  # that one is Spark's
-        return _json_lines(text, wanted, columns, given)
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return _json_lines(text, wanted, columns, given)
-    count, unread = 0, None
-    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        if not any(isinstance(one, dict) and set(columns) & set(one) for one in value):
-            unread = _no_ids(columns, given)
-        kept = [one for one in value if not _is_row(one, wanted, columns)]
-        count, value = len(value) - len(kept), kept
-    if name == MARKER and isinstance(value, dict) and isinstance(value.get("reasons"), list):
-        for one in value["reasons"]:
-            if isinstance(one, dict) and wanted.has_value(one.get("example")):
-                one["example"], count = GONE, count + 1
-    value, mentioned = _in_json(value, wanted)
-    count += mentioned
-    indent = 1 if "\n" in text.strip() else None
-    data = (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
-    return Judged(count=count, data=data if count else None, unread=unread)
-
-
-def _json_lines(text: str, wanted: Wanted, columns: Collection[str], given: bool) -> Judged:
-    out, count, known, broken = [], 0, False, 0
-    for number, line in enumerate(io.StringIO(text, newline="\n")):
-        try:
-            value = json.loads(line) if line.strip() else None
-        except ValueError:
-            broken = broken or number + 1
-            value = None
-        known = known or (isinstance(value, dict) and bool(set(columns) & set(value)))
-        if _is_row(value, wanted, columns):
-            count += 1
-            continue
-        changed, own = _in_json(value, wanted)
-        if own:
-            count += own
-            line = json.dumps(changed, ensure_ascii=False) + "\n"
-        out.append(line)
-    if broken and (known or given):
-        raise _Broken(f"line {broken:,} is no JSON")
-    if broken:
-        return _text(text, wanted)
-    unread = None if known else _no_ids(columns, given)
-    return Judged(count=count, data="".join(out).encode() if count else None, unread=unread)
-
-
-def _is_row(value: Any, wanted: Wanted, columns: Collection[str]) -> bool:
-    return isinstance(value, dict) and any(wanted.has_value(value.get(name)) for name in columns)
-
-
-def _in_json(value: Any, wanted: Wanted) -> tuple[Any, int]:
-    """The value with mentions in its texts replaced, and how many there were; numbers stay."""
-    if isinstance(value, str):
-        return wanted.without_mentions(value)
-    if isinstance(value, list):
-        found = [_in_json(one, wanted) for one in value]
-        return [one for one, _ in found], sum(count for _, count in found)
-    if isinstance(value, dict):
-        held = {key: _in_json(one, wanted) for key, one in value.items()}
-        return {k: one for k, (one, _) in held.items()}, sum(n for _, n in held.values())
-    return value, 0
-
-
-# ---------------------------------------------------------------------------------------- texts
-def _text(text: str, wanted: Wanted, *, all_ids: bool = False) -> Judged:
-    cards = [one for one in _CARD.findall(text) if wanted.has_shown(html.unescape(one))]
-    if cards:
-        return Judged(count=len(cards))
-    found, count = wanted.without_mentions(text)
-    unread = None
-    if wanted.vague and not all_ids and _CARD.search(text) is None:
-        unread = Unread(
-            why=f"of {wanted.vague:,} ids a mention in a text looks like another number or word",
-            remedy="remove it if it has rows' data",
-            stops=False,
-        )
-    return Judged(count=count, data=found.encode() if count else None, unread=unread)
+    """A table of rejected rows without the rows, and how many rows and names were removed."""
+    return _without(table, wanted, ("id",))

@@ -1,10 +1,10 @@
-"""Forget rows: versions without them, the old ones removed, and a scan that finds none.
+"""Forget rows: versions without them, the old ones removed, and a scan of what Howdah writes.
 
-Looked at: versions of datasets (records, ledger, rejected rows, manifest), run directories
-(predictions, reports, logs), markers of scored partitions, and further files such as predictions
-elsewhere. Where ids stand in each is known by its structure (etl/history/artefacts.py); a file of
-which it is not known is listed with what to do. Models are not changed: those trained on one of the
-rows are listed, to be trained again without them.
+Rewritten: versions of datasets (records, ledger, rejected rows, manifest), predictions and other
+Parquet with a column of ids, reports of runs, markers of scored partitions. Every other file below
+the places that may name a row is listed for a person to look at, and neither read nor changed
+(etl/history/artefacts.py). Models are not changed: those trained on one of the rows are listed, to
+be trained again without them.
 
 A survey comes first and changes nothing; `howdah model forget` goes on only with --apply, for what
 it removes cannot be brought back.
@@ -36,7 +36,7 @@ class Found:
     """Where rows of the list stand."""
 
     files: dict[str, int] = field(default_factory=dict)
-    """{path: rows, or mentions in a text}"""
+    """{path: rows}"""
     versions: list[str] = field(default_factory=list)
     """Dataset versions with one of them in a shard."""
     hashes: dict[str, list[str]] = field(default_factory=dict)
@@ -48,23 +48,36 @@ class Found:
     tables: list[str] = field(default_factory=list)
     """Partitions of data.rejects_table with the rejected rows of such versions."""
     nowhere: list[str] = field(default_factory=list, repr=False)
-    """Ids that were not found anywhere, and that no earlier call has forgotten."""
+    """Ids that are in no file that was read, and that no earlier call has forgotten."""
     leftovers: dict[str, int] = field(default_factory=dict)
     """{path: rows, as far as they can be read} of files of ETL runs that have not ended well."""
-    unread: list[dict] = field(default_factory=list)
-    """Files in which ids could not be looked for, or not all of them: {path, why, remedy, stops:
-    whether nothing is changed while it is there}."""
+    listed: list[dict[str, str]] = field(default_factory=list)
+    """Files that a person must look at, since they were not read: {path, why: it may name the rows,
+    look: how to look}."""
+    blocked: list[dict[str, str]] = field(default_factory=list)
+    """Directories on account of which nothing is changed: {path, why, remedy}."""
+    missing: list[str] = field(default_factory=list)
+    """Places that do not exist."""
     wanted: Wanted = field(default=NOTHING, repr=False)
     """The ids, and those of copies."""
     stained: frozenset[str] = field(default=frozenset(), repr=False)
     """Paths of versions that name one of the rows."""
     columns: tuple[str, ...] = ("id",)
-    """Columns and keys that hold ids."""
+    """Columns that hold ids."""
 
     def as_dict(self) -> dict:
-        """For --json: without ids."""
-        kept = ("files", "versions", "hashes", "models", "tables", "leftovers", "unread")
-        return {name: getattr(self, name) for name in kept} | {"ids_nowhere": len(self.nowhere)}
+        """The JSON of the command, without ids; `all_read` is false if a person must look."""
+        kept = (
+            "files", "versions", "hashes", "models", "tables", "leftovers", "listed", "blocked",
+            "missing",
+        )  # fmt: skip
+        more = {"all_read": self.all_read, "ids_nowhere": len(self.nowhere)}
+        return {name: getattr(self, name) for name in kept} | more
+
+    @property
+    def all_read(self) -> bool:
+        """Whether no place is missing and no file is left for a person to look at."""
+        return not (self.listed or self.missing)
 
 
 def read_ids(path: str) -> frozenset[str]:
@@ -110,7 +123,7 @@ def survey(
         runs: directories with run directories below, or run directories.
         models: published models, or directories (publish.directory) of them.
         files: files or directories of predictions and the like.
-        id_columns: columns and keys of tables that hold ids, besides `id` and what the datasets'
+        id_columns: columns of Parquet that hold ids, besides `id` and what the datasets'
             manifests name.
     """
     found, hashes = Found(), {}
@@ -124,7 +137,7 @@ def survey(
         rows, copies = rows | shard_rows, copies | more
     found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
     mapped = [v.manifest.source.get("columns") for dataset in known.values() for v in dataset]
-    named = [one.get("id") for one in mapped if isinstance(one, dict)]
+    named = [one.get("id") for one in mapped if one is not None]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
     for root, versions in known.items():
         for version in versions:
@@ -136,9 +149,8 @@ def survey(
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    for places, present in ((runs, False), (files, True), (trained.markers(models), False)):
-        for path in _below(places, datasets, found):
-            _look(path, found, given=present)
+    for path in _below([*runs, *files, *trained.markers(models)], datasets, found):
+        _look(path, found)
     forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
     found.nowhere = sorted(frozenset(ids) - met - forgotten)
     found.models = [
@@ -150,31 +162,22 @@ def survey(
 
 
 def apply(
-    ids: Collection[str],
-    found: Found,
-    *,
-    datasets: Sequence[str] = (),
-    runs: Sequence[str] = (),
-    models: Sequence[str] = (),
-    files: Sequence[str] = (),
-    progress: Progress,
+    ids: Collection[str], found: Found, *, datasets: Sequence[str] = (), progress: Progress
 ) -> list[str]:
-    """Make versions without the rows, take the rows out of other files, remove the versions with
-    them; the paths that were made, changed or removed.
+    """Make versions without the rows, take the rows out of Howdah's other files, remove the
+    versions with them; the paths that were made, changed or removed.
 
     A kill at any step loses nothing that stays: an old version goes when all new ones are committed
     and were looked through. The ids are marked (howdah/lineage/forgotten.py), so that the ETL
     leaves them out where they come again and no run of a version that had them is published.
 
     Args:
-        found: of `survey`, with the same places.
+        found: of `survey`, with the same datasets.
     Raises:
-        DataError: a file with rows cannot be rewritten, or a new version is not clean; nothing was
+        DataError: a dataset may not be changed now, or a new version is not clean; nothing was
             removed.
     """
-    refuse_unread(found)
-    for line in unread_lines(found):
-        progress(line)
+    refuse_blocked(found)
     changed, stained = [], {}
     for root in datasets:
         # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
@@ -190,7 +193,7 @@ def apply(
     for path in found.files:
         inside = any(path.startswith(f"{one}/") for own in stained.values() for one in own)
         if not inside and storage.exists(path):
-            _take_out(path, found, given=_is_below(path, files))
+            _take_out(path, found)
             progress(f"taken out of {path}")
             changed.append(path)
     for root in datasets:
@@ -201,46 +204,50 @@ def apply(
     return changed
 
 
-def unread_lines(found: Found) -> list[str]:
-    """`Found.unread`, for the user: what stops everything first."""
-    ordered = sorted(found.unread, key=lambda one: not one["stops"])
-    lines = [
-        f"{'cannot be rewritten' if one['stops'] else 'not looked through'}: {one['path']}:"
-        f" {one['why']}; {one['remedy']}"
-        for one in ordered[:_MOST_LISTED]
+def listed_lines(found: Found) -> list[str]:
+    """`Found.missing` and `Found.listed`, for the user."""
+    lines = [f"not found: {path}: check the path" for path in found.missing]
+    lines += [
+        f"look at {one['path']}: {one['why']}: {one['look']}" for one in found.listed[:_MOST_LISTED]
     ]
-    if more := len(ordered) - len(lines):
-        lines.append(f"and {more:,} files more: --json lists all")
+    if (more := len(found.listed) - _MOST_LISTED) > 0:
+        lines.append(f"look at {more:,} more files: --json lists all")
+    if found.listed:
+        lines.append("(IDS is the file of ids)")
     return lines
 
 
-def refuse_unread(found: Found) -> None:
-    """Fail if rows are to be expected in a file that cannot be rewritten by its structure.
+def blocked_lines(found: Found) -> list[str]:
+    """`Found.blocked`, for the user."""
+    return [
+        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}" for one in found.blocked
+    ]
+
+
+def refuse_blocked(found: Found) -> None:
+    """Fail if a dataset below the places may not be changed.
 
     Raises:
         DataError: there is one.
     """
-    stops = [one for one in found.unread if one["stops"]]
-    if stops:
+    if found.blocked:
+        first = found.blocked[:_MOST_LISTED]
         raise DataError(
-            "files cannot be rewritten without the rows: nothing is changed",
-            where=", ".join(one["path"] for one in stops[:_MOST_LISTED]),
-            expected="Parquet, CSV or JSON with a column of ids; datasets that no run writes to",
-            got="; ".join(f"{one['path']}: {one['why']}" for one in stops[:_MOST_LISTED]),
-            remedy="; ".join(dict.fromkeys(one["remedy"] for one in stops)),
+            "datasets may not be changed: nothing is",
+            where=", ".join(one["path"] for one in first),
+            expected="datasets that no run writes to, given by --dataset",
+            got="; ".join(f"{one['path']}: {one['why']}" for one in first),
+            remedy="; ".join(dict.fromkeys(one["remedy"] for one in found.blocked)),
         )
 
 
-def found_lines(found: Found, *, unread: bool) -> list[str]:
-    """All that was found, for the user.
-
-    Args:
-        unread: with the files that were not looked through.
-    """
+def found_lines(found: Found) -> list[str]:
+    """All that was found, for the user."""
     return [
         *(f"{path}: {count:,}" for path, count in found.files.items()),
         *(f"{path}: left by a dead run" for path in found.leftovers),
-        *(unread_lines(found) if unread else []),
+        *listed_lines(found),
+        *blocked_lines(found),
         *(line for one in found.models for line in trained.model_lines(one)),
         *table_lines(found),
         *nowhere_lines(found),
@@ -256,13 +263,14 @@ def table_lines(found: Found) -> list[str]:
 
 
 def nowhere_lines(found: Found) -> list[str]:
-    """Lines about ids that were not found: mistyped, or in places that were not given."""
+    """A line about ids that were not found: mistyped, in places that were not given, or in files
+    that are listed."""
     if not found.nowhere:
         return []
     few = ", ".join(repr(one)[:80] for one in found.nowhere[:_MOST_LISTED])
     more = ", ..." if len(found.nowhere) > _MOST_LISTED else ""
     count = f"{len(found.nowhere):,} of {len(found.wanted.ids):,} ids"
-    return [f"{count} were not found anywhere: {few}{more}"]
+    return [f"{count} are in none of the files that were read: {few}{more}"]
 
 
 def refuse_left(left: Found) -> None:
@@ -328,14 +336,14 @@ def _beside(root: str, versions: Sequence[Dataset], found: Found) -> None:
             inside = in_dataset.directory(entry.path, manifests.get(entry.path), found.wanted)
             found.leftovers |= inside.leftovers
             for path in inside.others:
-                _look(path, found, given=False)
+                _look(path, found)
             if inside.live:
                 why = "an ETL run writes to this version, and may have read the rows already"
                 remedy = "wait until it is over, or stop it"
-                _unread(entry.path, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
+                found.blocked.append({"path": entry.path, "why": why, "remedy": remedy})
         elif entry.name != marks.DIRECTORY and not entry.name.startswith("_turn-"):
             for path in _below([entry.path], (), found):
-                _look(path, found, given=False)
+                _look(path, found)
 
 
 def _made(root: str, found: Found, progress: Progress) -> tuple[list[str], set[str]]:
@@ -383,24 +391,26 @@ def _directories(version: Dataset) -> set[str]:
 def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iterator[str]:
     """Files that may have rows: of directories, and of those below; files that are named.
 
-    A dataset among them is not looked through as files: it is noted as unread, unless its root is
-    one of `datasets`.
+    A dataset among them is not looked through as files: it blocks changes, unless its root is one
+    of `datasets`.
     """
+    roots = {root.rstrip("/") for root in datasets}
     for place in places:
+        if place.rstrip("/") in roots:
+            continue
         try:
             if not storage.is_dir(place):
                 yield storage.entry(place).path
                 continue
             entries = storage.list_dir(place, unfinished=True)
         except NotFound:
-            missing = artefacts.Unread(why="there is nothing", remedy="check the path", stops=False)
-            _unread(place, missing, found)
+            found.missing.append(place)
             continue
         if storage.name(place.rstrip("/")).startswith("v=") and _is_version(entries):
             root = storage.parent(place.rstrip("/"))
-            if root not in [one.rstrip("/") for one in datasets]:
+            if root not in roots:
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
-                _unread(place, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
+                found.blocked.append({"path": place, "why": why, "remedy": remedy})
             continue
         run = any(entry.name == RUN_JSON for entry in entries)
         for entry in entries:
@@ -414,26 +424,18 @@ def _is_version(entries: Sequence[storage.Entry]) -> bool:
     return any(".tfrecord" in entry.name for entry in entries)
 
 
-def _is_below(path: str, places: Sequence[str]) -> bool:
-    return any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in places)
-
-
-def _look(path: str, found: Found, *, given: bool) -> None:
+def _look(path: str, found: Found) -> None:
     """Add what a file has."""
-    judged = artefacts.judge(path, found.wanted, found.columns, given=given)
+    judged = artefacts.judge(path, found.wanted, found.columns)
     if judged.count:
         found.files[path] = judged.count
-    if judged.unread is not None:
-        _unread(path, judged.unread, found)
+    if judged.listed is not None:
+        found.listed.append({"path": path, **vars(judged.listed)})
 
 
-def _unread(path: str, why: artefacts.Unread, found: Found) -> None:
-    found.unread.append({"path": path, **vars(why)})
-
-
-def _take_out(path: str, found: Found, *, given: bool) -> None:
-    """Rewrite a file without the rows and mentions; a page that shows one is removed."""
-    judged = artefacts.judge(path, found.wanted, found.columns, given=given, rewrite=True)
+def _take_out(path: str, found: Found) -> None:
+    """Rewrite a file without the rows; a page that shows one is removed."""
+    judged = artefacts.judge(path, found.wanted, found.columns, rewrite=True)
     if not judged.count:
         return
     if judged.data is None:

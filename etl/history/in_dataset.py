@@ -82,8 +82,8 @@ def _may_have(version: Dataset, entry: ShardEntry, hashes: np.ndarray) -> bool:
     path = id_index.name_of(version.shard_path(entry))
     try:
         data = storage.read_bytes(path)
-    except NotFound:  # made before there were indexes
-        return True
+    except NotFound:
+        raise id_index.missing(path) from None
     return bool(np.isin(hashes, id_index.of_file(data, path)).any())
 
 
@@ -151,7 +151,7 @@ def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Di
         elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):
             rows = 0
             if entry.name.endswith(".parquet"):
-                rows = judge(entry.path, wanted, ("id",), given=False).count
+                rows = judge(entry.path, wanted, ("id",)).count
             found.leftovers[entry.path] = rows
         elif top not in ("_SUCCESS",):
             found.others.append(entry.path)

@@ -178,7 +178,7 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
             expected="a first version that was made with data.append.enabled",
             remedy="give another data.dataset: the first run makes its first version",
         )
-    agreed = _without_bounds(old.config)
+    agreed = old.config
     if agreed != config:
         keys = sorted(k for k in {*agreed, *config} if agreed.get(k) != config.get(k))
         raise ConfigError(
@@ -221,16 +221,10 @@ def _agreed(data: DataSection, etl_format: int, tokenizer: str) -> dict[str, Any
             "record_layout"}  # fmt: skip
     dumped = data.model_dump(mode="json", include=kept, exclude_defaults=True)
     frozen = {"append.frozen": sorted(data.append.frozen)} if data.append.frozen else {}
-    dumped = {"etl_format": etl_format, "tokenizer": tokenizer, **dumped, **frozen}
-    return _without_bounds(dumped)
-
-
-def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what bounds or measures a part and decides no row's fate: each part has its own.
-    Ledgers of older versions of Howdah have it."""
-    quality = {k: v for k, v in config.get("quality", {}).items() if k not in _BOUNDS}
-    others = {key: value for key, value in config.items() if key != "quality"}
-    return others | ({"quality": quality} if quality else {})
+    # What bounds or measures a part decides no row's fate: each part has its own.
+    quality = {k: v for k, v in dumped.pop("quality", {}).items() if k not in _BOUNDS}
+    dumped |= {"quality": quality} if quality else {}
+    return {"etl_format": etl_format, "tokenizer": tokenizer, **dumped, **frozen}
 
 
 def _merged(parent: Dataset, name: str) -> bool:

@@ -22,7 +22,6 @@ Kind = Literal[
     "image",
 ]  # fmt: skip
 
-_REMOVED = "docstrings:"
 _ENDINGS: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -81,14 +80,6 @@ def resolve(data: DataSection) -> Source:
             expected="a file, a directory, a pattern, or a table name",
             remedy="set data.source",
         )
-    if data.source == _REMOVED:
-        raise ConfigError(
-            "docstrings: is no source any more",
-            where="data.source",
-            expected="a file, a directory, a pattern, or a table name",
-            remedy="write that corpus with `python -m tools.demo.corpus FILE.parquet`, and set"
-            " data.source to the file and data.columns.id to id",
-        )
     if data.format in ("hive", "jdbc"):
         if not is_table(data.source):
             raise ConfigError(
@@ -128,12 +119,6 @@ def identity_of(files: list[Entry]) -> dict[str, Any]:
 
 
 def _files(source: str) -> tuple[str | None, list[Entry]]:
-    if not storage.is_local(source) and storage.scheme(source) == "memory":
-        raise DataError(
-            "Spark cannot read memory://",
-            where=source,
-            remedy="give a path that all executors reach: a file, hdfs://",
-        )
     matches = files_of(source)
     if matches is not None:
         return matches

@@ -102,15 +102,18 @@ def forget(
     id_column: Annotated[
         list[str] | None,
         typer.Option(
-            help="Column or key of ids in tables, besides id and the datasets' own; repeatable."
+            help="Column of ids in Parquet, besides id and the datasets' own; repeatable."
         ),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
     ] = False,
     json: AsJson = False,
-) -> None:
-    """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
+) -> int:
+    """Remove rows from datasets, rejects, predictions and reports; list models trained on them.
+
+    Files of other formats are listed, not read: exit code 1 says that a person must look at them.
+    """
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
     from etl.history import forget as forgetting
@@ -122,17 +125,19 @@ def forget(
     survey = forgetting.survey(row_ids, **places, id_columns=id_column or [])
     changed, did = [], "nothing is changed without --apply"
     if apply:
-        changed = forgetting.apply(row_ids, survey, **places, progress=say)
+        changed = forgetting.apply(row_ids, survey, datasets=places["datasets"], progress=say)
         left = forgetting.survey(row_ids, **places, id_columns=id_column or [])
         forgetting.refuse_left(left)
-        did = "removed; a scan finds none"
-        if left.unread:
-            did += f", but for {len(left.unread):,} files that were not looked through"
+        survey.listed = left.listed  # a version's directory may have gone with files in it
+        did = "removed; none is left in the files that Howdah reads"
+    if survey.listed:
+        did += f"; {len(survey.listed):,} listed files were not read: look at them"
     answer(
         {"ids": len(row_ids), "applied": apply, **survey.as_dict(), "changed": changed},
         json,
         [
-            *forgetting.found_lines(survey, unread=not apply),
+            *forgetting.found_lines(survey),
             f"{len(row_ids):,} ids in {len(survey.files):,} files: {did}",
         ],
     )
+    return 0 if survey.all_read else 1

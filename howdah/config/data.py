@@ -365,19 +365,6 @@ class DataSection(Section):
     spark: SparkOptions = SparkOptions()
     """Spark for the ETL."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_docstring_packages(cls, raw: Any) -> Any:
-        # Configurations frozen by earlier versions hold the key with null, its default.
-        if not isinstance(raw, dict) or "docstring_packages" not in raw:
-            return raw
-        if raw["docstring_packages"] is not None:
-            raise ValueError(
-                "docstring_packages was removed: leave it out; `python -m tools.demo.corpus"
-                " FILE PACKAGE ...` writes that corpus as Parquet, for data.source"
-            )
-        return {key: value for key, value in raw.items() if key != "docstring_packages"}
-
     @field_validator("labels", mode="before")
     @classmethod
     def _labels_as_text(cls, value: Any) -> Any:

@@ -4,8 +4,7 @@ Whether a row is in a dataset is answered without reading a record: the hashes a
 evenly, so that the place of one is known to within some hundred entries, and one read of some KiB
 of each shard's file decides (interpolation search: Perl, Itai, Avni, CACM 21(7), 1978).
 
-The file is an extra: versions without it (made by earlier Howdahs) are indexed when they are asked
-about (howdah/lineage/shards.py). The manifest does not name it.
+The manifest does not name it: the file's name follows from the shard's.
 
 Layout, little-endian: 8 bytes magic, u32 version, u32 CRC-32C of the hashes, u64 count N, then
 u64 hashes[N], sorted, each once. A row that class balance has repeated (id#2) also counts as the
@@ -27,13 +26,23 @@ import numpy as np
 from howdah.data.manifest import ID_INDEX
 from howdah.errors import DataError
 
-__all__ = ["digests", "has", "hash_of", "name_of", "of_file", "to_bytes"]
+__all__ = ["digests", "has", "hash_of", "missing", "name_of", "of_file", "to_bytes"]
 
 _MAGIC, _VERSION = b"HOWDAHID", 1
 _HEAD = struct.Struct("<8sIIQ")
 _COPY = re.compile(rb"#\d+$")
 _MARGIN = 8.0
 """Standard deviations of a hash's place around its expected one that the first read covers."""
+
+
+def missing(path: str) -> DataError:
+    """The error for a shard whose index does not exist."""
+    return DataError(
+        "a shard has no index of ids",
+        where=path,
+        expected="the file that the ETL writes beside each shard",
+        remedy="restore the file, or make the dataset again",
+    )
 
 
 def name_of(shard: str) -> str:

@@ -42,7 +42,7 @@ _HEAD = re.compile(
     rb'\s*"created":\s*"([^"\\]+)"(?:,\s*"parent":\s*"([^"\\]*)")?'
 )
 """How a manifest begins (`commit` writes the fields in this order): which version it is, when it
-was made, and from which other one. Older versions of Howdah wrote the parent further down."""
+was made, and from which other one."""
 _THREADS = 16
 """That ask storage when versions were made: each answer is a round trip."""
 

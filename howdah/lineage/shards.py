@@ -1,8 +1,4 @@
-"""Which dataset versions have a row: by the indexes of ids beside the shards, no record is read.
-
-A version made before there were such indexes is read once; its index is kept in the cache of this
-machine ($HOWDAH_CACHE/ids).
-"""
+"""Which dataset versions have a row: by the indexes of ids beside the shards, no record is read."""
 
 from __future__ import annotations
 
@@ -11,21 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
 from howdah import storage
-from howdah.core.cache import cache_root
 from howdah.data import id_index
-from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, content_hash, load_dataset
+from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, load_dataset
 from howdah.errors import DataError, NotFound
-from howdah.lineage.rows import rows_of
-from howdah.storage import commit
 
 __all__ = ["find", "version_hash", "versions"]
 
 _AT_ONCE = 16
 """Shards that are asked at once: a remote storage answers each after some milliseconds."""
-_CACHED = "index.ids"
 
 
 def versions(root: str) -> list[Dataset]:
@@ -89,22 +79,4 @@ def _has(dataset: Dataset, entry: ShardEntry, wanted: int) -> bool:
         with storage.open_read(path) as file:
             return id_index.has(file, file.seek(0, os.SEEK_END), wanted, path)
     except NotFound:
-        pass
-    hashes = _indexed(dataset, entry)
-    at = int(np.searchsorted(hashes, np.uint64(wanted)))
-    return at < len(hashes) and int(hashes[at]) == wanted
-
-
-def _indexed(dataset: Dataset, entry: ShardEntry) -> np.ndarray:
-    """The hashes of a shard without an index, from the cache of this machine."""
-
-    def make(fresh: str) -> None:
-        data = id_index.to_bytes(id_index.digests(row for _, _, row in rows_of(dataset, entry)))
-        storage.make_dirs(fresh, mode=0o700)  # the storage may hide the dataset from other users
-        storage.write_whole(os.path.join(fresh, _CACHED), data)
-
-    path = dataset.shard_path(entry)
-    key = content_hash([path, entry.bytes, entry.crc32c])
-    directory = commit.cached(os.path.join(cache_root(), "ids", key), make)
-    where = os.path.join(directory, _CACHED)
-    return id_index.of_file(storage.read_bytes(where), where)
+        raise id_index.missing(path) from None

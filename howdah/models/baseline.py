@@ -56,7 +56,7 @@ class Baseline:
 
     def predicted(self, split: str) -> np.ndarray | None:
         """int[N]: what it predicts of each row of a split, in the order of the version's shards.
-        None: not kept (it was computed by Spark, or by an earlier version), or of other files."""
+        None: not kept (it was computed by Spark), or of other files."""
         import numpy as np
 
         try:

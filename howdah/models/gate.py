@@ -278,15 +278,12 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     decision = now and now.get("decision")
     if not config.gate.better_than_published:
         now = None
-    # A gate without a baseline finds the verdicts of versions that knew of none.
-    unused = {"min_over_baseline"} if config.gate.min_over_baseline is None else set()
-    asked = config.gate.model_dump(mode="json", exclude=unused)
+    asked = config.gate.model_dump(mode="json")
     bar = _over_baseline(config, run)
     key = content_hash(
         [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
         + [check.bound for check in bar]
-        # A verdict that was stored before there were decisions has the key of one without.
-        + ([decision, run.decision] if decision is not None else [])
+        + [decision, run.decision]
     )
     path = storage.join(run.directory, VERDICT)
     stored = _stored(path, key)

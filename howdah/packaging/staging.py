@@ -75,8 +75,8 @@ class Staging:
             return False
         if self._read_note(target) == _note_of(wanted, there):
             return True
-        # There is no note of this file: an earlier version has uploaded it, or another process
-        # uploads it now. Do not replace it: YARN may have recorded its modification time.
+        # There is no note of this file: another process uploads it now, or was killed before it
+        # wrote the note. Do not replace it: YARN may have recorded its modification time.
         if package.stored_sha256(target) != wanted or storage.entry(target) != there:
             return False
         self._write_note(target, wanted, there)
@@ -119,7 +119,7 @@ def ready(directory: str, key: str) -> Staging:
         if owner is None or there.mode is None:
             return Staging(directory, None)
         _refuse_others(path, there, owner, key)
-        if mode == PRIVATE and there.mode & 0o777 != PRIVATE:  # made by an earlier version
+        if mode == PRIVATE and there.mode & 0o777 != PRIVATE:  # it was made with another umask
             storage.set_mode(path, PRIVATE)
     return Staging(directory, owner)
 

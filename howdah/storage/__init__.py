@@ -1,6 +1,6 @@
 """Files on every storage: local, HDFS, WebHDFS, S3, memory. All other modules go through here.
 
-Paths are `str`: plain, file://, hdfs://, webhdfs://, s3://, memory://. Readers never see a partial
+Paths are `str`: plain, file://, hdfs://, webhdfs://, s3://. Readers never see a partial
 file: `write_whole` and `create_exclusive` publish a file under its name once it is complete, and
 `rename_dir` publishes a directory by one rename. Every failure is a typed `StorageError` that names
 the path and a remedy. While a storage does not answer (a NameNode restarts, fails over or is in

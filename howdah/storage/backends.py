@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 
 from howdah.core.paths import HDFS_SCHEMES, authority, scheme
+from howdah.errors import StorageError
 from howdah.storage.base import UMASK, Backend
 
 _IDENTITY = (
@@ -35,21 +37,44 @@ def backend_of(path: str) -> Backend:
 
 def _open_backend(path: str) -> Backend:
     kind = scheme(path)
-    if kind == "file":
-        from howdah.storage.local import LocalStorage
+    if kind not in OPENERS:
+        raise StorageError(
+            f"unsupported storage scheme {kind}://",
+            where=path,
+            expected="a plain path, file://, hdfs://, webhdfs://, swebhdfs:// or s3://",
+            remedy="give a path of one of these; one without a scheme is on this machine",
+        )
+    return OPENERS[kind](path)
 
-        return LocalStorage()
-    if kind == "hdfs":
-        from howdah.storage.hdfs.native import HdfsStorage
 
-        return HdfsStorage(authority(path))
-    if kind in ("webhdfs", "swebhdfs"):
-        from howdah.storage.hdfs.webhdfs import WebHdfsStorage
+def _file(path: str) -> Backend:
+    from howdah.storage.local import LocalStorage
 
-        return WebHdfsStorage(path, authority(path))
-    from howdah.storage import fsspec_backends
+    return LocalStorage()
 
-    return fsspec_backends.open_backend(path)
+
+def _hdfs(path: str) -> Backend:
+    from howdah.storage.hdfs.native import HdfsStorage
+
+    return HdfsStorage(authority(path))
+
+
+def _webhdfs(path: str) -> Backend:
+    from howdah.storage.hdfs.webhdfs import WebHdfsStorage
+
+    return WebHdfsStorage(path, authority(path))
+
+
+def _s3(path: str) -> Backend:
+    from howdah.storage.fsspec_backends import S3Storage
+
+    return S3Storage()
+
+
+OPENERS: dict[str, Callable[[str], Backend]] = {
+    "file": _file, "hdfs": _hdfs, "webhdfs": _webhdfs, "swebhdfs": _webhdfs, "s3": _s3,
+}  # fmt: skip
+"""{scheme: opens the backend of a path}; the tests add memory:// (tests/support)."""
 
 
 def _token_time() -> int:

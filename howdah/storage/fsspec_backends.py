@@ -1,41 +1,23 @@
-"""Storages through fsspec: memory:// (for tests and trials) and s3:// (extra `s3`)."""
+"""Storages through fsspec: s3:// (extra `s3`)."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import secrets
 import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from howdah.core.paths import join, name, parent, scheme
+from howdah.core.paths import join, name
 from howdah.errors import AlreadyExists, NotAuthenticated, StorageError
-from howdah.faults import below_a_file, replaced, typed, unavailable
+from howdah.faults import replaced, typed, unavailable
 from howdah.storage import retry
-from howdah.storage.base import Backend, Entry, Fill, RenamingBackend
+from howdah.storage.base import Backend, Entry, Fill
 from howdah.storage.files import RangeReader, Writer
 
 
-def open_backend(path: str) -> Backend:
-    """The backend of a memory:// or s3:// path.
-
-    Raises:
-        StorageError: another scheme.
-    """
-    if scheme(path) == "memory":
-        return MemoryStorage()
-    if scheme(path) == "s3":
-        return S3Storage()
-    raise StorageError(
-        f"no storage speaks {scheme(path)}://",
-        where=path,
-        expected="a plain path, file://, hdfs://, webhdfs://, s3:// or memory://",
-        remedy="give the path with one of these schemes, or with none for a file of this machine",
-    )
-
-
-def _entry(path: str, info: dict) -> Entry:
+def entry_of(path: str, info: dict) -> Entry:
+    """The entry of a path by what fsspec says of it."""
     when = info.get("mtime") or info.get("LastModified") or info.get("created") or 0
     return Entry(
         name=name(path),
@@ -46,91 +28,6 @@ def _entry(path: str, info: dict) -> Entry:
     )
 
 
-# ------------------------------------------------------------------------------------ memory
-class MemoryStorage(RenamingBackend):
-    """fsspec's memory file system, one for the process; renames under a lock."""
-
-    _lock = threading.RLock()
-
-    def __init__(self) -> None:
-        import fsspec
-
-        self._fs: Any = fsspec.filesystem("memory")
-
-    @staticmethod
-    def _key(path: str) -> str:
-        return "/" + path.partition("://")[2].strip("/")
-
-    def entry(self, path: str) -> Entry:
-        with self._lock, typed(path, "look up"):
-            return _entry(path, self._fs.info(self._key(path)))
-
-    def list_dir(self, path: str) -> Iterator[Entry]:
-        key = self._key(path)
-        with self._lock, typed(path, "list"):
-            if self._fs.isfile(key):
-                raise NotADirectoryError(path)
-            infos = self._fs.ls(key, detail=True)
-        return iter([_entry(join(path, name(info["name"])), info) for info in infos])
-
-    def open_read(self, path: str) -> BinaryIO:
-        with self._lock, typed(path, "read"):
-            data = self._fs.cat_file(self._key(path))
-        return io.BytesIO(data)
-
-    def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
-        with self._lock, typed(path, "write"):
-            self._make_dirs(self._key(parent(path)), path, "write")
-            file = self._fs.open(self._key(path), "wb")
-        return Writer(file, lambda: typed(path, "write"), path=path, gather=0)
-
-    def make_dirs(self, path: str, mode: int | None = None) -> None:
-        with self._lock, typed(path, "make the directory"):
-            self._make_dirs(self._key(path), path, "make the directory")
-
-    def _make_dirs(self, key: str, path: str, doing: str) -> None:
-        """A directory and its parents, for `path`; fsspec's own takes a file for one."""
-        there = key
-        while there != "/":
-            if self._fs.isfile(there):
-                raise below_a_file(path, doing, f"memory:/{there}")
-            there = parent(there)
-        self._fs.makedirs(key, exist_ok=True)
-
-    def set_mode(self, path: str, mode: int) -> None:
-        """This process's memory has no permission bits."""
-
-    def remove(self, path: str, recursive: bool) -> None:
-        with self._lock, typed(path, "remove"):
-            key = self._key(path)
-            store, folders = self._fs.store, self._fs.pseudo_dirs
-            self._fs.info(key)
-            below = [k for k in [*store, *folders] if k.startswith(key + "/")]
-            if below and not recursive:
-                raise StorageError("cannot remove: the directory is not empty", where=path)
-            for gone in [key, *below]:  # fsspec's rm would expand names as patterns
-                store.pop(gone, None)
-            folders[:] = [f for f in folders if f != key and not f.startswith(key + "/")]
-
-    def rename(self, source: str, target: str, *, replace: bool) -> None:
-        old, new = self._key(source), self._key(target)
-        with self._lock, typed(target, "write" if replace else "create"):
-            if self._fs.exists(new) and not (replace and self._fs.isfile(new)):
-                raise FileExistsError(target)
-            if not self._fs.exists(old):
-                raise FileNotFoundError(source)
-            # In the store itself: fsspec's mv copies, and shows an empty file while it does.
-            store, folders = self._fs.store, self._fs.pseudo_dirs
-            for key in [k for k in store if k == old or k.startswith(old + "/")]:
-                moved = new + key[len(old) :]
-                store[moved] = store.pop(key)
-                store[moved].path = moved
-            folders[:] = [
-                new + f[len(old) :] if f == old or f.startswith(old + "/") else f for f in folders
-            ]
-
-
-# ---------------------------------------------------------------------------------------- s3
 PUT_BYTES = 8 * 2**20
 """Files up to here go up in one request, larger ones in parts of this size."""
 _LAST = "manifest.json"
@@ -163,7 +60,7 @@ class S3Storage(Backend):
 
     def entry(self, path: str) -> Entry:
         with _typed_s3(path, "look up"):
-            return _entry(path, self._fs.info(self._key(path), refresh=True))
+            return entry_of(path, self._fs.info(self._key(path), refresh=True))
 
     def list_dir(self, path: str) -> Iterator[Entry]:
         key = self._key(path)
@@ -173,7 +70,7 @@ class S3Storage(Backend):
             infos = self._fs.ls(key, detail=True, refresh=True)
         # The directory's own marker object is listed too.
         infos = [info for info in infos if info["name"].rstrip("/") != key]
-        return iter([_entry(join(path, name(info["name"])), info) for info in infos])
+        return iter([entry_of(join(path, name(info["name"])), info) for info in infos])
 
     def open_read(self, path: str) -> BinaryIO:
         with _typed_s3(path, "read"):

@@ -38,7 +38,7 @@ _REQUEST_SECONDS = 2.0
 _REQUEST_BYTES = 2**16
 """A request is a line of JSON; larger files are refused."""
 APPLICATION = "application"
-"""In a request: the id of the application that it is for. Those of older versions lack it."""
+"""In a request: the id of the application that it is for."""
 
 
 def directory(run_directory: str) -> str:
@@ -282,7 +282,7 @@ class StatusFile:
                 continue
             if request is None:
                 continue
-            wanted = request.pop(APPLICATION, self._claim.attempt.application)
+            wanted = request.pop(APPLICATION, "no application")
             if wanted != self._claim.attempt.application:
                 self._say(f"a request is for {wanted}, and is not carried out: {entry.path}")
                 continue

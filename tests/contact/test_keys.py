@@ -1,17 +1,13 @@
 """Keys of rows as other tools write them: doubles of pandas, times of databases, lists of ids."""
 
 import datetime
-import io
 import random
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from etl import build
-from etl.history import artefacts
-from etl.history.mentions import Wanted
 from etl.rows import gate, labels, numbering
 from etl.sources import given, reading
 from howdah.config import loader as config
@@ -42,17 +38,6 @@ def test_a_scored_row_has_the_id_that_the_dataset_has(spark, tmp_path, key):
         id_column=None,
     )  # fmt: skip
     assert {row["text"]: row["id"] for row in scored.collect()} == in_dataset
-
-
-def test_forgetting_finds_ids_in_the_spelling_of_earlier_scores(tmp_path):
-    path = str(tmp_path / "scored.parquet")
-    scored = ["5.0", "1.0E7", "2026-11-01 10:00:00", "2026-11-01 10:00:00.5", "6.0", "v1.0"]
-    pd.DataFrame({"id": scored, "label": "a"}).to_parquet(path)
-    wanted = Wanted(ids=frozenset(["5", "10000000", "2026-11-01T10:00:00Z", "2026-11-01T10:00:00.5",
-                                   "v1"]))  # fmt: skip
-    judged = artefacts.judge(path, wanted, ["id"], given=True, rewrite=True)
-    assert (judged.count, judged.unread) == (4, None)
-    assert pq.read_table(io.BytesIO(judged.data))["id"].to_pylist() == ["6.0", "v1.0"]
 
 
 # ------------------------------------------------------------------------ which row has the key

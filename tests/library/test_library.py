@@ -57,7 +57,7 @@ def test_a_configuration_comes_of_a_file_or_of_its_sections(tmp_path):
 
 
 def test_a_plan_is_of_the_dataset(config):
-    found = library.plan(config, np=2)
+    found = library.command("plan", config, "--np", "2")
     assert found["rows"]["train"] == 96
     assert (found["world_size"], found["steps_per_epoch"]) == (2, 8)
 
@@ -74,29 +74,19 @@ def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
     steps = table[table.split.isna()]
     assert steps.step.tolist() == [1, 2] and steps.loss.tolist() == [0.7, 0.5]
     assert table[table.split == "test"]["metrics/accuracy"].tolist() == [0.5]
-    with pytest.raises(NotFound, match="no figures"):
+    with pytest.raises(NotFound, match="no metrics"):
         library.metrics(str(tmp_path / "none"))
 
 
-def test_a_report_is_shown_in_a_frame_without_scripts(tmp_path, config):
-    page = '<p class="a">no & yes</p><script>1</script>'
-    storage.write_whole(str(tmp_path / "report.html"), page.encode())
-    shown = library.report(str(tmp_path))._repr_html_()
-    assert shown.startswith("<iframe sandbox srcdoc=") and "<script>" not in shown
-    assert "&lt;script&gt;" in shown and "&quot;a&quot;" in shown
-    with pytest.raises(NotFound):
-        library.report(config)
-
-
 def test_a_commands_error_is_raised_as_itself(config, tmp_path):
-    """In a process of its own the ETL refuses its source; a wrong launcher is refused here."""
+    """In a process of its own the ETL refuses its source, and a training its launcher."""
     lines = []
     bad = library.load(config.model_dump(mode="json"), {"data.source": str(tmp_path / "no.csv")})
     with pytest.raises(DataError, match=r"no\.csv"):
-        library.etl(bad, say=lines.append)
+        library.command("etl", bad, say=lines.append)
     assert any("no.csv" in line for line in lines)
     with pytest.raises(UsageError):
-        library.train(config, launcher="ssh")
+        library.command("train", config, "--launcher", "ssh", say=lines.append)
 
 
 @pytest.fixture
@@ -131,11 +121,11 @@ def test_an_interrupt_is_passed_on_once_and_its_answer_raised(config, command):
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="step 7 is saved"):
-        library.train(config, say=interrupt)
+        library.command("train", config, say=interrupt)
     assert not left()
 
 
-def test_a_third_interrupt_kills_the_command(config, command):
+def test_a_second_interrupt_kills_the_command(config, command):
     left = command(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
@@ -145,7 +135,7 @@ def test_a_third_interrupt_kills_the_command(config, command):
         "while True: time.sleep(600)"
     )
     with pytest.raises(KeyboardInterrupt):
-        library.train(config, say=lambda line: signal.raise_signal(signal.SIGINT))
+        library.command("train", config, say=lambda line: signal.raise_signal(signal.SIGINT))
     assert not left()
 
 
@@ -153,9 +143,10 @@ def test_a_command_that_is_killed_says_so(config, command):
     command(
         "import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
     )
+    lines = []
     with pytest.raises(ClusterError) as caught:
-        library.train(config, say=lambda line: None)
-    assert "exit code -9" in caught.value.got and "last words" in caught.value.got
+        library.command("train", config, say=lines.append)
+    assert caught.value.got == "exit code -9" and lines == ["last words"]
 
 
 # ------------------------------------------------------------------------------- the notebook
@@ -200,9 +191,10 @@ def test_the_notebook_runs_and_its_model_has_learnt(tmp_path, monkeypatch):
         if cell.cell_type == "code" and cell.outputs
     }
     assert float(shown['trained["metrics"]["test"]["accuracy"]'].data["text/plain"]) > 0.9
-    assert "<iframe sandbox" in shown["howdah.report(config)"].data["text/html"]
+    [page] = [one for line, one in shown.items() if line.startswith("IFrame(")]
+    assert "<iframe" in page.data["text/html"] and "report.html" in page.data["text/html"]
     predicted = shown["predictions"].data["text/plain"]
-    assert "the text is empty" in predicted and "sea" in predicted and "sky" in predicted
+    assert "comet" in predicted and "sea" in predicted and "sky" in predicted
 
 
 @pytest.mark.full
@@ -217,7 +209,7 @@ def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeyp
     cells = [
         "from howdah import library as howdah\nfrom howdah.errors import Interrupted\n"
         f"config = howdah.load({str(path)!r}, {often!r})",
-        "try:\n    howdah.train(config, say=lambda line: None)\n"
+        "try:\n    howdah.command('train', config, say=lambda line: None)\n"
         "except Interrupted as error:\n    print('stopped:', error)",
         "print(int(howdah.metrics(config).step.max()) > 0)",
     ]

@@ -125,15 +125,12 @@ def test_a_row_of_another_day_or_split_leads_to_less(place):
     assert not any(none[key] for key in ("datasets", "runs", "models", "scored", "forgotten"))
 
 
-def test_versions_without_indexes_are_read_once(place, monkeypatch):
-    paths = storage.find(f"{place}/data/v=*/*.ids")
-    assert len(paths) == 0  # the shards of `build_appended` are as earlier Howdahs wrote them
-    reads = []
-    real = lineage.shards.rows_of
-    monkeypatch.setattr(lineage.shards, "rows_of", lambda *args: reads.append(args) or real(*args))
-    first = of_row("d0-train-1", places(place))
-    assert len(first["datasets"]) == 3 and len(reads) == 9  # shared shards once
-    assert of_row("d0-train-1", places(place)) == first and len(reads) == 9
+def test_a_shard_without_an_index_is_refused(place):
+    path = storage.find(f"{place}/data/v=*/*.ids")[0]
+    storage.remove(path)
+    with pytest.raises(DataError, match="no index of ids") as caught:
+        of_row("d0-train-1", places(place))
+    assert caught.value.where == path
 
 
 def test_a_model_leads_back_to_its_source(place):
@@ -172,7 +169,7 @@ def test_after_forgetting_neither_the_model_nor_its_children_are_published(place
     ids, where = {"d1-train-0"}, {"datasets": [f"{place}/data"]}
     found = forget.survey(ids, **where, models=[f"{place}/models"])
     assert [(one["current"], one["scored"]) for one in found.models] == [(False, [])]
-    forget.apply(ids, found, **where, progress=lambda line: None)
+    forget.apply(ids, found, datasets=where["datasets"], progress=lambda line: None)
     said = of_row("d1-train-0", places(place))
     assert said["forgotten"] and not said["datasets"]
     assert {one["version"] for one in said["models"]} == {1, 2}

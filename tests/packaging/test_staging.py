@@ -71,7 +71,7 @@ def test_a_directory_that_others_may_write_to_is_refused(place, part, wrong):
     assert "yarn.staging" in caught.value.where and "chmod 700" in caught.value.remedy
 
 
-def test_packages_of_an_earlier_version_become_private(place):
+def test_packages_that_others_may_read_become_private(place):
     os.makedirs(os.path.join(place, "packages"), 0o755)
     assert mode(staging.ready(place, "x").packages) == 0o700
 

@@ -257,7 +257,7 @@ def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):
     for act, what in (
         (lambda: storage.read_bytes(str(tmp_path)), "it is a directory"),
         (lambda: storage.list_dir(__file__), "it is a file"),
-        (lambda: storage.exists("foo://x/y"), "no storage speaks foo://"),
+        (lambda: storage.exists("foo://x/y"), "unsupported storage scheme foo://"),
     ):
         with pytest.raises(StorageError, match=what) as caught:
             act()
@@ -266,6 +266,13 @@ def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         storage.exists(str(tmp_path))
     assert caught.value.remedy and caught.value.got == "'abc'"
+
+
+def test_memory_is_a_storage_of_the_tests_alone(monkeypatch):
+    monkeypatch.delitem(backends.OPENERS, "memory")
+    monkeypatch.setattr(backends, "_open", {})
+    with pytest.raises(StorageError, match="unsupported storage scheme memory://"):
+        storage.exists("memory://x/y")
 
 
 def test_json_that_is_no_object(tmp_path):

@@ -113,31 +113,17 @@ def rewritten(path: str, name: str, change) -> None:
         rewritten(path, "manifest.json", lambda m: m | {"files": m["files"] | entry})
 
 
-def as_an_earlier_version_wrote_it(path: str) -> None:
-    """Take away all that checkpoints have had since."""
-    new = ("epochs", "best_metric")
-    rewritten(path, "meta.json", lambda m: {k: v for k, v in m.items() if k not in new})
-    rewritten(path, "manifest.json", lambda m: {k: v for k, v in m.items() if k != "metric"} | {
-        "identity": {k: v for k, v in m["identity"].items() if k != "dataset_path"}
-    })  # fmt: skip
-
-
-def test_a_checkpoint_of_an_earlier_version_goes_on_likewise(
-    tmp_path, tiny_dataset, tiny_model_dir
-):
-    where = str(tmp_path / "run")
-    first = first_epoch(where, tiny_dataset.path, tiny_model_dir, "torch")
-    for step in (4, 8):
-        as_an_earlier_version_wrote_it(first.checkpoint(step))
-    done = train(where, dataset=tiny_dataset.path, base=tiny_model_dir,
-                 settings={"training.max_steps": None, "training.num_train_epochs": 2.0,
-                           "training.global_batch_size": 24})  # fmt: skip
-    assert (done.run_json()["steps"], done.run_json()["epochs"]) == (12, 2.0)
-    middle = train(str(tmp_path / "middle"), dataset=tiny_dataset.path, base=tiny_model_dir,
-                   settings={"training.max_steps": 12,
-                             "checkpoint.resume": first.checkpoint(4)})  # fmt: skip
-    assert (middle.run_json()["steps"], middle.run_json()["epochs"]) == (12, 1.5)
-    assert next(line["epoch"] for line in read_metrics(middle.directory)) == 0.625
+@pytest.mark.parametrize("key", ["epochs", "best_metric"])
+def test_a_checkpoint_that_lacks_a_key_is_refused(begin, key):
+    first = begin()
+    for _ in range(2):
+        first.step()
+    first.leave()
+    without = lambda meta: {name: value for name, value in meta.items() if name != key}  # noqa: E731
+    rewritten(first.run.checkpoints.path_of(2), "meta.json", without)
+    with pytest.raises(CheckpointError, match="lacks keys") as caught:
+        begin()
+    assert key in caught.value.got
 
 
 def test_inside_an_epoch_other_batches_are_refused_with_the_way_out(begin):
@@ -300,24 +286,6 @@ def test_another_metric_forgets_the_best_and_says_so(begin):
     scores = {step: score for step, score in second.saved().items() if step > 2}
     assert second.state.best_step == max(scores, key=scores.get) == 4
     assert second.run.checkpoints.best().step == second.state.best_step
-
-
-def test_the_metric_of_an_earlier_versions_checkpoint_is_that_of_its_configuration(
-    begin,
-):
-    first = begin(evaluation={"metric": "accuracy"})
-    for _ in range(4):
-        first.step()
-    first.leave()
-    for step in first.saved():
-        as_an_earlier_version_wrote_it(first.run.checkpoints.path_of(step))
-    same = begin(evaluation={"metric": "accuracy"})
-    assert same.state.best_step == first.state.best_step
-    assert same.run.checkpoints.best().step == first.state.best_step
-    same.leave()
-    other = begin(evaluation={"metric": "loss"})
-    assert other.state.best_step is None
-    assert other.run.checkpoints.best() is None
 
 
 def test_early_stopping_by_the_old_metric_or_patience_is_over_with_it(begin):

@@ -29,8 +29,6 @@ class Identity:
     """Plan hash; may change between epochs, never inside one."""
     plan_inputs: tuple[tuple[str, str], ...] = ()
     """(key, value) pairs that the plan hash is computed from; errors name those that differ."""
-    earlier_plans: tuple[str, ...] = ()
-    """The same plan's hashes under earlier planner versions, which are accepted as well."""
     manifest: str = ""
     """Hash of the dataset's manifest alone: for run.json, not compared."""
     dataset_path: str = ""
@@ -38,9 +36,7 @@ class Identity:
 
     def as_dict(self) -> dict:
         """Plain JSON, as in a checkpoint's manifest."""
-        fields = asdict(self)
-        del fields["earlier_plans"]
-        return json.loads(json.dumps(fields))
+        return json.loads(json.dumps(asdict(self)))
 
 
 def check_identity(path: str, manifest: dict, expect: Identity) -> None:
@@ -97,7 +93,7 @@ def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
     """Raise OtherPlan for a checkpoint inside an epoch that another plan has begun."""
     identity = manifest.get("identity", {})
     inside = int(meta.get("plan", {}).get("step", 0)) != 0
-    if identity.get("plan") in (expect.plan, *expect.earlier_plans) or not inside:
+    if identity.get("plan") == expect.plan or not inside:
         return
     theirs = dict(identity.get("plan_inputs", ()))
     ours = dict(expect.plan_inputs)

@@ -41,7 +41,6 @@ from training.checkpoint.read import (
     Corrupt,
     Saved,
     load,
-    metric_of,
     read_manifest,
     saved_in,
     size_defect,
@@ -52,8 +51,8 @@ from training.checkpoint.write import bytes_needed, no_room, unsaved, write_file
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
-_UNFINISHED = re.compile(r"^step-(\d+)\.(\d+)(?:-[0-9a-f]{8})?$")
-"""A save that has begun: its step and attempt (earlier versions gave it no token)."""
+_UNFINISHED = re.compile(r"^step-(\d+)\.(\d+)-[0-9a-f]{8}$")
+"""A save that has begun: its step, attempt and token."""
 
 
 class Checkpoints:
@@ -391,7 +390,7 @@ class Checkpoints:
 
     def _counts(self, saved: Saved) -> bool:
         """Whether its score is of the run's metric."""
-        return self._metric is None or metric_of(saved) in (None, self._metric)
+        return self._metric is None or saved.manifest.get("metric") in (None, self._metric)
 
     def latest(
         self, expect: Identity | None = None, *, when_used: bool = False

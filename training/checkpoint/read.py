@@ -26,7 +26,6 @@ __all__ = [
     "Corrupt",
     "Saved",
     "load",
-    "metric_of",
     "model_weights",
     "read_manifest",
     "saved_in",
@@ -186,20 +185,6 @@ def saved_in(directory: str) -> list[Saved]:
             )
         )
     return sorted(found, key=lambda saved: -saved.step)
-
-
-def metric_of(saved: Saved) -> str | None:
-    """The metric of a checkpoint's score; None where it is not known.
-
-    Manifests of earlier versions lack it; meta.json holds the run's configuration.
-    """
-    if "metric" in saved.manifest:
-        return saved.manifest["metric"]
-    try:
-        meta = storage.read_json(storage.join(saved.path, META))
-        return meta["config"]["evaluation"]["metric"]
-    except (NotFound, DataError, LookupError, TypeError):
-        return None
 
 
 def size_defect(saved: Saved) -> str | None:

@@ -124,7 +124,6 @@ class TrainState:
         Raises:
             CheckpointError: a key is missing.
         """
-        meta = _since_added(meta) | meta
         names = [item.name for item in fields(cls)]
         missing = [name for name in names if name not in meta]
         if missing:
@@ -136,15 +135,6 @@ class TrainState:
                 " `--set checkpoint.resume=never`",
             )
         return cls(**{name: meta[name] for name in names})
-
-
-def _since_added(meta: dict[str, Any]) -> dict[str, Any]:
-    """Values of keys that checkpoints of earlier versions lack, derived from their other keys."""
-    rules = meta.get("config", {}).get("evaluation", {})
-    judged = meta.get("best_score") is not None
-    # Inside an epoch the plan is the same, and `moved` adds the fraction.
-    epochs = float(meta.get("plan", {}).get("epoch", 0))
-    return {"epochs": epochs, "best_metric": rules.get("metric") if judged else None}
 
 
 @dataclass

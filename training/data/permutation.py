@@ -52,7 +52,7 @@ def permute(index: np.ndarray, n: int, *key: int) -> np.ndarray:
     [0, 1, 2, 3, 4]
     """
     if n > _SORTED:
-        return permute_by_rounds(index, n, *key)
+        return _by_rounds(index, n, *key)
     keys = round_keys(*key)
     hashes = _mix(_mix(np.arange(n, dtype=np.uint64) + keys[0]) ^ keys[1])
     images = np.empty(n, dtype=np.int64)
@@ -60,8 +60,7 @@ def permute(index: np.ndarray, n: int, *key: int) -> np.ndarray:
     return images[np.asarray(index)]
 
 
-def permute_by_rounds(index: np.ndarray, n: int, *key: int) -> np.ndarray:
-    """`permute` by the Feistel network for any n, as in all plans of version 1."""
+def _by_rounds(index: np.ndarray, n: int, *key: int) -> np.ndarray:
     bits = max(2, (n - 1).bit_length())
     # Left and right have bits//2 and the remaining bits and swap in each round; the rounds are even
     # in number. The domain is below 2 n, so that walks are short.

@@ -44,14 +44,11 @@ import numpy as np
 
 from howdah.data.manifest import content_hash
 from howdah.errors import CheckpointError, ConfigError, DataError
-from training.data.permutation import permute, permute_by_rounds
+from training.data.permutation import permute
 
 PLANNER_VERSION = 2
-"""The version that new runs use. A run that an earlier version began continues with that version:
-
-1: windows of `window_batches` at any length of the epoch, all permutations by Feistel rounds
-2: windows of at most a quarter of an epoch, permutations of up to 64 items by sorting
-"""
+"""Version of the order of rows, in every plan's hash: a checkpoint inside an epoch of another
+version is refused."""
 _WINDOWS_PER_EPOCH = 4
 _SHARDS, _ROWS, _BATCHES = 1, 2, 3  # what is permuted: part of the permutation's key
 
@@ -148,14 +145,11 @@ class Planner:
     Args:
         shard_lengths: for each shard s, tokens of each of its rows (int32[N_s]; may be mapped).
         spec: what the order depends on.
-        version: of the order, 1 to PLANNER_VERSION.
     Raises:
         DataError: the split has no rows.
     """
 
-    def __init__(
-        self, shard_lengths: Sequence[np.ndarray], spec: PlanSpec, version: int = PLANNER_VERSION
-    ) -> None:
+    def __init__(self, shard_lengths: Sequence[np.ndarray], spec: PlanSpec) -> None:
         self.spec = spec
         self._lengths = list(shard_lengths)
         self._shard_rows = np.array([len(part) for part in self._lengths], dtype=np.int64)
@@ -167,38 +161,15 @@ class Planner:
                 remedy="check data.split and the data report",
             )
         self.steps_per_epoch = math.ceil(self.rows / spec.global_batch_size)
-        self._set_version(version)
-
-    def _set_version(self, version: int) -> None:
-        self.version = version
-        self.plan_hash = self._hash_of(version)
-        self._permute = permute if version > 1 else permute_by_rounds
-        batches = self.spec.window_batches
-        if version > 1 and self.spec.shuffle:
+        self.plan_hash = content_hash({"planner": PLANNER_VERSION, **asdict(spec)})
+        batches = spec.window_batches
+        if spec.shuffle:
             # With one window per epoch a row would share its batch with the same rows every epoch.
             batches = min(batches, max(1, self.steps_per_epoch // _WINDOWS_PER_EPOCH))
         self.window_batches = batches
         """Global batches in a window that is sorted by length."""
         self._epoch_groups = lru_cache(maxsize=2)(self._make_epoch_groups)
         self._window = lru_cache(maxsize=2)(self._make_window)
-
-    def _hash_of(self, version: int) -> str:
-        return content_hash({"planner": version, **asdict(self.spec)})
-
-    @property
-    def earlier_hashes(self) -> tuple[str, ...]:
-        """This plan's hashes under earlier planner versions."""
-        return tuple(self._hash_of(version) for version in range(1, PLANNER_VERSION))
-
-    def go_on_with(self, plan_hash: str) -> None:
-        """Switch to the planner version that gives this plan that hash, if there is one.
-
-        A run that an earlier version of Howdah began keeps its order of rows to its end: another
-        order inside an epoch would repeat some rows and omit others.
-        """
-        for version in range(1, PLANNER_VERSION + 1):
-            if plan_hash == self._hash_of(version) != self.plan_hash:
-                self._set_version(version)
 
     # -- state ---------------------------------------------------------------------------
     def start(self) -> PlanState:
@@ -288,8 +259,8 @@ class Planner:
         order = np.arange(count)
         if self.spec.shuffle:
             order = np.empty(count, dtype=np.int64)
-            order[self._permute(np.arange(count), count, self.spec.seed, epoch, _SHARDS)] = (
-                np.arange(count)
+            order[permute(np.arange(count), count, self.spec.seed, epoch, _SHARDS)] = np.arange(
+                count
             )
         size = self.spec.group_shards
         groups = [order[at : at + size] for at in range(0, count, size)]
@@ -314,7 +285,7 @@ class Planner:
                 break
             position = np.arange(max(start, low), min(stop, high)) - low  # int64[P], in the group
             if self.spec.shuffle:
-                position = self._permute(position, high - low, self.spec.seed, epoch, _ROWS, group)
+                position = permute(position, high - low, self.spec.seed, epoch, _ROWS, group)
             ends = np.cumsum(self._shard_rows[groups[group]])  # int64[S]: where each shard ends
             begins = ends - self._shard_rows[groups[group]]  # int64[S]
             which = np.searchsorted(ends, position, side="right")  # int64[P], 0 .. S-1
@@ -328,7 +299,7 @@ class Planner:
         batches = math.ceil(len(row) / size)
         order = np.arange(batches)
         if self.spec.shuffle:
-            order = self._permute(order, batches, self.spec.seed, epoch, _BATCHES, window)
+            order = permute(order, batches, self.spec.seed, epoch, _BATCHES, window)
         return in_order.take(longest_first), order
 
     def _lengths_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:

@@ -166,7 +166,7 @@ def _pairs(metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
     if pairs is None:
         pairs = [
             {"label": label, "predicted": predicted, "rows": rows, "examples": []}
-            for label, predicted, rows in metrics.get("confused") or _of_matrix(metrics)
+            for label, predicted, rows in metrics.get("confused") or []
         ][:_MOST_IN_MATRIX]
     return [
         {
@@ -176,18 +176,6 @@ def _pairs(metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for pair in pairs
     ]
-
-
-def _of_matrix(metrics: Metrics) -> list[tuple[str, str, int]]:
-    """Wrong pairs of a result of an earlier version, the most frequent first."""
-    labels, matrix = metrics.get("labels") or [], metrics.get("confusion_matrix") or []
-    wrong = [
-        (labels[row], labels[column], count)
-        for row, counts in enumerate(matrix)
-        for column, count in enumerate(counts)
-        if count and row != column
-    ]
-    return sorted(wrong, key=lambda pair: -pair[2])
 
 
 def _classes(metrics: Metrics) -> list[dict[str, Any]]:

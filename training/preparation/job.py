@@ -24,6 +24,7 @@ from training.comm.base import Comm
 from training.comm.groups import check_ranks
 from training.data.class_weights import class_weights, positive_weights
 from training.data.planner import (
+    PLANNER_VERSION,
     Planner,
     PlanSpec,
     PlanState,
@@ -487,8 +488,8 @@ def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
         tokenizer=dataset.manifest.tokenizer.hash,
         labels=tuple(dataset.manifest.labels),
         plan=planner.plan_hash,
-        earlier_plans=planner.earlier_hashes,
         plan_inputs=(
+            ("version of the plan", str(PLANNER_VERSION)),
             ("data.dataset", spec.dataset_hash),
             ("training.seed", str(spec.seed)),
             ("training.global_batch_size", str(spec.global_batch_size)),

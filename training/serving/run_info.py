@@ -111,11 +111,9 @@ def describe_run(
 
 
 def _columns(manifest: DatasetManifest, config: Config) -> dict:
-    """The columns that the dataset was made of, whatever the training's configuration says.
-
-    Manifests of Hive tables by earlier versions, and of other writers, do not have them.
-    """
+    """The columns that the dataset was made of, whatever the training's configuration says;
+    manifests of other writers do not name them."""
     made_of = manifest.source.get("columns")
-    if not isinstance(made_of, dict):
+    if made_of is None:
         return config.data.columns.model_dump(mode="json")
     return Columns(**made_of).model_dump(mode="json")

@@ -29,7 +29,7 @@ def quiet(line: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
-def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir, monkeypatch):
+def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir):
     root = str(tmp_path / "data")
     made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
     quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
@@ -37,8 +37,6 @@ def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_d
     storage.remove(f"{made.path}/manifest.json")
     commit(made.path, made.manifest.model_copy(update=said))
     before = load_dataset(root)
-    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
-    # without an index of ids a shard's records are read
     [place] = shards.find("train-5", [before])[before.path]
     assert place["split"] == "train"
     kept = all_rows(before)
@@ -54,20 +52,23 @@ def test_copies_are_known_by_what_they_hold_and_not_by_their_names(tmp_path, tin
     keys = ["page", "page#2", "page#12", "other"]
     made = numbered_rows(f"{root}/v={0:016x}", tiny_model_dir, keys)
     storage.make_dirs(run)
-    storage.write_whole(f"{run}/p.csv", "".join(f"{key}\n" for key in ["id", *keys]).encode())
+    storage.write_whole(f"{run}/p.parquet", parquet({"id": keys}))
     places = {"datasets": [root], "runs": [run]}
     found = forget.survey({"page"}, **places)
-    assert found.files == {made.shard_path(made.manifest.splits["train"][0]): 2, f"{run}/p.csv": 2}
-    forget.apply({"page"}, found, **places, progress=quiet)
+    assert found.files == {
+        made.shard_path(made.manifest.splits["train"][0]): 2,
+        f"{run}/p.parquet": 2,
+    }
+    forget.apply({"page"}, found, datasets=[root], progress=quiet)
     forget.refuse_left(forget.survey({"page"}, **places))
     after = load_dataset(root)
     assert ids_of(after)["train"] == ["other", "page#12"]
-    assert storage.read_text(f"{run}/p.csv") == "id\npage#12\nother\n"
+    assert pq.read_table(f"{run}/p.parquet")["id"].to_pylist() == ["page#12", "other"]
     quality = after.manifest.quality
     assert (quality["kept"], quality["drops"], quality["forgotten"]) == (3, {"forgotten": 1}, 2)
     # the copy is known by the marks when the dataset has neither of them any more
-    storage.write_whole(f"{run}/p.csv", b"id\npage#2\npage#3\n")
-    assert forget.survey({"page"}, **places).files == {f"{run}/p.csv": 1}
+    storage.write_whole(f"{run}/p.parquet", parquet({"id": ["page#2", "page#3"]}))
+    assert forget.survey({"page"}, **places).files == {f"{run}/p.parquet": 1}
     assert forgotten.load(root).when("page#12") is None
 
 
@@ -75,7 +76,7 @@ def numbered_rows(path: str, model_dir: str, keys: list[str]):
     """A dataset with these rows for training: all but the first two differ in their text."""
     made = build_dataset(path, model_dir=model_dir, rows={"train": 2}, shards=1)
     for name in ("manifest.json", *(f"{made.manifest.splits['train'][0].name}{end}" for end in
-                                    ("", ".index"))):  # fmt: skip
+                                    ("", ".index", ".ids"))):  # fmt: skip
         storage.remove(f"{path}/{name}")
     texts = [np.array([2, 7 + max(1, n), 3], np.uint32) for n in range(len(keys))]
     splits = {"train": write_rows(
@@ -210,12 +211,14 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
     before, listed = ids_of(load_dataset(root)), sorted(storage.find(f"{root}/*/*"))
     found = forget.survey(ids, **places)
     assert sorted(storage.find(f"{root}/*/*")) == listed  # a survey changes nothing
+    listed = {one["path"].rpartition("/")[2] for one in found.listed}
+    assert listed == {"p.csv", "p.jsonl", "rank-0.log"}
     assert len(found.versions) == 3 and found.models[0]["run_id"] == "r1"
-    assert {p.rpartition(".")[2] for p in found.files} >= {"parquet", "csv", "jsonl", "log"}
+    assert f"{run}/predictions/p.parquet" in found.files
     with pytest.raises(DataError) as caught:
         forget.refuse_left(found)
     assert caught.value.exit_code == 3
-    changed = forget.apply(ids, found, **places, progress=quiet)
+    changed = forget.apply(ids, found, datasets=[root], progress=quiet)
     left = forget.survey(ids, **places)
     forget.refuse_left(left)
     assert left.models == found.models  # its version is gone, and it is still listed
@@ -227,8 +230,8 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
     ledger = after.manifest.ledger.files
     assert sum(f.rows for f in ledger if f.kind == "bands") == 31
     assert [p.name for p in after.manifest.parts] == ["day-0", "day-1", "day-2"]
-    assert storage.read_text(f"{run}/predictions/p.csv") == "id,text\nd1-test-0,c\n"
-    assert storage.read_text(f"{run}/rank-0.log") == "row [forgotten]: too long\nother\n"
+    assert left.listed == found.listed and not left.all_read
+    assert storage.read_text(f"{run}/rank-0.log") == "row d0-train-0: too long\nother\n"
     with storage.open_read(f"{run}/predictions/p.parquet") as file:
         assert pq.read_table(pa.PythonFile(file, "r")).num_rows == 1
     # What is left is a mark without an id or a text, and it is known again.
@@ -269,7 +272,7 @@ def test_rows_of_a_scored_table_go_by_their_number(tmp_path):
     storage.write_whole(path, parquet(table))
     found = forget.survey({"8"}, files=[str(tmp_path)])
     assert found.files == {path: 1}
-    forget.apply({"8"}, found, files=[str(tmp_path)], progress=quiet)
+    forget.apply({"8"}, found, progress=quiet)
     assert pq.read_table(path)["id"].to_pylist() == [7, 9]
 
 
@@ -291,7 +294,9 @@ def test_ids_that_are_in_no_place_are_listed(root, tmp_path):
     ids = {"d0-train-0", "elsewhere-1", "mistyped-1"}
     found = forget.survey(ids, datasets=[root], files=[str(tmp_path / "rows.parquet")])
     assert found.nowhere == ["mistyped-1"] and found.as_dict()["ids_nowhere"] == 1
-    assert forget.nowhere_lines(found) == ["1 of 3 ids were not found anywhere: 'mistyped-1'"]
+    assert forget.nowhere_lines(found) == [
+        "1 of 3 ids are in none of the files that were read: 'mistyped-1'"
+    ]
     forget.apply({"d0-train-0"}, found, datasets=[root], progress=quiet)
     again = forget.survey({"d0-train-0"}, datasets=[root])
     assert again.nowhere == [] and forget.nowhere_lines(again) == []  # forgotten before

@@ -1,4 +1,4 @@
-"""`howdah model forget` with ids that are small numbers: each kind of file by its structure."""
+"""`howdah model forget` outside datasets: Howdah's files are rewritten, and all others listed."""
 
 import gzip
 import io
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.history import forget, in_dataset
+from etl.history import artefacts, forget, in_dataset
 from etl.workspace.staging import Lease
 from howdah import cli, storage
 from howdah.data.manifest import commit, load_dataset
@@ -58,44 +58,45 @@ def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
     info = {"run_id": "r1", "dataset": {"hash": made.manifest.dataset_hash}}
     put(run, STAYS | {"export/howdah.json": json.dumps(info)})
     other = f"row {row_id}, and {row_id} again"
-    put(run, {
-        "predictions/test.parquet": parquet({"id": [row_id, "7"], "text": ["gone", other]}),
-        "predictions/p.csv": f'id,text\n{row_id},"gone\nx"\n7,"{other}"\r\n',
-        "predictions/p.tsv": f"text\tid\ngone\t{row_id}\n{other}\t7\n",
-        "predictions/p.jsonl": f'{{"id": "{row_id}", "text": "gone"}}\n'
-                               f'{{"id":   7, "text": "{other}"}}\n{{"id": {row_id}}}\n',
-        "predictions/p.csv.gz": gzip.compress(f"id,text\n{row_id},gone\n7,{row_id}\n".encode()),
-    })  # fmt: skip
+    tables = {
+        "p.csv": f'id,text\n{row_id},"gone\nx"\n7,"{other}"\r\n',
+        "p.jsonl": f'{{"id": "{row_id}", "text": "in no other file"}}\n',
+        "p.csv.gz": gzip.compress(f"id,text\n{row_id},gone\n7,{row_id}\n".encode()),
+    }
+    rows = parquet({"id": [row_id, "7"], "text": ["gone", other]})
+    put(f"{run}/predictions", tables | {"test.parquet": rows})
     put(f"{tmp_path}/runs/two", STAYS | {"report.html": f"<td>5</td>{CARD.format(row_id)}"})
     (tmp_path / "ids").write_text(f"{row_id}\n")
     words = ["model", "forget", "--ids", str(tmp_path / "ids"), "--dataset", root,
              "--runs", str(tmp_path / "runs"), "--json"]  # fmt: skip
     before = ids_of(made)
     there = any(row_id in rows for rows in before.values())
-    assert howdah(words) == 0
+    assert howdah(words) == 1  # there are files that a person must look at
     found = json.loads(capsys.readouterr().out)
     outside = {path.rpartition("/")[2]: n for path, n in found["files"].items() if run in path}
-    assert outside == {"test.parquet": 1, "p.csv": 1, "p.tsv": 1, "p.jsonl": 2, "p.csv.gz": 1}
+    assert outside == {"test.parquet": 1} and not found["all_read"]
+    listed = {one["path"] for one in found["listed"] if run in one["path"]}
+    assert listed == {f"{run}/{name}" for name in (
+        "run.json", "logs/rank-0.log", *(f"predictions/{t}" for t in tables)
+    )}  # fmt: skip
     assert bool(found["versions"]) == there == bool(found["models"])
-    assert howdah([*words, "--apply"]) == 0
+    assert howdah([*words, "--apply"]) == 1
     capsys.readouterr()
     for name, text in STAYS.items():
         assert storage.read_text(f"{run}/{name}") == text
     assert not storage.exists(f"{tmp_path}/runs/two/report.html")
-    assert storage.read_text(f"{run}/predictions/p.csv") == f'id,text\n7,"{other}"\r\n'
-    assert storage.read_text(f"{run}/predictions/p.tsv") == f"text\tid\n{other}\t7\n"
-    assert storage.read_text(f"{run}/predictions/p.jsonl") == f'{{"id":   7, "text": "{other}"}}\n'
+    for name, data in tables.items():
+        data = data.encode() if isinstance(data, str) else data
+        assert storage.read_bytes(f"{run}/predictions/{name}") == data
     assert pq.read_table(f"{run}/predictions/test.parquet").to_pylist() == [
         {"id": "7", "text": other}
     ]
-    rest = gzip.decompress(storage.read_bytes(f"{run}/predictions/p.csv.gz"))
-    assert rest == f"id,text\n7,{row_id}\n".encode()
     after = ids_of(load_dataset(root))
     for split, rows in before.items():
         assert after[split] == [one for one in rows if one != row_id]
     # a second run finds none, and changes nothing
     for more in ([], ["--apply"]):
-        assert howdah([*words, *more]) == 0
+        assert howdah([*words, *more]) == 1
         said = json.loads(capsys.readouterr().out)
         assert said["files"] == {} and said["versions"] == [] and said["changed"] == []
 
@@ -112,94 +113,85 @@ def words_for(tmp_path, *ids: str) -> list[str]:
 
 
 def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):
-    row_id = 'say "5" & <6>'
     put(tmp_path / "p", {
-        "a.csv": 'id,text\n"say ""5"" & <6>",gone\n8,"one, two"\n',
-        "b.csv": "text;id\nstays;7\n5 5;8\n",
-        "c.json": json.dumps([{"id": row_id, "text": "gone"}, {"id": 8, "text": "5"}]),
-        "part-00000-x-c000.json": json.dumps({"id": row_id}) + "\n" + '{"id":"8"}\n',
         "report.html": CARD.format("say &#34;5&#34; &amp; &lt;6&gt;"),
         "000000_0": parquet({"id": [5.0, 8.0], "key": [1, 5]}),
-        "ds=5/.part.csv.crc": b"\0\xff", "ds=5/part.csv": "id\n5\n7\n",
+        "ds=5/.part.parquet.crc": b"\0\xff", "ds=5/part.parquet": parquet({"id": ["5", "7"]}),
     })  # fmt: skip
-    words = [*words_for(tmp_path, row_id, "5"), "--files", str(tmp_path / "p")]
-    assert len(answer(words, capsys)["files"]) == 6
+    words = [*words_for(tmp_path, 'say "5" & <6>', "5"), "--files", str(tmp_path / "p")]
+    found = answer(words, capsys)
+    assert len(found["files"]) == 3 and found["all_read"] and found["listed"] == []
     assert answer([*words, "--apply"], capsys)["applied"]
-    assert storage.read_text(f"{tmp_path}/p/a.csv") == 'id,text\n8,"one, two"\n'
-    assert storage.read_text(f"{tmp_path}/p/b.csv") == "text;id\nstays;7\n5 5;8\n"
-    assert storage.read_json(f"{tmp_path}/p/c.json") == [{"id": 8, "text": "5"}]
-    assert storage.read_text(f"{tmp_path}/p/part-00000-x-c000.json") == '{"id":"8"}\n'
     assert pq.read_table(f"{tmp_path}/p/000000_0").to_pylist() == [{"id": 8.0, "key": 5}]
     assert not storage.exists(f"{tmp_path}/p/report.html")
-    assert storage.read_text(f"{tmp_path}/p/ds=5/part.csv") == "id\n7\n"
-    assert not storage.exists(f"{tmp_path}/p/ds=5/.part.csv.crc")  # of the old file
+    left = pq.ParquetFile(f"{tmp_path}/p/ds=5/part.parquet").read()
+    assert left.to_pylist() == [{"id": "7"}]
+    assert not storage.exists(f"{tmp_path}/p/ds=5/.part.parquet.crc")  # of the old file
     assert answer(words, capsys)["files"] == {}
 
 
-def test_an_id_that_can_be_nothing_else_goes_from_texts_and_leaves_whole_json(tmp_path, capsys):
-    row_id = "article-4711"
-    put(tmp_path / "one", STAYS | {
-        "run.json": json.dumps({"run_id": "r1", "error": f"row={row_id} failed", "step": 4711}),
-        "logs/a.log.gz": gzip.compress(f"?id={row_id}&n=1\n".encode()),
-        "predictions/p.csv": f'id,text\n7,"see {row_id}, ""5"""\n',
-        "predictions/p.jsonl": json.dumps({"id": "7", "text": f"see {row_id}"}) + "\n",
-    })  # fmt: skip
-    words = [*words_for(tmp_path, row_id), "--runs", str(tmp_path)]
-    assert answer([*words, "--apply"], capsys)["applied"]
-    read = lambda name: storage.read_text(f"{tmp_path}/one/{name}")  # noqa: E731
-    run = json.loads(read("run.json"))
-    assert run == {"run_id": "r1", "error": "row=[forgotten] failed", "step": 4711}
-    log = gzip.decompress(storage.read_bytes(f"{tmp_path}/one/logs/a.log.gz"))
-    assert log == b"?id=[forgotten]&n=1\n"
-    assert read("predictions/p.csv") == 'id,text\n7,"see [forgotten], ""5"""\n'
-    assert json.loads(read("predictions/p.jsonl")) == {"id": "7", "text": "see [forgotten]"}
-    assert read("report.html") == STAYS["report.html"]
+FOREIGN = {
+    "p.csv": (b"id\n5\n", "table", "grep -nF -f IDS "),
+    "p.tsv.gz": (gzip.compress(b"id\n5\n"), "table", "unpack "),
+    "p.jsonl": (b'{"id": 5}\n', "objects", "grep "),
+    "done.json": (b"[5]", "objects", "grep "),
+    "page.html": (b"<td>5</td>", "page", "grep "),
+    "a b.log": (b"row 5", "line", "a b.log'"),
+    "p.avro": (b"Obj\x01rest", "table", "Spark"),
+    "p.bin": (b"\0\xff", "does not know", "grep "),
+    "p.parquet": (b"PAR1 and nothing", "Parquet", "restore"),
+    "0000_0": (b"PAR1 and nothing", "Parquet", "restore"),
+    "key.parquet": (parquet({"key": ["5"]}), "no column id", "--id-column"),
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "said"),
-    [
-        ("p.csv", "text,key\na,5\n", "--id-column"),
-        ("p.csv", "id,text\n5,a,b\n", "no CSV"),
-        ("p.avro", b"Obj\x01rest", "Avro"),
-        ("p.parquet", b"PAR1 and nothing", "Parquet"),
-        ("p.jsonl", '{"id": 5}\n{"id"\n', "line 2"),
-        ("p.csv", "id,text\n5,caf\xe9\n".encode("latin-1"), "UTF-8"),
-        ("p.csv.gz", b"\x1f\x8b\x08 cut", "unpacked"),
-    ],
-)
-def test_what_cannot_be_rewritten_is_named_before_anything_is_changed(name, data, said, tmp_path,
-                                                                     capsys):  # fmt: skip
-    put(tmp_path / "p", {"a.csv": "id\n5\n", name: data})
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_writer_is_listed_and_stays(name, tmp_path, capsys):
+    data, why, look = FOREIGN[name]
+    put(tmp_path / "p", {"a.parquet": parquet({"id": ["5"]}), name: data})
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")]
-    [unread] = answer(words, capsys)["unread"]
-    assert unread["path"].endswith(name) and unread["stops"]
-    assert said in f"{unread['why']} {unread['remedy']}"
-    error = answer([*words, "--apply"], capsys, code=3)
-    assert name in json.dumps(error)
-    assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
+    for more in ([], ["--apply"]):
+        found = answer([*words, *more], capsys, code=1)
+        [listed] = found["listed"]
+        assert listed["path"].endswith(name) and not found["all_read"]
+        assert why in listed["why"] and look in listed["look"]
+    assert storage.read_bytes(f"{tmp_path}/p/{name}") == data
+    assert pq.read_table(f"{tmp_path}/p/a.parquet").num_rows == 0
+
+
+def test_the_lines_never_say_that_nothing_is_left_in_files_that_were_not_read(tmp_path, capsys):
+    put(tmp_path / "p", {f"{n}.log": "a" for n in range(25)})
+    words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p"), "--apply"]
+    assert howdah(words) == 1
+    out = capsys.readouterr().out
+    assert "25 listed files were not read: look at them" in out and "scan finds none" not in out
+    assert "look at 5 more files: --json lists all" in out and out.count("grep -nF -f IDS") == 20
+
+
+def test_a_place_that_does_not_exist_was_not_read(tmp_path, capsys):
+    found = answer([*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")], capsys, code=1)
+    assert found["missing"] == [str(tmp_path / "p")] and not found["all_read"]
+
+
+def test_where_to_look_in_files_of_a_cluster():
+    listed = artefacts.listed("hdfs://nn/runs/one/a.log")
+    assert listed.look == "hdfs dfs -cat hdfs://nn/runs/one/a.log | grep -nF -f IDS"
+    assert artefacts.listed("s3://b/a.log").look.startswith("fetch s3://b/a.log")
 
 
 def test_a_column_of_ids_can_be_named(tmp_path, capsys):
-    put(tmp_path / "p", {"p.csv": "text,key\n5,5\n5,6\n"})
+    put(tmp_path / "p", {"p.parquet": parquet({"text": ["5", "5"], "key": ["5", "6"]})})
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p"), "--id-column", "key"]
     assert answer([*words, "--apply"], capsys)["applied"]
-    assert storage.read_text(f"{tmp_path}/p/p.csv") == "text,key\n5,6\n"
-
-
-def test_logs_are_named_where_ids_can_be_numbers_in_them(tmp_path, capsys):
-    put(tmp_path / "one", STAYS)
-    [unread] = answer([*words_for(tmp_path, "5"), "--runs", str(tmp_path / "one")], capsys)[
-        "unread"
-    ]
-    assert unread["path"].endswith("rank-0.log") and not unread["stops"]
+    assert pq.read_table(f"{tmp_path}/p/p.parquet").to_pylist() == [{"text": "5", "key": "6"}]
 
 
 def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_model_dir, capsys):
     roots = [str(tmp_path / name) for name in ("a", "b")]
-    more = {"model_dir": tiny_model_dir, "numbered": True, "indexed": True}
+    more = {"model_dir": tiny_model_dir, "numbered": True}
     made = [build_appended(root, **more) for root in roots]
-    put(tmp_path / "p", {"a.csv": "id\n5\n"})
+    rows = parquet({"id": ["5"]})
+    put(tmp_path / "p", {"a.parquet": rows})
     entry = made[1].manifest.splits["validation"][0]
     data = storage.read_bytes(made[1].shard_path(entry))
     storage.write_whole(made[1].shard_path(entry), data[:-1])
@@ -210,7 +202,7 @@ def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_mode
     for root, old, count in zip(roots, listed, (3, 2), strict=True):
         assert set(old) <= set(storage.find(f"{root}/v=*/**/*.*"))  # though `a` has its new version
         assert len(storage.find(f"{root}/v=*/manifest.json")) == count
-    assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
+    assert storage.read_bytes(f"{tmp_path}/p/a.parquet") == rows
     storage.write_whole(made[1].shard_path(entry), data)  # restored: it goes on
     assert answer(words, capsys)["applied"]
     for root, old in zip(roots, listed, strict=True):
@@ -219,7 +211,7 @@ def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_mode
 
 def test_shards_are_asked_by_their_indexes_and_once(tmp_path, tiny_model_dir, monkeypatch):
     root, read = str(tmp_path / "data"), []
-    build_appended(root, model_dir=tiny_model_dir, days=4, numbered=True, indexed=True)
+    build_appended(root, model_dir=tiny_model_dir, days=4, numbered=True)
 
     def counted(version, entry):
         read.append(version.shard_path(entry))
@@ -283,8 +275,10 @@ def test_a_dataset_inside_a_run_is_named(tmp_path, tiny_model_dir, capsys):
     inside = f"{tmp_path}/runs/one/crossval-2/data"
     build_appended(inside, model_dir=tiny_model_dir, days=1, numbered=True)
     words = [*words_for(tmp_path, "5"), "--runs", str(tmp_path / "runs")]
-    [unread] = answer(words, capsys)["unread"]
-    assert unread["stops"] and f"--dataset {inside}" in unread["remedy"]
+    [blocked] = answer(words, capsys)["blocked"]
+    assert f"--dataset {inside}" in blocked["remedy"]
+    answer([*words, "--apply"], capsys, code=3)
+    assert "5" in ids_of(load_dataset(f"{inside}/v={0:016x}"))["train"]
     assert answer([*words, "--dataset", inside, "--apply"], capsys)["applied"]
 
 

@@ -186,12 +186,6 @@ def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
     bounds = {"max_reject_fraction": 0.9, "leakage_sample": 10, "max_leakage": 0.5}
     found = find(data(root, quality=bounds | {"leakage_similarity": 0.8}))
     assert found.parent is not None and "quality" not in found.config
-    made = load_dataset(root)  # by a Howdah that wrote them down
-    ledger_ = made.manifest.ledger
-    old = ledger_.model_copy(update={"config": {**ledger_.config, "quality": bounds}})
-    update = {"ledger": old, "created": "2026-03-01"}
-    commit(f"{root}/v=older", made.manifest.model_copy(update=update))
-    assert find(data(root)).parent.path.endswith("v=older")
     with pytest.raises(ConfigError, match="made as the parts before it"):
         find(data(root, quality={"min_characters": 9, **bounds}))
 

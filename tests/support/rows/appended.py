@@ -24,19 +24,16 @@ from tests.fixtures.dataset import build_dataset
 from training.data.shards import ShardSet
 
 
-def build_appended(
-    root: str, *, model_dir: str, days: int = 2, numbered: bool = False, indexed: bool = False
-) -> Dataset:
+def build_appended(root: str, *, model_dir: str, days: int = 2, numbered: bool = False) -> Dataset:
     """The newest version: day n has 6 training rows, 3 of validation and 2 of test, and one that
     was rejected.
 
     Args:
         numbered: ids are numbers: of day n 12 n + 1 to 12 n + 12, in the order above.
-        indexed: shards have indexes of ids, as those of the ETL have.
     """
     before = None
     for day in range(days):
-        before = _appended(root, before, day, model_dir, numbered, indexed)
+        before = _appended(root, before, day, model_dir, numbered)
     return before
 
 
@@ -58,7 +55,7 @@ def _parquet(path: str, table: dict) -> int:
 
 
 def _appended(
-    root: str, parent: Dataset | None, day: int, model_dir: str, numbered: bool, indexed: bool
+    root: str, parent: Dataset | None, day: int, model_dir: str, numbered: bool
 ) -> Dataset:
     path = storage.join(root, f"v={day:016x}")
     made = build_dataset(
@@ -80,10 +77,9 @@ def _appended(
             writer.write([r[0] for r in rows], [r[1] for r in rows], [i.encode() for i in own])
             stats = writer.close()
         storage.write_whole(storage.join(path, f"{name}.index"), stats.index)
-        if indexed:
-            storage.write_whole(storage.join(path, name_of(name)), stats.ids)
+        storage.write_whole(storage.join(path, name_of(name)), stats.ids)
         splits[split] = [stats.entry(name).model_copy(update={"part": part})]
-        for name in (old.name, old.index_name):
+        for name in (old.name, old.index_name, name_of(old.name)):
             storage.remove(storage.join(path, name))
     nodes = [1000 * day + n for n in range(len(ids))]
     tables = {

@@ -397,10 +397,10 @@ def test_a_zombie_cannot_commit(run_directory):
 def test_leftovers_of_earlier_attempts_are_swept_and_those_of_this_one_are_not(tmp_path):
     checkpoints = opened(str(tmp_path))
     save(checkpoints, 10)
-    for leftover in ("step-20.1", "step-5.pruned", "step-30.2", "notes"):
+    for leftover in ("step-20.1-0badcafe", "step-5.pruned", "step-30.2-0badcafe", "notes"):
         storage.write_whole(f"{checkpoints.directory}/{leftover}/x", b"x")
     again = opened(str(tmp_path))  # attempt 2
-    assert names(again) == ["notes", "step-10", "step-30.2"]
+    assert names(again) == ["notes", "step-10", "step-30.2-0badcafe"]
 
 
 def test_superseded_checkpoints_are_renamed_not_deleted(tmp_path):

@@ -1,7 +1,6 @@
 """The planner: every row once an epoch, the same at every world size, resumed at any step."""
 
 import collections
-import hashlib
 import json
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.errors import CheckpointError, ConfigError, DataError
-from training.data.permutation import permute, permute_by_rounds
+from training.data.permutation import permute
 from training.data.planner import Planner, PlanSpec, PlanState, micro_batches, padded_length
 
 SPEC = PlanSpec(dataset_hash="d", split="train", seed=7, global_batch_size=64, window_batches=5)
@@ -178,32 +177,6 @@ def test_rows_of_a_short_epoch_share_batches_with_other_rows_in_the_next_one(ste
     spec = replace(SPEC, global_batch_size=32, window_batches=50)
     assert Planner(shards, spec).window_batches == max(1, steps // 4)
     assert peers_kept(Planner(shards, spec)) < 0.3
-    assert peers_kept(Planner(shards, spec, version=1)) > 0.4
-
-
-def test_a_run_that_version_1_of_the_planner_began_keeps_its_order():
-    shards = [
-        np.random.default_rng(seed).integers(3, 90, rows).astype(np.int32)
-        for seed, rows in enumerate((301, 300, 7, 299))
-    ]
-    spec = replace(SPEC, global_batch_size=16, window_batches=50)
-    planner = Planner(shards, spec)
-    new = planner.plan_hash
-    planner.go_on_with("another plan's")
-    assert planner.plan_hash == new
-    planner.batch(0, 3)  # cached for the new order: must not be returned for the old one
-    # The hash and the order of Howdah 0.1 at the commit before version 2.
-    planner.go_on_with("6661d17de3ec4926")
-    assert planner.plan_hash == "6661d17de3ec4926" in planner.earlier_hashes
-    digest = hashlib.sha256()
-    for epoch in range(2):
-        for step in range(planner.steps_per_epoch):
-            rows = planner.batch(epoch, step)
-            digest.update(rows.shard.astype("<i4").tobytes() + rows.row.astype("<i8").tobytes())
-    assert digest.hexdigest()[:16] == "9f4b90fc8679181c"
-    planner.check(PlanState(plan_hash="6661d17de3ec4926", epoch=0, step=5))
-    planner.go_on_with(new)
-    assert planner.plan_hash == new
 
 
 def rows_of_lengths(*of: int):
@@ -334,5 +307,3 @@ def test_every_order_of_a_few_items_is_as_likely_as_another():
     assert len(counts) == 120
     assert chi2 / 119 < 1.5  # 1 on the average, with a deviation of 0.13
     assert len(spread(permute, 8, 20_000)) > 15_500  # of 40,320; 15,770 expected
-    # Version 1 of the planner: 47 and 9,800.
-    assert len(spread(permute_by_rounds, 8, 20_000)) < 12_000

@@ -8,12 +8,13 @@ import re
 import pytest
 
 from howdah import storage
-from howdah.errors import HowdahError
+from howdah.errors import CheckpointError, HowdahError
 from tests import ROOT as REPOSITORY
 from tests.support.training.numpy_loop import AMPLITUDES, Training, fixture_begin  # noqa: F401 - a fixture
 from training.checkpoint.manager import load
 from training.comm.base import RankLost
-from training.data.planner import Planner
+from training.data import planner
+from training.preparation import job
 
 ROOT = str(REPOSITORY)
 
@@ -149,29 +150,18 @@ def test_the_agent_is_notified_when_only_the_end_remains(begin, monkeypatch):
     done.run.close("finished")
 
 
-def test_a_run_that_an_earlier_planner_began_resumes_with_that_one(
+def test_a_run_inside_an_epoch_of_an_earlier_planner_is_refused(
     tmp_path, tiny_dataset, tiny_model_dir, monkeypatch
 ):
     with monkeypatch.context() as patch:
-        real = Planner._set_version
-        patch.setattr(Planner, "_set_version", lambda self, version: real(self, 1))
+        patch.setattr(planner, "PLANNER_VERSION", 1)
+        patch.setattr(job, "PLANNER_VERSION", 1)
         first = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
-        steps = first.job.planner.steps_per_epoch
-        rows = [first.job.planner.batch(0, step).row.tolist() for step in range(steps)]
+        assert first.job.planner.steps_per_epoch > 2  # in the middle of an epoch
         first.step()
         first.step()  # evaluated and saved
         first.leave()
-    assert steps > 2  # in the middle of an epoch
-    second = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
-    assert second.job.planner.version == 1
-    assert (second.state.step, second.state.plan["step"]) == (2, 2)
-    source = second.job.train_source(second.comm, second.state)
-    assert next(batch.step for batch in source) == 2
-    left = [second.job.planner.batch(0, step).row.tolist() for step in range(2, steps)]
-    assert left == rows[2:]
-    second.step()
-    second.leave()
-    # What it saves is again one that a third attempt goes on from.
-    third = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
-    assert third.job.planner.version == 1
-    third.leave()
+    with pytest.raises(CheckpointError, match="under another plan of batches") as caught:
+        Training(str(tmp_path), tiny_dataset, tiny_model_dir)
+    assert "version of the plan=2" in caught.value.expected
+    assert "version of the plan=1" in caught.value.got

@@ -8,7 +8,7 @@ import pytest
 from howdah import storage
 from howdah.errors import StorageError
 from howdah.storage import backends, growing
-from howdah.storage.fsspec_backends import MemoryStorage
+from tests.support.memory_storage import MemoryStorage
 from tests.support.waiting import wait_until
 from training.run import mirror as mirrors
 from training.run.metrics_log import MetricsLog, read_metrics

@@ -78,7 +78,6 @@ def info(tmp_path, base, tiny_model_dir) -> RunInfo:
     ("source", "text"),
     [
         ({"columns": {"text": ["title", "body"], "label": "topic"}}, ["title", "body"]),
-        ({"columns": [["body", "string"]]}, ["configured"]),  # a Hive table's, by earlier versions
         ({}, ["configured"]),
     ],
 )
