@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from howdah.airflow import DEFAULT_CONNECTION, require
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowSkipException
 
-require()
-
-from airflow.sdk import BaseOperator, Context  # noqa: E402
-from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
-
-from howdah.airflow import failures, links  # noqa: E402
-from howdah.airflow.application import ownership  # noqa: E402
-from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
-from howdah.airflow.lineage import touched  # noqa: E402
-from howdah.airflow.lineage.reporting import ReportsLineage  # noqa: E402
-from howdah.airflow.local_training import scalars  # noqa: E402
-from howdah.config import launchers  # noqa: E402
-from howdah.config.splits import TEST  # noqa: E402
-from howdah.errors import ConfigError  # noqa: E402
-from howdah.hadoop.resourcemanager import APPLICATION  # noqa: E402
+from howdah.airflow import DEFAULT_CONNECTION, failures, links
+from howdah.airflow.application import ownership
+from howdah.airflow.hook import HowdahHook, refusals
+from howdah.airflow.lineage import touched
+from howdah.airflow.lineage.reporting import ReportsLineage
+from howdah.airflow.local_training import scalars
+from howdah.config import launchers
+from howdah.config.splits import TEST
+from howdah.errors import ConfigError
+from howdah.hadoop.resourcemanager import APPLICATION
 
 __all__ = [
     "CheckOperator",

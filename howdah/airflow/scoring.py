@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context, Param
 
-require()
-
-from airflow.sdk import Context, Param  # noqa: E402
-
-from howdah.airflow.form import left_out, trigger_form  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.data import SparkOptions  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy.check import Judge  # noqa: E402
-from howdah.policy.rules import Policy  # noqa: E402
+from howdah.airflow.form import left_out, trigger_form
+from howdah.airflow.hook import refusals
+from howdah.airflow.operators import HowdahOperator, run_name, safe_name
+from howdah.config import loader as configs
+from howdah.config.data import SparkOptions
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy.check import Judge
+from howdah.policy.rules import Policy
 
 __all__ = ["CheckScoringOperator", "configuration", "params"]
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from howdah.airflow import require
+from airflow.sdk import Context, Param
 
-require()
-
-from airflow.sdk import Context, Param  # noqa: E402
-
-from howdah import storage  # noqa: E402
-from howdah.airflow.daily import days  # noqa: E402
-from howdah.airflow.form import left_out, trigger_form  # noqa: E402
-from howdah.airflow.form.daily import DailySettings, from_defaults  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.options.partition import parse  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy.check import Judge  # noqa: E402
-from howdah.policy.rules import Policy  # noqa: E402
+from howdah import storage
+from howdah.airflow.daily import days
+from howdah.airflow.form import left_out, trigger_form
+from howdah.airflow.form.daily import DailySettings, from_defaults
+from howdah.config import loader as configs
+from howdah.config.options.partition import parse
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy.check import Judge
+from howdah.policy.rules import Policy
 
 __all__ = [
     "RETRAIN_KEYS", "asked", "check", "configuration", "day_of", "params", "retrain_params",

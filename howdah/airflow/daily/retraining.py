@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context, Variable
+from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.sdk.bases.skipmixin import SkipMixin
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-require()
-
-from airflow.sdk import Context, Variable  # noqa: E402
-from airflow.sdk.bases.sensor import BaseSensorOperator  # noqa: E402
-from airflow.sdk.bases.skipmixin import SkipMixin  # noqa: E402
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # noqa: E402
-
-from howdah.airflow.assets import DRIFT  # noqa: E402
-from howdah.airflow.daily import days, form  # noqa: E402
-from howdah.airflow.form import trigger_form  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import CheckOperator, task_key  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.options.partition import expanded, is_files  # noqa: E402
-from howdah.config.splits import TEST  # noqa: E402
-from howdah.errors import ConfigError  # noqa: E402
+from howdah.airflow.assets import DRIFT
+from howdah.airflow.daily import days, form
+from howdah.airflow.form import trigger_form
+from howdah.airflow.hook import refusals
+from howdah.airflow.operators import CheckOperator, task_key
+from howdah.config import loader as configs
+from howdah.config.options.partition import expanded, is_files
+from howdah.config.splits import TEST
+from howdah.errors import ConfigError
 
 __all__ = ["CheckRetrainOperator", "TurnSensor"]
 

@@ -95,9 +95,8 @@ def params(
         policy: leaves out the keys that may not be sent; of the form's own fields, which tasks
             read, only the default is taken then, and Airflow does not show them. None: has all.
     """
-    from howdah.airflow import require
+    import howdah.airflow.required
 
-    require()
     from airflow.sdk import Param
 
     given = dict(defaults or {})
