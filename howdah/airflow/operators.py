@@ -180,7 +180,7 @@ class CheckOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah import redact
-        from howdah.airflow.form import left_out, trigger_form
+        from howdah.airflow.form import left_out, set_lines, trigger_form
         from howdah.config.loader import dump_yaml, from_dict
 
         ti = context["ti"]
@@ -196,10 +196,13 @@ class CheckOperator(HowdahOperator):
                     got=repr(backend),
                 )  # fmt: skip
             _reachable(directory, backend, self.conn_id)
-            overrides = {**self.decided(context, params), "run.directory": directory}
+            defaults = trigger_form.installed_defaults()
+            lines = set_lines.parse(params.get(set_lines.SET), trigger_form.sections(defaults))
+            asked = {**params, **lines.values}
+            overrides = {**self.decided(context, asked), "run.directory": directory}
             nested = trigger_form.config(
-                params, backend=backend, overrides=overrides,
-                defaults=trigger_form.installed_defaults(), judge=self.hook.judge(),
+                {name: value for name, value in params.items() if name in asked},
+                backend=backend, overrides=overrides, defaults=defaults, judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
         self.log.info("backend: %s, Connection: %s", backend, self.conn_id)

@@ -36,8 +36,8 @@ RETRAIN_KEYS = (
     "training.replay", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
     "gate.minimum", "job.workers",
 )  # fmt: skip
-"""Keys of the configuration that the form of howdah_retrain shows; others are the installation's
-defaults, or are sent by the API."""
+"""Keys of the configuration with a field in the form of howdah_retrain; others are lines of `set`,
+or the installation's defaults."""
 
 
 def settings() -> DailySettings:
@@ -76,14 +76,14 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
 
 
 def retrain_params(policy: Policy | None = None) -> dict[str, Param]:
-    """The `params` of howdah_retrain: the day, the form's own fields, and `RETRAIN_KEYS`."""
+    """The `params` of howdah_retrain: the day, the form's own fields, `RETRAIN_KEYS` and `set`."""
     defaults = trigger_form.installed_defaults()
     source = "Labelled rows: a table, or files with the partition's columns as {ds}; none: the"
     made = {
         "partition": _partition("append"),
         "source": Param(None, f"{source} installation's.", **_OPTIONAL),
     }
-    known = trigger_form.params(only=RETRAIN_KEYS, defaults=defaults, policy=policy)
+    known = trigger_form.params(names=RETRAIN_KEYS, defaults=defaults, policy=policy)
     return {**made, **known}
 
 
