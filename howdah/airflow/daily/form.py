@@ -67,12 +67,15 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
             values["output"], "Table for the scores of a table's rows; none: its name and _scored.",
             **_OPTIONAL,
         ),
-        "conn_id": _conn_id(values["conn_id"]),
+        "conn_id": trigger_form.own_param("conn_id", trigger_form.installed_defaults(), policy),
     }  # fmt: skip
-    if _DRIFT in configs.Config.model_fields:
-        text = "Thresholds of drift, as the section `drift` of a configuration; none: the defaults."
-        made[_DRIFT] = Param(values[_DRIFT], text, type=["object", "null"])
-    return _fixed(made, policy)
+    text = "Thresholds of drift, as the section `drift` of a configuration; none: the defaults."
+    keys = [f"{_DRIFT}.{name}" for name in configs.sections()[_DRIFT]]
+    sendable = policy is None or any(map(policy.may_send, keys))
+    # With a `const` Airflow does not show the field, and takes no other value.
+    fixed = {} if sendable else {"const": values[_DRIFT]}
+    made[_DRIFT] = Param(values[_DRIFT], text, type=["object", "null"], **fixed)
+    return made
 
 
 def retrain_params(policy: Policy | None = None) -> dict[str, Param]:
@@ -92,22 +95,6 @@ def _partition(what: str) -> Param:
         None, f"Partition to {what}: ds=2026-11-01, or a=b/c=d; none: that of the event which"
         " started the run, else of the run's date.", **_OPTIONAL,
     )  # fmt: skip
-
-
-def _conn_id(value: str) -> Param:
-    return Param(value, "Airflow Connection of type howdah.", type="string", minLength=1)
-
-
-def _fixed(made: dict[str, Param], policy: Policy | None) -> dict[str, Param]:
-    """Airflow shows no field, and takes no other value, where the policy allows none."""
-    if policy is None:
-        return made
-    keys = [name for name, _ in configs.keys() if name.startswith(f"{_DRIFT}.")]  # noqa: SIM118
-    sendable = {"conn_id": policy.may_send("conn_id"), _DRIFT: any(map(policy.may_send, keys))}
-    for name, may in sendable.items():
-        if name in made and not may:
-            made[name].schema = {**made[name].schema, "const": made[name].value}
-    return made
 
 
 def _own_values() -> dict[str, Any]:

@@ -133,7 +133,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
     def _cooling(self, context: Context) -> datetime | None:
         """Until when an alarm's run is skipped; None: this run begins."""
         events = context.get("triggering_asset_events") or {}
-        if not events or any(_name(asset) != DRIFT.name for asset in events):
+        if not events or any(getattr(asset, "name", None) != DRIFT.name for asset in events):
             return None
         began = _began().get(self._model())
         if not began or began[1] == context["ti"].run_id:
@@ -185,7 +185,3 @@ def _awaited(
 def _began() -> dict[str, Sequence[Any]]:
     found = Variable.get(_BEGAN, default=None, deserialize_json=True)
     return dict(found) if isinstance(found, dict) else {}
-
-
-def _name(asset: Any) -> str | None:
-    return getattr(asset, "name", None)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
-    "own_params", "params", "secrets", "sections", "sent",
+    "own_param", "own_params", "params", "secrets", "sections", "sent",
 ]  # fmt: skip
 
 BACKENDS = ("local", "yarn")
@@ -100,19 +100,25 @@ def params(
 
     from airflow.sdk import Param
 
-    given = dict(defaults or {})
-    mine = {name: given.pop(name) for name in OWN if name in given}
-    made = {}
-    for name, default, text, schema in _OWN_FIELDS:
-        if name in own:
-            default = mine.get(name, default)
-            fixed = {} if policy is None or policy.may_send(name) else {"const": default}
-            made[name] = Param(default, text, title=name, **schema, **fixed)
-    for each in fields(names, defaults=given):
+    given = defaults or {}
+    made = {name: own_param(name, given, policy) for name in OWN if name in own}
+    for each in fields(names, defaults=sections(given)):
         if policy is None or policy.may_send(each.name):
             made[each.name] = Param(each.default, each.help, **each.schema, title=each.name)
     made[SET] = Param(None, _SET_HELP, type=["string", "null"], format="multiline", title=SET)
     return made
+
+
+def own_param(name: str, defaults: Mapping[str, Any], policy: Policy | None = None) -> Param:
+    """One of the form's own fields; with its default alone where the policy lets none be sent."""
+    import howdah.airflow.required
+
+    from airflow.sdk import Param
+
+    _, _, text, schema = next(each for each in _OWN_FIELDS if each[0] == name)
+    default = own_default(name, defaults)
+    fixed = {} if policy is None or policy.may_send(name) else {"const": default}
+    return Param(default, text, title=name, **schema, **fixed)
 
 
 _SET_HELP = (
