@@ -33,7 +33,7 @@ class AirflowTooOld(UsageError, ImportError):
 
 
 def require() -> None:
-    """Called first by every module of this package that imports Airflow.
+    """Refuse an Airflow that lacks what Howdah needs; howdah/airflow/required calls it.
 
     Raises:
         AirflowTooOld: there is no Airflow, or one without what Howdah uses; says what is missing.

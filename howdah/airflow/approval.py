@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import require
-
-require()
-
-from airflow.providers.standard.operators.hitl import ApprovalOperator  # noqa: E402
-from airflow.sdk import Context  # noqa: E402
-from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
+from airflow.providers.standard.operators.hitl import ApprovalOperator
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowSkipException
 
 __all__ = ["ApproveOperator", "approval_text"]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from howdah.airflow import require
+import howdah.airflow.required
 
-require()
-
-from airflow.sdk import Asset  # noqa: E402
+from airflow.sdk import Asset
 
 __all__ = ["DATA", "DRIFT", "MODEL"]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context
 
-require()
-
-from airflow.sdk import Context  # noqa: E402
-
-from howdah.airflow import failures  # noqa: E402
-from howdah.airflow.operators import HowdahOperator  # noqa: E402
-from howdah.config.splits import TRAIN  # noqa: E402
+from howdah.airflow import failures
+from howdah.airflow.operators import HowdahOperator
+from howdah.config.splits import TRAIN
 
 __all__ = ["DatasetOperator", "expected", "shortcomings"]
 

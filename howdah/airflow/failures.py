@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-require()
-
-from airflow.sdk.exceptions import AirflowException, AirflowFailException  # noqa: E402
-
-from howdah.errors import HowdahError, render  # noqa: E402
+from howdah.errors import HowdahError, render
 
 __all__ = ["HowdahCommandFailed", "HowdahCommandRefused", "failed", "of_error"]
 

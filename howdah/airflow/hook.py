@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import CONNECTION_TYPE, DEFAULT_CONNECTION, require
+from airflow.sdk import BaseHook, Connection
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import amask_secret, mask_secret, redact
 
-require()
-
-from airflow.sdk import BaseHook, Connection  # noqa: E402
-from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: E402
-from airflow.sdk.log import amask_secret, mask_secret, redact  # noqa: E402
-
-from howdah import storage  # noqa: E402
-from howdah.airflow import failures  # noqa: E402
-from howdah.airflow.form import daily, left_out, trigger_form  # noqa: E402
-from howdah.airflow.runner import runners, settings  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.loader import to_yaml  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy import rules as policies  # noqa: E402
-from howdah.policy.check import Judge  # noqa: E402
-from howdah.policy.paths import shape_problem  # noqa: E402
+from howdah import storage
+from howdah.airflow import CONNECTION_TYPE, DEFAULT_CONNECTION, failures
+from howdah.airflow.form import daily, left_out, trigger_form
+from howdah.airflow.runner import runners, settings
+from howdah.config import loader as configs
+from howdah.config.loader import to_yaml
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy import rules as policies
+from howdah.policy.check import Judge
+from howdah.policy.paths import shape_problem
 
 __all__ = ["HowdahHook"]
 

@@ -6,21 +6,20 @@ XCom key before that is shown while the task runs or is deferred, and stays afte
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from howdah.airflow import require
+from airflow.sdk import BaseOperatorLink
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from airflow.sdk.execution_time.xcom import XCom
+from airflow.sdk.types import TaskInstanceKey
+
 from howdah.core.paths import HDFS_SCHEMES
 from howdah.runs import REPORT
-
-require()
-
-from airflow.sdk import BaseOperatorLink  # noqa: E402
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError  # noqa: E402
-from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
-from airflow.sdk.types import TaskInstanceKey  # noqa: E402
 
 __all__ = [
     "ApplicationLink",

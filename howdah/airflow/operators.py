@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from howdah.airflow import DEFAULT_CONNECTION, require
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowSkipException
 
-require()
-
-from airflow.sdk import BaseOperator, Context  # noqa: E402
-from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
-
-from howdah.airflow import failures, links  # noqa: E402
-from howdah.airflow.application import ownership  # noqa: E402
-from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
-from howdah.airflow.lineage import touched  # noqa: E402
-from howdah.airflow.lineage.reporting import ReportsLineage  # noqa: E402
-from howdah.airflow.local_training import scalars  # noqa: E402
-from howdah.config import launchers  # noqa: E402
-from howdah.config.splits import TEST  # noqa: E402
-from howdah.errors import ConfigError  # noqa: E402
-from howdah.hadoop.resourcemanager import APPLICATION  # noqa: E402
+from howdah.airflow import DEFAULT_CONNECTION, failures, links
+from howdah.airflow.application import ownership
+from howdah.airflow.hook import HowdahHook, refusals
+from howdah.airflow.lineage import touched
+from howdah.airflow.lineage.reporting import ReportsLineage
+from howdah.airflow.local_training import scalars
+from howdah.config import launchers
+from howdah.config.splits import TEST
+from howdah.errors import ConfigError
+from howdah.hadoop.resourcemanager import APPLICATION
 
 __all__ = [
     "CheckOperator",
@@ -182,7 +180,7 @@ class CheckOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah import redact
-        from howdah.airflow.form import left_out, trigger_form
+        from howdah.airflow.form import left_out, set_lines, trigger_form
         from howdah.config.loader import dump_yaml, from_dict
 
         ti = context["ti"]
@@ -198,10 +196,13 @@ class CheckOperator(HowdahOperator):
                     got=repr(backend),
                 )  # fmt: skip
             _reachable(directory, backend, self.conn_id)
-            overrides = {**self.decided(context, params), "run.directory": directory}
+            defaults = trigger_form.installed_defaults()
+            lines = set_lines.parse(params.get(set_lines.SET), trigger_form.sections(defaults))
+            asked = {**params, **lines.values}
+            overrides = {**self.decided(context, asked), "run.directory": directory}
             nested = trigger_form.config(
-                params, backend=backend, overrides=overrides,
-                defaults=trigger_form.installed_defaults(), judge=self.hook.judge(),
+                {name: value for name, value in params.items() if name in asked},
+                backend=backend, overrides=overrides, defaults=defaults, judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
         self.log.info("backend: %s, Connection: %s", backend, self.conn_id)

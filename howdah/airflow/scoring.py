@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context, Param
 
-require()
-
-from airflow.sdk import Context, Param  # noqa: E402
-
-from howdah.airflow.form import left_out, trigger_form  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.data import SparkOptions  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy.check import Judge  # noqa: E402
-from howdah.policy.rules import Policy  # noqa: E402
+from howdah.airflow.form import left_out, trigger_form
+from howdah.airflow.hook import refusals
+from howdah.airflow.operators import HowdahOperator, run_name, safe_name
+from howdah.config import loader as configs
+from howdah.config.data import SparkOptions
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy.check import Judge
+from howdah.policy.rules import Policy
 
 __all__ = ["CheckScoringOperator", "configuration", "params"]
 
@@ -34,16 +32,12 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
         policy: where it does not allow `spark` or `conn_id` to be sent, they are not shown and
             keep their defaults; None: every field is shown.
     """
-    made = _params()
-    if policy is not None:
-        spark = any(policy.may_send(f"data.spark.{name}") for name in SparkOptions.model_fields)
-        for name, sendable in (("spark", spark), ("conn_id", policy.may_send("conn_id"))):
-            if not sendable:
-                made[name].schema = {**made[name].schema, "const": made[name].value}
-    return made
-
-
-def _params() -> dict[str, Param]:
+    defaults = trigger_form.installed_defaults()
+    spark = (defaults.get("data") or {}).get("spark") or None
+    keys = [f"data.spark.{name}" for name in SparkOptions.model_fields]
+    sendable = policy is None or any(map(policy.may_send, keys))
+    # With a `const` Airflow does not show the field, and takes no other value.
+    fixed = {} if sendable else {"const": spark}
     return {
         "model": Param(
             "models/run", "Published model, version, run directory or export (any storage).",
@@ -70,24 +64,16 @@ def _params() -> dict[str, Param]:
             " spark's own master, or local[*]).", **_OPTIONAL,
         ),
         "spark": Param(
-            _installed_spark(), "Settings of Spark, as data.spark of a configuration: queue,"
+            spark, "Settings of Spark, as data.spark of a configuration: queue,"
             " executors, executor_memory, executor_cores, staging, conf ...",
-            type=["object", "null"],
+            type=["object", "null"], **fixed,
         ),
         "overwrite": Param(
             False, "Replace an existing output, once the new one is complete; without an output"
             " of your own that of the run's earlier try is replaced in any case.", type="boolean",
         ),
-        "conn_id": Param(
-            trigger_form.own_default("conn_id", trigger_form.installed_defaults()),
-            "Airflow Connection of type howdah.", type="string", minLength=1,
-        ),
+        "conn_id": trigger_form.own_param("conn_id", defaults, policy),
     }  # fmt: skip
-
-
-def _installed_spark() -> dict[str, Any] | None:
-    """Spark's settings in this installation's defaults."""
-    return (trigger_form.installed_defaults().get("data") or {}).get("spark") or None
 
 
 class CheckScoringOperator(HowdahOperator):

@@ -9,39 +9,29 @@ worker, scheduler, triggerer - the task has one application and goes on with it:
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from howdah.airflow import require
+from airflow.sdk import Context, ResumableJobMixin
+from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout, TaskDeferralError
+from airflow.sdk.execution_time.xcom import XCom
+
+from howdah.airflow import links
+from howdah.airflow.application import ownership
+from howdah.airflow.application import watching as app
+from howdah.airflow.application.task_application import TaskApplication
+from howdah.airflow.failures import HowdahCommandFailed, failed, of_error
+from howdah.airflow.lineage import touched
+from howdah.airflow.local_training import scalars, train
+from howdah.airflow.operators import HowdahOperator, task_key
+from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger
+from howdah.config.launchers import DEFAULT
 from howdah.core import threads
-
-require()
-
-from airflow.sdk import Context, ResumableJobMixin  # noqa: E402
-from airflow.sdk.exceptions import (  # noqa: E402
-    AirflowException,
-    AirflowTaskTimeout,
-    TaskDeferralError,
-)
-from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
-
-from howdah.airflow import links  # noqa: E402
-from howdah.airflow.application import ownership  # noqa: E402
-from howdah.airflow.application import watching as app  # noqa: E402
-from howdah.airflow.application.task_application import TaskApplication  # noqa: E402
-from howdah.airflow.failures import HowdahCommandFailed, failed, of_error  # noqa: E402
-from howdah.airflow.lineage import touched  # noqa: E402
-from howdah.airflow.local_training import scalars, train  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
-from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger  # noqa: E402
-from howdah.config.launchers import DEFAULT  # noqa: E402
-from howdah.errors import (  # noqa: E402
-    ClusterError,
-    ConfigError,
-    HowdahError,
-)
-from howdah.hadoop.resourcemanager import LIVE  # noqa: E402
+from howdah.errors import ClusterError, ConfigError, HowdahError
+from howdah.hadoop.resourcemanager import LIVE
 
 __all__ = ["HowdahTrainOperator"]
 

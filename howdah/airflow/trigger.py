@@ -10,6 +10,8 @@ an earlier version is resumed only while these names stay.
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import asyncio
 import os
 import time
@@ -18,25 +20,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from airflow.sdk.execution_time.xcom import XCom
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-require()
-
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError  # noqa: E402
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # noqa: E402
-from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
-from airflow.triggers.base import BaseTrigger, TriggerEvent  # noqa: E402
-
-from howdah import storage  # noqa: E402
-from howdah.airflow import links  # noqa: E402
-from howdah.airflow.application import tickets  # noqa: E402
-from howdah.airflow.application import watching as app  # noqa: E402
-from howdah.airflow.application.ownership import OWNER_KEY, TaskKey  # noqa: E402
-from howdah.airflow.failures import HowdahCommandRefused  # noqa: E402
-from howdah.airflow.hook import HowdahHook, masked  # noqa: E402
-from howdah.airflow.retries import ENDED  # noqa: E402
-from howdah.airflow.runner.settings import ConnectionSettings  # noqa: E402
-from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
+from howdah import storage
+from howdah.airflow import links
+from howdah.airflow.application import tickets
+from howdah.airflow.application import watching as app
+from howdah.airflow.application.ownership import OWNER_KEY, TaskKey
+from howdah.airflow.failures import HowdahCommandRefused
+from howdah.airflow.hook import HowdahHook, masked
+from howdah.airflow.retries import ENDED
+from howdah.airflow.runner.settings import ConnectionSettings
+from howdah.errors import ConfigError, HowdahError, NotFound
 
 __all__ = ["ApplicationTrigger"]
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context
 
-require()
-
-from airflow.sdk import Context  # noqa: E402
-
-from howdah.airflow.local_training import grace_seconds  # noqa: E402
-from howdah.airflow.operators import HowdahOperator  # noqa: E402
-from howdah.config.launchers import DEFAULT  # noqa: E402
+from howdah.airflow.local_training import grace_seconds
+from howdah.airflow.operators import HowdahOperator
+from howdah.config.launchers import DEFAULT
 
 __all__ = ["TuneOperator"]
 

@@ -31,6 +31,7 @@ __all__ = [
     "read",
     "require_secrets",
     "sections",
+    "set_key",
     "starter_yaml",
     "to_yaml",
     "type_text",
@@ -140,16 +141,28 @@ def _apply(raw: dict, override: str) -> None:
             expected="for example training.learning_rate=3e-5",
             got=f"an empty part in the key {key.strip()!r}" if equals and key.strip() else None,
         )
+    set_key(raw, parts, value, f"--set {override}")
+
+
+def set_key(sections: dict[str, Any], parts: Sequence[str], value: str, where: str) -> None:
+    """Set a key of plain sections to a value that a user has typed, as `--set` does.
+
+    Args:
+        parts: the key, split at its dots.
+        where: where the user has typed it, for messages.
+    Raises:
+        UsageError, ConfigError: a part of the key holds a value, or the value is not YAML.
+    """
     *parents, last = parts
-    section = raw
+    section = sections
     for parent in parents:
         child = section.get(parent)
         if child is None:
             child = section[parent] = {}
         if not isinstance(child, dict):
-            raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
+            raise UsageError(f"{parent} holds a value, not a section", where=where)
         section = child
-    section[last] = _typed_value(parts, value, f"--set {override}")
+    section[last] = _typed_value(parts, value, where)
 
 
 def _typed_value(parts: Sequence[str], value: str, where: str) -> Any:

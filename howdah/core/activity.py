@@ -2,13 +2,13 @@
 
 Code that takes long reports its progress, in whichever thread it runs:
 
-    with activity.doing("evaluate", "evaluating test", total=100_000, unit="rows"):
+    with activity.current().doing("evaluate", "evaluating test", total=100_000, unit="rows"):
         for batch in batches:
             ...
-            activity.advanced(len(batch))
+            activity.current().advanced(len(batch))
 
-Only a thread that follows an `Activity` is recorded. In other threads these calls do nothing, so
-that storage and readers need not know which process they run in. A thread that waits for another
+Only a thread that follows an `Activity` is recorded. In other threads `current()` records nothing,
+so that storage and readers need not know which process they run in. A thread that waits for another
 one's work (`waiting_for`) has that one's progress.
 """
 
@@ -20,18 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = [
-    "Activity",
-    "Progress",
-    "Snapshot",
-    "advanced",
-    "at_most",
-    "current",
-    "doing",
-    "hearing_notes",
-    "note",
-    "waiting_for",
-]
+__all__ = ["Activity", "Progress", "Snapshot", "current", "hearing_notes"]
 
 Progress = Callable[[str], None]
 """Takes a line about work that goes on, for the person who waits for it."""
@@ -143,6 +132,9 @@ class Activity:
     @contextlib.contextmanager
     def waiting_for(self, other: Activity) -> Iterator[None]:
         """Inside, this thread waits for the thread of `other`, and has its phase and progress."""
+        if other is self:
+            yield
+            return
         with self.doing():
             self._frame.since, self._frame.other = time.monotonic(), other
             yield
@@ -164,9 +156,13 @@ class Activity:
         self._progress = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Set a note on the present work, for example on a retry; "" clears it."""
+        """Set a note on the present work, for example on a retry; "" clears it.
+
+        `hearing_notes` of the calling thread gets it too.
+        """
         self._note = text
         self._progress = time.monotonic()
+        _pass_on(text)
 
     def progressed(self) -> float:
         """time.monotonic() of its last progress, at the latest now."""
@@ -188,27 +184,37 @@ def _mib(size: int | None) -> int | None:
     return None if size is None else -(-size // 2**20)
 
 
+class _Unfollowed(Activity):
+    """Of threads that follow no activity: records nothing, so that any of them may share it."""
+
+    @contextlib.contextmanager
+    def doing(
+        self, phase: str = "", what: str = "", *, total: int | None = None, unit: str = ""
+    ) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def waiting_for(self, other: Activity) -> Iterator[None]:
+        yield
+
+    @contextlib.contextmanager
+    def at_most(self, seconds: float) -> Iterator[None]:
+        yield
+
+    def advanced(self, count: int = 0) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        _pass_on(text)
+
+
 # ------------------------------------------------------------------ of the calling thread
-def current() -> Activity | None:
-    """The activity that this thread follows."""
-    return getattr(_thread, "activity", None)
+_UNFOLLOWED = _Unfollowed()
 
 
-def advanced(count: int = 0) -> None:
-    """As `Activity.advanced`, for the activity of this thread."""
-    own = current()
-    if own is not None:
-        own.advanced(count)
-
-
-def note(text: str) -> None:
-    """As `Activity.note`, for the activity of this thread."""
-    own = current()
-    if own is not None:
-        own.note(text)
-    heard = getattr(_thread, "heard", None)
-    if heard is not None:
-        heard(text)
+def current() -> Activity:
+    """The activity that this thread follows; one that records nothing if it follows none."""
+    return getattr(_thread, "activity", _UNFOLLOWED)
 
 
 @contextlib.contextmanager
@@ -223,36 +229,7 @@ def hearing_notes(heard: Callable[[str], None]) -> Iterator[None]:
         _thread.heard = before
 
 
-@contextlib.contextmanager
-def doing(
-    phase: str = "", what: str = "", *, total: int | None = None, unit: str = ""
-) -> Iterator[None]:
-    """As `Activity.doing`, for the activity of this thread."""
-    own = current()
-    if own is None:
-        yield
-        return
-    with own.doing(phase, what, total=total, unit=unit):
-        yield
-
-
-@contextlib.contextmanager
-def waiting_for(other: Activity) -> Iterator[None]:
-    """As `Activity.waiting_for`, for the activity of this thread."""
-    own = current()
-    if own is None or own is other:
-        yield
-        return
-    with own.waiting_for(other):
-        yield
-
-
-@contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """As `Activity.at_most`, for the activity of this thread."""
-    own = current()
-    if own is None:
-        yield
-        return
-    with own.at_most(seconds):
-        yield
+def _pass_on(text: str) -> None:
+    heard = getattr(_thread, "heard", None)
+    if heard is not None:
+        heard(text)

@@ -125,7 +125,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
 
     nearby = f"(there is no directory {os.path.abspath(name)} either)"
     try:
-        with activity.at_most(_HUB_SECONDS):
+        with activity.current().at_most(_HUB_SECONDS):
             local = snapshot_download(
                 name,
                 revision=revision,

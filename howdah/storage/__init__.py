@@ -434,7 +434,7 @@ def _copy(source: BinaryIO, target: BinaryIO, path: str) -> None:
 
 def _read_in_parallel(source: Any, target: Any, local: str) -> None:
     """Copy a large remote file, several blocks at once: they lie on different DataNodes."""
-    own = activity.current() or activity.Activity()
+    own = activity.current()
 
     def block(offset: int) -> None:
         with own.followed():

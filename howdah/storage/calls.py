@@ -53,7 +53,7 @@ class TimedCalls:
             # A call's own error goes to its caller; RESTART is for a failure of the loop itself.
             threads.start(self._work, inbox, idle, name="howdah-storage", failed=threads.RESTART)
         inbox.put(job)
-        with activity.at_most(seconds):
+        with activity.current().at_most(seconds):
             answered = job.done.wait(seconds)
         if not answered:
             raise TimeoutError(f"no answer within {seconds:.0f} s")

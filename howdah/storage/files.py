@@ -87,7 +87,7 @@ class Writer(io.BufferedIOBase):
             for start in range(0, count, self._gather):
                 self._send(view[start : start + self._gather])
         self._count += count
-        activity.advanced()
+        activity.current().advanced()
         return count
 
     def _send(self, data) -> None:
@@ -224,7 +224,7 @@ class RangeReader(io.BufferedIOBase):
         count = min(max(self._next, min(wanted, self._largest)), self.size - self._at)
         self._window = b""  # not two windows at once
         self._window, self._start = self.fetch(self._at, count), self._at
-        activity.advanced()
+        activity.current().advanced()
 
     def read1(self, size: int = -1) -> bytes:
         return self.read(min(size, self._largest) if size > 0 else self._largest)

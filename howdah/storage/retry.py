@@ -93,21 +93,24 @@ def run(path: str, action: Callable[[], T]) -> T:
                 left = began + limit - now
                 if left <= 0:
                     raise _timed_out(error, now - began) from None
-                activity.note(f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s")
+                activity.current().note(
+                    f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s"
+                )
                 rest = min(pause, left) * random.uniform(0.5, 1.0)
-                with activity.at_most(rest):  # hang_seconds may be as short as the longest pause
+                # hang_seconds may be as short as the longest pause.
+                with activity.current().at_most(rest):
                     time.sleep(rest)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 if began is not None:
                     _over(where, time.monotonic() - began)
                     began = None
-                    activity.note("")
-                activity.advanced()
+                    activity.current().note("")
+                activity.current().advanced()
                 return result
     finally:
         if began is not None and limit > 0:
-            activity.note("")
+            activity.current().note("")
             with _lock:
                 _waiting[where] -= 1
 

@@ -13,7 +13,7 @@ from tests.support.airflow.browser import (
     open_form,
     send,
     task_page,
-    unfold,
+    text_area,
 )
 
 pytestmark = pytest.mark.airflow
@@ -37,16 +37,15 @@ def test_from_the_form_to_the_report(
     browser.fill(field("training.global_batch_size"), "8")
     browser.fill(field("training.learning_rate"), "0.0003")
     browser.fill(field("publish.directory"), str(tmp_path / "models"))
-    unfold(browser, "Evaluation")
-    browser.fill(field("evaluation.max_rows"), "16")
+    browser.fill(text_area("set"), "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]")
     browser.picture("form")
     run_id = send(browser)
     sent = airflow.run(DAG, run_id)["conf"]
     assert sent["data.dataset"] == tiny_dataset.path
     assert sent["training.learning_rate"] == 0.0003  # typed key by key, the dot with it
     assert (sent["training.max_steps"], sent["training.framework"]) == (6, "torch")
-    assert sent["evaluation.max_rows"] == 16
-    assert sent["training.per_device_max_tokens"] == 8192  # its name is not that of a secret
+    assert sent["set"] == "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]"
+    assert len(sent) == 20  # no other key has a field
 
     airflow.wait_run(DAG, run_id, seconds=280)
     browser.see("Success")
@@ -64,7 +63,9 @@ def test_from_the_form_to_the_report(
 
     assert "per_device_max_tokens: 8192" in airflow.log(DAG, run_id, "check")
     shown = airflow.task(DAG, run_id, "train")["rendered_fields"]["config"]
-    assert shown["training"]["per_device_max_tokens"] == 8192
+    assert shown["training"]["per_device_max_tokens"] == 8192  # its name is not that of a secret
+    assert shown["evaluation"]["max_rows"] == 16
+    assert shown["evaluation"]["splits"] == ["test"]
     assert airflow.xcom(DAG, run_id, "check")["config"] == shown
     published = airflow.xcom(DAG, run_id, "publish")
     export = json.loads(storage.read_text(storage.join(published["path"], "howdah.json")))

@@ -1,4 +1,4 @@
-"""The trigger form: every key a field that Airflow can show and check; what is sent, checked again.
+"""The trigger form: its fields as Airflow shows and checks them; what is sent, checked again.
 
 The forms' own part needs no Airflow; the tests marked `airflow` build real Params and DAGs.
 """
@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from howdah.airflow.form import trigger_form
-from howdah.airflow.form.schema_fields import NOT_SHOWN, SECTIONS
+from howdah.airflow.form.trigger_form import OF_THE_RUN, SECTIONS
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN
 from howdah.config.launchers import DEFAULT
@@ -20,7 +20,9 @@ from howdah.errors import ConfigError, NotFound
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge
 
-FIELDS = {each.name: each for each in trigger_form.fields()}
+RETRAIN = "training.replay"
+"""The key that howdah_retrain's form has besides."""
+FIELDS = {each.name: each for each in trigger_form.fields([*OPEN, RETRAIN])}
 KEYS = dict(configs.keys())
 
 
@@ -35,17 +37,9 @@ def problems_of(sent: dict, **options) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------ the fields
-def test_every_key_is_a_field_once():
-    assert set(FIELDS) == set(KEYS) - NOT_SHOWN
-    assert len(trigger_form.fields()) == len(FIELDS)
-
-
-def test_the_open_group_comes_first_then_the_sections_in_order():
-    places = [each.section for each in trigger_form.fields()]
-    assert places[: len(OPEN)] == [None] * len(OPEN)
-    titles = list(dict.fromkeys(places[len(OPEN) :]))
-    assert titles == list(SECTIONS.values())
-    assert None not in places[len(OPEN) :]
+def test_at_most_fifteen_keys_have_a_field():
+    assert [each.name for each in trigger_form.fields()] == list(OPEN)
+    assert len(OPEN) <= 15
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -58,8 +52,6 @@ def test_a_field_is_plain_json_schema_with_help_and_a_fitting_default(name):
     assert each.schema["type"]
     assert " ".join((KEYS[name].description or "").split()) in each.help
     assert accepts(each.schema, each.default)
-    if each.schema["type"] == "array":  # the form shows a text area only for a list of texts
-        assert each.schema["items"]["type"] == "string"
 
 
 @pytest.mark.parametrize(
@@ -67,78 +59,38 @@ def test_a_field_is_plain_json_schema_with_help_and_a_fitting_default(name):
     [
         ("training.framework", {"type": "string", "enum": ["tensorflow", "torch"]}),
         ("training.max_steps", {"type": ["integer", "null"], "minimum": 1}),
-        ("data.quality.max_characters", {"type": "integer", "minimum": 1}),
-        ("data.max_length", {"type": "integer", "minimum": 8, "maximum": 8192}),
         (
             "training.learning_rate",
             {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
         ),
-        ("data.columns.text", {"type": "array", "items": {"type": "string"}}),
-        (
-            "data.labels",
-            {
-                "type": ["array", "object", "null"], "items": {"type": "string"},
-                "additionalProperties": {"type": "string"},
-            },
-        ),
-        (
-            "training.class_weights",
-            {"type": ["string", "object"], "additionalProperties": {"type": "number"}},
-        ),
-        (
-            "evaluation.splits",
-            {
-                "type": "array", "items": {"enum": ["validation", "test"], "type": "string"},
-                "examples": ["validation", "test"],
-            },
-        ),
+        ("training.replay", {"type": ["number", "integer", "null"], "minimum": 0,
+                             "exclusiveMaximum": 1}),
         ("gate.minimum", {"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
-        ("checkpoint.every_epoch", {"type": "boolean"}),
-        ("tracking.mlflow.uri", {"type": ["string", "null"]}),
+        ("gate.better_than_published", {"type": "boolean"}),
     ],
 )  # fmt: skip
 def test_each_kind_of_field(name, schema):
     assert FIELDS[name].schema == schema
 
 
-def test_sizes_are_texts_with_a_unit():
-    field = FIELDS["job.worker.memory"]
-    assert field.default == "6 GiB"
-    assert FIELDS["data.shard_bytes"].default == "96 MiB"
+def test_sizes_have_a_unit():
     for good in ("4 GiB", "4GiB", "1.5 gib", "512 MiB", "4096", "4096 B"):
-        assert accepts(field.schema, good)
-        trigger_form.config({"job.worker.memory": good})
-    for bad in ("4 GB", "much", "", "-1 GiB", "4 GiB or so"):
-        assert not accepts(field.schema, bad)
+        for sent in ({"job.worker.memory": good}, {"set": f"job.worker.memory: {good}"}):
+            trigger_form.config(sent)
+    for bad in ("4 GB", "much", "-1 GiB", "4 GiB or so"):
+        for sent in ({"job.worker.memory": bad}, {"set": f"job.worker.memory: {bad}"}):
+            assert bad in problems_of(sent)[0]
 
 
 def test_limits_are_in_the_help_since_the_form_shows_none():
     assert "(above 0, below 1)" in FIELDS["training.learning_rate"].help
-    assert "(at least 8, at most 8192)" in FIELDS["data.max_length"].help
+    assert "(at least 1)" in FIELDS["job.workers"].help
 
 
 # What a field takes that the configuration then refuses, and why one field cannot show that.
 LATER = {
-    "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
-    "data.dedup.num_permutations", "data.dedup.bands", "data.dedup.ngram",
-    "data.split.validation", "data.split.test", "data.append.part", "training.replay",
-    "data.split.time.validation_from", "data.split.time.test_from",
-    "training.per_device_max_tokens", "training.early_stopping.patience",
-    "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
-    "training.parallel.tensor", "training.parallel.pipeline",
-    "data.max_length", "data.kind", "data.format", "data.as_of", "data.task",
-    "evaluation.metric",
-    "data.jdbc.url_file", "data.jdbc.partition_column", "data.jdbc.partitions",
-    "data.jdbc.predicates", "data.jdbc.fetch_size", "data.jdbc.watermark",
-    "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
-    "job.gloo_timeout_seconds",
-    "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
-    "evaluation.splits", "gate.better_than_published", "gate.split", "publish.mlflow.enabled",
-    "gate.minimum", "yarn.tags", "job.env", "job.ports",  # by rules that no schema has
-    "training.class_weights",  # a choice of texts beside an object
-    "data.shard_bytes", "training.shard_cache_bytes", "job.worker.memory", "yarn.driver.memory",
-    "baseline.max_bytes",
-    "data.csv.delimiter", "data.csv.quote", "data.csv.escape", "data.csv.encoding",  # by rules too
+    "data.format", "training.replay", "job.workers", "gate.better_than_published",  # others' values
+    "gate.minimum",  # by rules that no schema has
 }  # fmt: skip
 CANDIDATES = [
     None, "", "x", "4 GiB", "4 GB", "12-13", 0, 1, -1, 2, 7, 10**6, 0.5, 1.5, -0.5, 1.0, True,
@@ -187,16 +139,12 @@ def test_the_run_decides_what_is_its_own():
 
 def test_emptied_fields_mean_none_or_nothing():
     made = trigger_form.config(
-        {
-            "training.max_steps": None, "gate.minimum": None, "yarn.tags": None,
-            "data.partitions": {}, "data.labels": [], "data.query_file": "",
-        }
-    )  # fmt: skip
+        {"training.max_steps": None, "gate.minimum": None, "data.source": "", "job.workers": None}
+    )
     assert made["training"]["max_steps"] is None
     assert made["gate"]["minimum"] == {}
-    assert made["yarn"]["tags"] == []
-    assert made["data"]["partitions"] is None
-    assert made["data"]["labels"] is None
+    assert made["data"]["source"] is None
+    assert made["job"]["workers"] == 2
 
 
 def test_mlflow_is_off_until_it_has_an_address():
@@ -264,9 +212,11 @@ def test_an_installations_defaults(tmp_path, monkeypatch):
     assert given.pop("np") == 2
     made = {each.name: each for each in trigger_form.fields(defaults=given)}
     assert made["run.name"].default == "demo"
-    assert made["data.shard_bytes"].default == "1 MiB"
-    assert made["data.spark.master"].default == "yarn"
-    assert made["training.seed"].default == 42
+    assert made["job.workers"].default == 2
+    config = trigger_form.config({}, defaults=given)
+    assert config["data"]["shard_bytes"] == 2**20
+    assert config["data"]["spark"]["master"] == "yarn"
+    assert config["training"]["seed"] == 42
     assert FIELDS["run.name"].default == "run"
 
 
@@ -288,12 +238,11 @@ def test_defaults_that_are_no_configuration():
         trigger_form.fields(defaults={"training": {"sed": 3}})
 
 
-def test_a_form_with_only_some_keys():
-    names = [each.name for each in trigger_form.fields(only=["gate", "data.source"])]
-    assert names[0] == "data.source"
-    assert set(names) == {"data.source"} | {name for name in FIELDS if name.startswith("gate.")}
+def test_a_form_with_other_keys():
+    names = ["gate.minimum", "data.source"]
+    assert [each.name for each in trigger_form.fields(names)] == names
     with pytest.raises(ConfigError, match="no configuration key"):
-        trigger_form.fields(only=["gates"])
+        trigger_form.fields(["gates"])
 
 
 # -------------------------------------------------------------------------------------- policy
@@ -367,7 +316,7 @@ def test_the_form_shows_only_what_may_be_sent():
     made = trigger_form.params(policy=policy, defaults={"approval": True})
     own = len(trigger_form.OWN)
     assert [*made][:own] == [*trigger_form.OWN]  # tasks read them
-    assert {name.partition(".")[0] for name in [*made][own:]} == {"data", "training"}
+    assert {name.partition(".")[0] for name in [*made][own:]} == {"data", "training", "set"}
     assert [name for name in made if name.startswith("data.")] == ["data.source"]
     assert "const" not in made["np"].schema
     assert made["approval"].schema["const"] is True
@@ -389,13 +338,13 @@ def test_airflow_serialises_the_form_without_change():
         pass
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
     back = DagSerialization.from_dict(stored).params
-    assert list(back) == [*trigger_form.OWN, *FIELDS]
-    for name, each in FIELDS.items():
-        param = back.get_param(name)
+    assert list(back) == [*trigger_form.OWN, *OPEN, "set"]
+    for name in OPEN:
+        param, each = back.get_param(name), FIELDS[name]
         assert param.value == each.default
         assert param.description == each.help
-        section = {} if each.section is None else {"section": each.section}
-        assert param.schema == {**each.schema, "title": name, **section}
+        assert param.schema == {**each.schema, "title": name}
+    assert back.get_param("set").schema["format"] == "multiline"  # a text area
 
 
 @pytest.mark.airflow
@@ -403,9 +352,8 @@ def test_airflow_serialises_the_form_without_change():
     ("name", "bad"),
     [
         ("training.framework", "jax"), ("training.learning_rate", 1.0), ("np", 0),
-        ("backend", "spark"), ("job.worker.memory", "4 GB"), ("gate.minimum", {"accuracy": "x"}),
-        ("training.seed", 1.5), ("evaluation.splits", ["train"]), ("approval", "yes"),
-        ("launcher", "srun"),
+        ("backend", "spark"), ("gate.minimum", {"accuracy": "x"}), ("training.max_steps", 1.5),
+        ("approval", "yes"), ("launcher", "srun"), ("set", ["training.seed: 1"]),
     ],
 )  # fmt: skip
 def test_airflow_itself_refuses_a_bad_value(name, bad):
@@ -455,6 +403,22 @@ def test_a_search_space_comes_from_the_installations_defaults_alone():
     made = trigger_form.config({}, defaults={"tune": {"space": space, "trials": 3}})
     assert made["tune"]["trials"] == 3
     assert made["tune"]["space"]["training.learning_rate"]["low"] == 1e-5
-    assert not any(name.startswith("tune.") for name in FIELDS)
-    (problem,) = problems_of({"tune.trials": 1000})
-    assert "the installation's defaults'" in problem
+    for sent in ({"tune.trials": 1000}, {"set": "tune.trials: 1000"}):
+        (problem,) = problems_of(sent)
+        assert "the installation's defaults'" in problem
+
+
+def test_every_key_but_the_runs_own_may_be_sent_or_is_the_installations():
+    for name in KEYS:
+        sent = f"{name}: x"
+        try:
+            trigger_form.config({"set": sent})
+            text = ""
+        except ConfigError as error:
+            text = "\n".join(problem.what for problem in error.problems)
+        assert ("the DAG run's own" in text) == (name in OF_THE_RUN), name
+        if name not in OF_THE_RUN:
+            assert ("is the installation's defaults'" in text) == (
+                name.partition(".")[0] not in SECTIONS
+            ), name
+        assert "unknown key" not in text, name

@@ -197,6 +197,8 @@ def test_nothing_of_a_red_team_gets_through(shared):
     # All are sent before the first answer is looked at.
     forms = [(airflow.trigger(FINETUNE, plain(asked)), asked) for asked in FORMS]
     scores = [(airflow.trigger(SCORE, plain(asked)), asked) for asked in SCORES]
+    text = "training.seed: 7\nrun.user: hdfs\njob.env.LD_PRELOAD: /tmp/evil.so"
+    lines = airflow.trigger(FINETUNE, {"set": text})
     other = airflow.trigger(FINETUNE, {"conn_id": "shared_other"})
     elsewhere = airflow.trigger(
         SCORE, {"conn_id": "shared_other", "model": "hdfs:///m", "source": "hdfs:///s"}
@@ -213,6 +215,10 @@ def test_nothing_of_a_red_team_gets_through(shared):
         log = refusal(airflow, FINETUNE, run)
         for key, (_, rule) in asked.items():
             assert_refused(log, key, rule)
+    log = refusal(airflow, FINETUNE, lines)
+    for number, key in enumerate(("run.user", "job.env"), 2):
+        assert_refused(log, key, KEYS)
+        assert f"where:    {key} (set, line {number})\n" in log
     for run, asked in scores:
         log = refusal(airflow, SCORE, run)
         for key, (_, rule) in asked.items():
@@ -230,7 +236,14 @@ def test_nothing_of_a_red_team_gets_through(shared):
 def test_what_the_form_does_not_show_airflow_itself_refuses(shared):
     params = shared.api("GET", f"/dags/{FINETUNE}/details")["params"]
     shown = set(params)
-    assert {"data.source", "training.seed", "gate.margin", "np", "conn_id"} <= shown
+    assert {
+        "data.source",
+        "training.learning_rate",
+        "gate.minimum",
+        "np",
+        "conn_id",
+        "set",
+    } <= shown
     assert not [key for key in shown if key.startswith(("data.spark", "job.env", "run.user"))]
     assert params["data.source"]["value"] == "/srv/in/rows.csv"
     settings = {"conf": {"spark.driver.extraJavaOptions": DEBUGGER}}

@@ -24,30 +24,35 @@ def clock(monkeypatch):
 
 def test_a_snapshot_shows_the_progress_of_the_work(clock):
     own = Activity("prepare")
-    with own.followed(), activity.doing("evaluate", "evaluating test", total=100_000, unit="rows"):
+    with (
+        own.followed(),
+        activity.current().doing("evaluate", "evaluating test", total=100_000, unit="rows"),
+    ):
         clock[0] += 500
-        activity.advanced(31_000)
+        activity.current().advanced(31_000)
         clock[0] += 7
         found = own.snapshot()
         assert (found.phase, found.seconds, found.idle_seconds) == ("evaluate", 507.0, 7.0)
         assert found.text == "evaluating test: 31,000 of 100,000 rows"
-        with activity.doing("", "fetching train-3", total=96 * 2**20, unit="bytes"):
-            activity.advanced(12 * 2**20)
+        with activity.current().doing("", "fetching train-3", total=96 * 2**20, unit="bytes"):
+            activity.current().advanced(12 * 2**20)
             assert own.snapshot().text.endswith("rows; fetching train-3: 12 of 96 MiB")
             assert own.snapshot().phase == "evaluate"
     assert (own.snapshot().phase, own.snapshot().idle_seconds) == ("prepare", 0.0)
 
 
 def test_without_an_activity_nothing_is_recorded():
-    assert activity.current() is None
-    with activity.doing("save"), activity.at_most(5):
-        activity.advanced(3)
-        activity.note("x")
+    own = activity.current()
+    assert activity.current() is own
+    with activity.current().doing("save"), activity.current().at_most(5):
+        activity.current().advanced(3)
+        activity.current().note("x")
+        assert (own.snapshot().phase, own.snapshot().text) == ("", "")
 
 
 def test_a_thread_that_waits_for_another_has_its_progress(clock):
     main, saver = Activity("compute"), Activity("save", "saving step 7")
-    with main.followed(), activity.waiting_for(saver):
+    with main.followed(), activity.current().waiting_for(saver):
         clock[0] += 50
         assert main.snapshot().idle_seconds == 50
         saver.advanced()

@@ -155,7 +155,7 @@ class Checkpoints:
         thread = self._thread  # another thread may wait for it too
         if thread is not None:
             self._throttle.hurry()
-            with activity.waiting_for(self._activity):
+            with activity.current().waiting_for(self._activity):
                 thread.join()
             self._thread = None
         if self._failure is not None:
@@ -197,7 +197,7 @@ class Checkpoints:
                 free = storage.free_bytes(self.directory)
                 if free is not None and free < needed:
                     raise no_room(step, self.directory, needed)
-                with activity.doing("", "writing", total=needed, unit="bytes"):
+                with activity.current().doing("", "writing", total=needed, unit="bytes"):
                     files = write_files(temporary, step, tensors, meta, throttle)
                 manifest = files | {
                     "step": step,
@@ -223,7 +223,7 @@ class Checkpoints:
             raise unsaved(error, step, self.directory, needed) from error
         self._saved(step, target)
         try:
-            with activity.doing("", "reading it back"):
+            with activity.current().doing("", "reading it back"):
                 self._read_back(fence, target, manifest, throttle)
             self._prune(fence, best)
         except StorageError as error:

@@ -62,7 +62,7 @@ class ThrottledFile:
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             self._file.write(piece)
-            activity.advanced(len(piece))
+            activity.current().advanced(len(piece))
             self._throttle.passed(len(piece))
         return len(data)
 

@@ -316,7 +316,7 @@ class BatchSource:
         try:
             while True:
                 begun = time.perf_counter()
-                with activity.waiting_for(reading):
+                with activity.current().waiting_for(reading):
                     item = ready.get()
                 self.waited += time.perf_counter() - begun
                 if item is None:

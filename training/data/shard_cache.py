@@ -387,13 +387,13 @@ def _lock(file: BinaryIO, name: str | None = None) -> None:
     if name is not None:
         what = f"waiting for {os.path.basename(name)}, which another process or thread fetches"
     written = 0
-    with activity.doing("cache", what):
+    with activity.current().doing("cache", what):
         while not locked(file):
             if name is not None and not is_named(file, name):
                 return
             if (now := os.fstat(file.fileno()).st_mtime_ns) != written:
                 written = now
-                activity.advanced()
+                activity.current().advanced()
             time.sleep(_POLL_SECONDS)
 
 

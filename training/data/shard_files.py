@@ -226,7 +226,9 @@ class ShardFiles:
 
         def fill(file: BinaryIO) -> None:
             try:
-                with activity.doing("", f"fetching {entry.name}", total=entry.bytes, unit="bytes"):
+                with activity.current().doing(
+                    "", f"fetching {entry.name}", total=entry.bytes, unit="bytes"
+                ):
                     self._copy(path, entry.crc32c, unpack=self._packed)(file)
             except DataError:
                 self.locate_damage(entry)
@@ -286,7 +288,7 @@ class ShardFiles:
 
     @staticmethod
     def _crc32c_of(local: str, entry: ShardEntry) -> int:
-        with activity.doing("", f"reading {entry.name}", total=entry.bytes, unit="bytes"):
+        with activity.current().doing("", f"reading {entry.name}", total=entry.bytes, unit="bytes"):
             return file_crc32c(local)
 
     def _check_copy(self, number: int) -> None:
@@ -301,7 +303,9 @@ class ShardFiles:
         entry, path = self.entries[number], self.cache.path(key)
         try:
             if self._packed:
-                with activity.doing("", f"reading {entry.name}", total=size, unit="bytes"):
+                with activity.current().doing(
+                    "", f"reading {entry.name}", total=size, unit="bytes"
+                ):
                     whole = _crc32(path) == self._packed_crc32(number)
             else:
                 whole = self._crc32c_of(path, entry) == entry.crc32c
@@ -347,7 +351,7 @@ class _Crc:
     def over(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             self.value = google_crc32c.extend(self.value, chunk)
-            activity.advanced(len(chunk))
+            activity.current().advanced(len(chunk))
             yield chunk
 
 

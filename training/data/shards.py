@@ -131,7 +131,7 @@ class ShardSet:
                     request.enter_context(self.files.cache.request_room())
                     requested = True
                 pause = random.uniform(0.05, 0.2)
-                with activity.doing("cache", "waiting for room in the shard cache"):
+                with activity.current().doing("cache", "waiting for room in the shard cache"):
                     time.sleep(pause)  # progress: this wait ends by itself
                 waited = waited + pause if requested else pause
 
@@ -315,10 +315,10 @@ class ShardSet:
         share = range(len(self.entries))[rank::world]
         left_out = 0
         what = f"verifying {self.split}"
-        with activity.doing("", what, total=len(share), unit="shards"):
+        with activity.current().doing("", what, total=len(share), unit="shards"):
             for number in share:
                 left_out += not self.files.verify(number)
-                activity.advanced(1)
+                activity.current().advanced(1)
         return left_out
 
 

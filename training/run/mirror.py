@@ -151,7 +151,7 @@ class Mirror:
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
-            with activity.at_most(_ROUND_SECONDS):
+            with activity.current().at_most(_ROUND_SECONDS):
                 self._thread.join()
         if self._sources and self.fenced_off is None:
             with self._lock:

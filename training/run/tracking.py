@@ -152,7 +152,7 @@ class MlflowTracker(Tracker):
         self._report, self._ending = provenance.report, provenance.ending
         check()
         try:
-            with activity.at_most(_START_SECONDS):
+            with activity.current().at_most(_START_SECONDS):
                 self._client = mlflow.MlflowClient(tracking_uri=options.uri)
                 if run_id is None:
                     experiment = self._client.get_experiment_by_name(options.experiment)
@@ -262,7 +262,7 @@ class MlflowTracker(Tracker):
         """Send what is left and end MLflow's run; a server that does not answer is given up."""
         self._status = status
         self._stop.set()
-        with activity.at_most(_CLOSE_SECONDS):
+        with activity.current().at_most(_CLOSE_SECONDS):
             self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             self._say(

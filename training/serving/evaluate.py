@@ -85,7 +85,7 @@ def evaluate(
         if predictions_dir is not None:
             part = PredictionPart(label_names, run_id, task, keep_going=unwritten is not None)
             stack.enter_context(part)
-        with activity.doing("evaluate", what, total=rows, unit="rows"):
+        with activity.current().doing("evaluate", what, total=rows, unit="rows"):
             if in_step is None:
                 stopped = _forward_all(forward, source, tally, part, asked, kept)
             else:
@@ -141,14 +141,14 @@ def _forward_all(
         done = int(batch.global_weight) if batch.last_of_step else 0
         real_B = batch.weights_B > 0
         if stop is not None and not real_B.any():
-            activity.advanced(done)
+            activity.current().advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels_B = np.asarray(batch.labels_B)
         tally.add(labels_B[real_B], logits_BC[real_B])
         if kept is not None:
             kept.add(labels_B[real_B], logits_BC[real_B])
-        activity.advanced(done)
+        activity.current().advanced(done)
         if part is not None and real_B.any():  # row_ids parses every record
             ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
             part.add(ids, labels_B[real_B], logits_BC[real_B], batch.rows.take(real_B))

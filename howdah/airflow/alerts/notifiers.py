@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from howdah.airflow import require
+from airflow.sdk import BaseNotifier
 
-require()
-
-from airflow.sdk import BaseNotifier  # noqa: E402
-
-from howdah.airflow.hook import HowdahHook  # noqa: E402
-from howdah.airflow.runner.settings import NotifierSettings  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy import rules  # noqa: E402
+from howdah.airflow.hook import HowdahHook
+from howdah.airflow.runner.settings import NotifierSettings
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy import rules
 
 __all__ = ["Event", "NotSent", "made", "notify"]
 

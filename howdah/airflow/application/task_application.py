@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk.execution_time.xcom import XCom
+
+from howdah.airflow.application import ownership
+from howdah.airflow.application import watching as app
+from howdah.airflow.failures import HowdahCommandFailed
+from howdah.airflow.hook import HowdahHook
 from howdah.core import threads
-
-require()
-
-from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
-
-from howdah.airflow.application import ownership  # noqa: E402
-from howdah.airflow.application import watching as app  # noqa: E402
-from howdah.airflow.failures import HowdahCommandFailed  # noqa: E402
-from howdah.airflow.hook import HowdahHook  # noqa: E402
-from howdah.errors import HowdahError, NotFound  # noqa: E402
-from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager  # noqa: E402
+from howdah.errors import HowdahError, NotFound
+from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 
 __all__ = ["TaskApplication"]
 

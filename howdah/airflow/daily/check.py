@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context
 
-require()
-
-from airflow.sdk import Context  # noqa: E402
-
-from howdah.airflow.daily import form  # noqa: E402
-from howdah.airflow.form import trigger_form  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
+from howdah.airflow.daily import form
+from howdah.airflow.form import trigger_form
+from howdah.airflow.hook import refusals
+from howdah.airflow.operators import HowdahOperator, run_name, safe_name
 
 __all__ = ["CheckDayOperator"]
 

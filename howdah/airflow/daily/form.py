@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from howdah.airflow import require
+from airflow.sdk import Context, Param
 
-require()
-
-from airflow.sdk import Context, Param  # noqa: E402
-
-from howdah import storage  # noqa: E402
-from howdah.airflow.daily import days  # noqa: E402
-from howdah.airflow.form import left_out, trigger_form  # noqa: E402
-from howdah.airflow.form.daily import DailySettings, from_defaults  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.options.partition import parse  # noqa: E402
-from howdah.errors import ConfigError, HowdahError  # noqa: E402
-from howdah.policy.check import Judge  # noqa: E402
-from howdah.policy.rules import Policy  # noqa: E402
+from howdah import storage
+from howdah.airflow.daily import days
+from howdah.airflow.form import left_out, trigger_form
+from howdah.airflow.form.daily import DailySettings, from_defaults
+from howdah.config import loader as configs
+from howdah.config.options.partition import parse
+from howdah.errors import ConfigError, HowdahError
+from howdah.policy.check import Judge
+from howdah.policy.rules import Policy
 
 __all__ = [
     "RETRAIN_KEYS", "asked", "check", "configuration", "day_of", "params", "retrain_params",
@@ -38,8 +36,8 @@ RETRAIN_KEYS = (
     "training.replay", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
     "gate.minimum", "job.workers",
 )  # fmt: skip
-"""Keys of the configuration that the form of howdah_retrain shows; others are the installation's
-defaults, or are sent by the API."""
+"""Keys of the configuration with a field in the form of howdah_retrain; others are lines of `set`,
+or the installation's defaults."""
 
 
 def settings() -> DailySettings:
@@ -69,23 +67,26 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
             values["output"], "Table for the scores of a table's rows; none: its name and _scored.",
             **_OPTIONAL,
         ),
-        "conn_id": _conn_id(values["conn_id"]),
+        "conn_id": trigger_form.own_param("conn_id", trigger_form.installed_defaults(), policy),
     }  # fmt: skip
-    if _DRIFT in configs.Config.model_fields:
-        text = "Thresholds of drift, as the section `drift` of a configuration; none: the defaults."
-        made[_DRIFT] = Param(values[_DRIFT], text, type=["object", "null"])
-    return _fixed(made, policy)
+    text = "Thresholds of drift, as the section `drift` of a configuration; none: the defaults."
+    keys = [f"{_DRIFT}.{name}" for name in configs.sections()[_DRIFT]]
+    sendable = policy is None or any(map(policy.may_send, keys))
+    # With a `const` Airflow does not show the field, and takes no other value.
+    fixed = {} if sendable else {"const": values[_DRIFT]}
+    made[_DRIFT] = Param(values[_DRIFT], text, type=["object", "null"], **fixed)
+    return made
 
 
 def retrain_params(policy: Policy | None = None) -> dict[str, Param]:
-    """The `params` of howdah_retrain: the day, the form's own fields, and `RETRAIN_KEYS`."""
+    """The `params` of howdah_retrain: the day, the form's own fields, `RETRAIN_KEYS` and `set`."""
     defaults = trigger_form.installed_defaults()
     source = "Labelled rows: a table, or files with the partition's columns as {ds}; none: the"
     made = {
         "partition": _partition("append"),
         "source": Param(None, f"{source} installation's.", **_OPTIONAL),
     }
-    known = trigger_form.params(only=RETRAIN_KEYS, defaults=defaults, policy=policy)
+    known = trigger_form.params(names=RETRAIN_KEYS, defaults=defaults, policy=policy)
     return {**made, **known}
 
 
@@ -94,22 +95,6 @@ def _partition(what: str) -> Param:
         None, f"Partition to {what}: ds=2026-11-01, or a=b/c=d; none: that of the event which"
         " started the run, else of the run's date.", **_OPTIONAL,
     )  # fmt: skip
-
-
-def _conn_id(value: str) -> Param:
-    return Param(value, "Airflow Connection of type howdah.", type="string", minLength=1)
-
-
-def _fixed(made: dict[str, Param], policy: Policy | None) -> dict[str, Param]:
-    """Airflow shows no field, and takes no other value, where the policy allows none."""
-    if policy is None:
-        return made
-    keys = [name for name, _ in configs.keys() if name.startswith(f"{_DRIFT}.")]  # noqa: SIM118
-    sendable = {"conn_id": policy.may_send("conn_id"), _DRIFT: any(map(policy.may_send, keys))}
-    for name, may in sendable.items():
-        if name in made and not may:
-            made[name].schema = {**made[name].schema, "const": made[name].value}
-    return made
 
 
 def _own_values() -> dict[str, Any]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context
+from airflow.sdk.bases.skipmixin import SkipMixin
+from airflow.sdk.exceptions import AirflowSkipException
 
-require()
-
-from airflow.sdk import Context  # noqa: E402
-from airflow.sdk.bases.skipmixin import SkipMixin  # noqa: E402
-from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
-
-from howdah.airflow import failures, links  # noqa: E402
-from howdah.airflow.alerts import notifiers  # noqa: E402
-from howdah.airflow.application.ownership import TaskKey  # noqa: E402
-from howdah.airflow.daily import days  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.lineage import touched  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
-from howdah.config.options.partition import is_files  # noqa: E402
-from howdah.errors import ConfigError, DataError  # noqa: E402
+from howdah.airflow import failures, links
+from howdah.airflow.alerts import notifiers
+from howdah.airflow.application.ownership import TaskKey
+from howdah.airflow.daily import days
+from howdah.airflow.hook import refusals
+from howdah.airflow.lineage import touched
+from howdah.airflow.operators import HowdahOperator, task_key
+from howdah.config.options.partition import is_files
+from howdah.errors import ConfigError, DataError
 
 __all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import Context, Variable
+from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.sdk.bases.skipmixin import SkipMixin
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-require()
-
-from airflow.sdk import Context, Variable  # noqa: E402
-from airflow.sdk.bases.sensor import BaseSensorOperator  # noqa: E402
-from airflow.sdk.bases.skipmixin import SkipMixin  # noqa: E402
-from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # noqa: E402
-
-from howdah.airflow.assets import DRIFT  # noqa: E402
-from howdah.airflow.daily import days, form  # noqa: E402
-from howdah.airflow.form import trigger_form  # noqa: E402
-from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import CheckOperator, task_key  # noqa: E402
-from howdah.config import loader as configs  # noqa: E402
-from howdah.config.options.partition import expanded, is_files  # noqa: E402
-from howdah.config.splits import TEST  # noqa: E402
-from howdah.errors import ConfigError  # noqa: E402
+from howdah.airflow.assets import DRIFT
+from howdah.airflow.daily import days, form
+from howdah.airflow.form import trigger_form
+from howdah.airflow.hook import refusals
+from howdah.airflow.operators import CheckOperator, task_key
+from howdah.config import loader as configs
+from howdah.config.options.partition import expanded, is_files
+from howdah.config.splits import TEST
+from howdah.errors import ConfigError
 
 __all__ = ["CheckRetrainOperator", "TurnSensor"]
 
@@ -137,7 +135,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
     def _cooling(self, context: Context) -> datetime | None:
         """Until when an alarm's run is skipped; None: this run begins."""
         events = context.get("triggering_asset_events") or {}
-        if not events or any(_name(asset) != DRIFT.name for asset in events):
+        if not events or any(getattr(asset, "name", None) != DRIFT.name for asset in events):
             return None
         began = _began().get(self._model())
         if not began or began[1] == context["ti"].run_id:
@@ -189,7 +187,3 @@ def _awaited(
 def _began() -> dict[str, Sequence[Any]]:
     found = Variable.get(_BEGAN, default=None, deserialize_json=True)
     return dict(found) if isinstance(found, dict) else {}
-
-
-def _name(asset: Any) -> str | None:
-    return getattr(asset, "name", None)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import AssetAny, AssetOrTimeSchedule, CronDataIntervalTimetable
 
-require()
-
-from airflow.sdk import AssetAny, AssetOrTimeSchedule, CronDataIntervalTimetable  # noqa: E402
-
-from howdah.airflow.assets import DATA, DRIFT  # noqa: E402
-from howdah.airflow.form.daily import DailySettings  # noqa: E402
+from howdah.airflow.assets import DATA, DRIFT
+from howdah.airflow.form.daily import DailySettings
 
 __all__ = ["of_daily", "of_retrain"]
 

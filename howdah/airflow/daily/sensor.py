@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from howdah.airflow import require
+from airflow.sdk import Context
 
-require()
-
-from airflow.sdk import Context  # noqa: E402
-
-from howdah.airflow import failures  # noqa: E402
-from howdah.airflow.application.ownership import TaskKey  # noqa: E402
-from howdah.airflow.daily.waiting import PartitionTrigger, arguments, not_come  # noqa: E402
-from howdah.airflow.operators import HowdahOperator  # noqa: E402
+from howdah.airflow import failures
+from howdah.airflow.application.ownership import TaskKey
+from howdah.airflow.daily.waiting import PartitionTrigger, arguments, not_come
+from howdah.airflow.operators import HowdahOperator
 
 __all__ = ["PartitionSensor"]
 

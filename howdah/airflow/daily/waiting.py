@@ -7,22 +7,20 @@ the deadline is a moment and stays.
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-require()
-
-from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError  # noqa: E402
-from airflow.triggers.base import BaseTrigger, TriggerEvent  # noqa: E402
-
-from howdah.airflow.failures import HowdahCommandFailed, HowdahCommandRefused  # noqa: E402
-from howdah.airflow.hook import HowdahHook  # noqa: E402
-from howdah.errors import DataError, HowdahError  # noqa: E402
+from howdah.airflow.failures import HowdahCommandFailed, HowdahCommandRefused
+from howdah.airflow.hook import HowdahHook
+from howdah.errors import DataError, HowdahError
 
 __all__ = ["PartitionTrigger", "arguments", "not_come"]
 

@@ -1,9 +1,9 @@
-"""The trigger form: every key of the configuration as a field, from the model's own schema.
+"""The trigger form: the keys that most runs set as fields, all others as lines of one text field.
 
-Airflow's form opens one group of fields and folds the others: the open group holds the keys that
-most runs set, each folded one the rest of a section. A field is named by its key, as in a YAML file
-and in `howdah config explain`. `config` checks the values that were sent again, because Airflow's
-API accepts unknown keys and does not know which keys depend on each other.
+A field is named by its key, as in a YAML file and in `howdah config explain`; the field `set` has
+lines of `key: value` (howdah/airflow/form/set_lines.py). Through Airflow's API and in an Asset's
+event, any key may also be sent by its name. `config` checks all values again, because Airflow's API
+accepts unknown keys and does not know which keys depend on each other.
 """
 
 from __future__ import annotations
@@ -16,15 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import redact
 from howdah.airflow import DEFAULT_CONNECTION
-from howdah.airflow.form.schema_fields import (
-    MASTER,
-    NOT_SHOWN,
-    OF_INSTALLATION,
-    SECTIONS,
-    FormField,
-    all_fields,
-    bytes_text,
-)
+from howdah.airflow.form import set_lines
+from howdah.airflow.form.schema_fields import FormField, field_of
+from howdah.airflow.form.set_lines import SET
 from howdah.config import launchers
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN, OWN
@@ -38,13 +32,27 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
-    "own_params", "params", "secrets", "sections", "sent",
+    "own_param", "own_params", "params", "secrets", "sections", "sent",
 ]  # fmt: skip
 
 BACKENDS = ("local", "yarn")
 
 DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
 """Environment variable: path of a configuration with this installation's defaults of the form."""
+
+SECTIONS = (
+    "data", "model", "training", "checkpoint", "evaluation", "report", "baseline", "export", "gate",
+    "publish", "tracking", "job", "yarn", "run",
+)  # fmt: skip
+"""Sections whose keys may be sent. Those of the others, such as a study's search space, the limits
+of drift, who is alerted, are given by the installation's defaults alone."""
+
+OF_THE_RUN = frozenset({"run.directory", "job.on", "ray.address"})
+"""Keys that are not sent: a DAG run has one run directory for all retries, and watches its job on
+YARN or runs on the worker (`backend`)."""
+
+MASTER = "data.spark.master"
+"""Key of Spark's master; empty: Spark runs where training does."""
 
 _OF_OTHERS = frozenset({"_selective_enable_ol"})
 """Params that OpenLineage's provider adds to a DAG and its tasks (`enable_lineage`)."""
@@ -58,65 +66,65 @@ EVENT_KEY = "howdah"
 
 # ------------------------------------------------------------------------------------ the fields
 def fields(
-    *, only: Iterable[str] | None = None, defaults: Mapping[str, Any] | None = None
+    names: Iterable[str] = OPEN, *, defaults: Mapping[str, Any] | None = None
 ) -> list[FormField]:
-    """The form's fields in their order, without its own (`OWN`).
+    """The fields of these keys, without the form's own (`OWN`) and `set`.
 
     Args:
-        only: these keys and sections; None: all.
         defaults: a partial configuration, whose values replace Howdah's defaults.
     Raises:
-        ConfigError: the defaults are no configuration, or `only` names an unknown key.
+        ConfigError: the defaults are not a configuration, or there is no such key.
     """
     chosen = configs.from_dict(dict(defaults or {}), where="the form's defaults")
-    given = chosen.model_dump(mode="json")
-    found = [_with_default(each, given, defaults or {}) for each in all_fields()]
-    if only is not None:
-        wanted = tuple(only)
-        for name in wanted:
-            if not any(_is_below(each.name, name) for each in found):
-                raise ConfigError(f"there is no configuration key {name!r}", where="the form")
-        found = [each for each in found if any(_is_below(each.name, name) for name in wanted)]
-    return sorted(found, key=_order)
+    values = chosen.model_dump(mode="json")
+    return [replace(field_of(name), default=_of(values, name)) for name in names]
 
 
 def params(
     *,
-    only: Iterable[str] | None = None,
+    names: Iterable[str] = OPEN,
     defaults: Mapping[str, Any] | None = None,
     own: Iterable[str] = OWN,
     policy: Policy | None = None,
 ) -> dict[str, Param]:
-    """The same as the `params` of a DAG, the form's own fields first.
+    """The same as the `params` of a DAG: the form's own fields first, `set` last.
 
     Args:
+        names: keys that have a field.
         defaults: may hold the form's own fields too, beside the sections.
         own: which of the form's own fields it has.
         policy: leaves out the keys that may not be sent; of the form's own fields, which tasks
             read, only the default is taken then, and Airflow does not show them. None: has all.
     """
-    from howdah.airflow import require
+    import howdah.airflow.required
 
-    require()
     from airflow.sdk import Param
 
-    given = dict(defaults or {})
-    mine = {name: given.pop(name) for name in OWN if name in given}
-    made = {}
-    for name, default, text, schema in _OWN_FIELDS:
-        if name in own:
-            default = mine.get(name, default)
-            fixed = {} if policy is None or policy.may_send(name) else {"const": default}
-            made[name] = Param(default, text, title=name, **schema, **fixed)
-    for each in fields(only=only, defaults=given):
-        if policy is not None and not policy.may_send(each.name):
-            continue
-        schema = dict(each.schema, title=each.name)
-        if each.section is not None:
-            schema["section"] = each.section
-        made[each.name] = Param(each.default, each.help, **schema)
+    given = defaults or {}
+    made = {name: own_param(name, given, policy) for name in OWN if name in own}
+    for each in fields(names, defaults=sections(given)):
+        if policy is None or policy.may_send(each.name):
+            made[each.name] = Param(each.default, each.help, **each.schema, title=each.name)
+    made[SET] = Param(None, _SET_HELP, type=["string", "null"], format="multiline", title=SET)
     return made
 
+
+def own_param(name: str, defaults: Mapping[str, Any], policy: Policy | None = None) -> Param:
+    """One of the form's own fields; with its default alone where the policy lets none be sent."""
+    import howdah.airflow.required
+
+    from airflow.sdk import Param
+
+    _, _, text, schema = next(each for each in _OWN_FIELDS if each[0] == name)
+    default = own_default(name, defaults)
+    fixed = {} if policy is None or policy.may_send(name) else {"const": default}
+    return Param(default, text, title=name, **schema, **fixed)
+
+
+_SET_HELP = (
+    "All other keys of the configuration, one to a line, as `key: value`: training.seed: 7 or"
+    " data.columns.text: [title, body]. `howdah config explain` lists them."
+)
 
 _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
@@ -184,30 +192,6 @@ def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in defaults.items() if name not in OWN}
 
 
-def _is_below(name: str, key: str) -> bool:
-    return name == key or name.startswith(key + ".")
-
-
-def _order(each: FormField) -> tuple[int, int]:
-    """Sort key: the open group in its order, then the sections in theirs."""
-    if each.section is None:
-        return 0, OPEN.index(each.name)
-    return 1, list(SECTIONS).index(each.name.partition(".")[0])
-
-
-def _with_default(each: FormField, given: dict, defaults: Mapping[str, Any]) -> FormField:
-    value: Any = given
-    for part in each.name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    if each.name == MASTER and not (defaults.get("data") or {}).get("spark", {}).get("master"):
-        value = None
-    if value is None and each.name.startswith("tracking.mlflow."):
-        value = each.default
-    if each.is_size:
-        value = bytes_text(value)
-    return replace(each, default=value)
-
-
 # ------------------------------------------------------------------------------- what was sent
 def sent(context: Context) -> dict[str, Any]:
     """{key: value} that a DAG run was given: its params, overridden by the extra's "howdah" of the
@@ -249,7 +233,7 @@ def config(
     """The complete configuration, as nested dicts, of the values that the form (or the API) sent.
 
     Args:
-        given: {key: value}, the form's own fields among them.
+        given: {key: value}, the form's own fields and `set` among them.
         backend: where it trains; decides the default of Spark's master.
         overrides: {key: value} that the DAG run sets, such as run.directory.
         own: the form's own fields, which are left out.
@@ -259,30 +243,34 @@ def config(
         ConfigError: with every problem at once: unknown keys (with the nearest known one), invalid
             values, secrets, keys that contradict each other, and what the policy refuses.
     """
-    known = {each.name: each for each in all_fields()}
-    problems: list[HowdahError] = []
+    keys = [name for name, _ in configs.keys() if name not in OF_THE_RUN]  # noqa: SIM118
+    known = {name for name in keys if name.partition(".")[0] in SECTIONS}
+    installed = defaults or {}
+    lines = set_lines.parse(given.get(SET), sections(installed))
+    problems: list[HowdahError] = list(lines.problems)
     refused: list[HowdahError] = []
     changed: set[str] = set()
-    installed = defaults or {}
-    values = {n: _of(installed, n) for n in (*known, *OF_INSTALLATION) if _has(installed, n)}
-    for name, value in given.items():
-        if name in own:
-            if judge is not None and value != own_default(name, defaults or {}):
+    values = {name: _of(installed, name) for name in keys if _has(installed, name)}
+    sendings = {name: value for name, value in given.items() if name != SET}
+    for name, value in (*sendings.items(), *lines.values.items()):
+        if name in own and name not in lines.values:
+            if judge is not None and value != own_default(name, installed):
                 refused += judge.key(name)
             continue
         if name not in known:
-            problems.append(_unknown(name, known))
+            problems.append(_unknown(name))
             continue
-        problems += secrets(name, value)
-        emptied = value is None or value == "" or (value in ([], {}) and known[name].nullable)
-        value = known[name].emptied if emptied else value
-        if judge is not None and not _as_it_was(known[name], value, judge):
+        problems += secrets(name, lines.typed.get(name, value))
+        if name in OPEN and value in (None, ""):
+            value = field_of(name).emptied
+        if judge is not None and not _as_it_was(name, value, judge):
             changed.add(name)
             if found := list(judge.key(name)):
                 refused += found
                 continue
         values[name] = value
-    if values.get(MASTER) is None:
+    problems += _set_twice(sendings, lines, installed)
+    if not values.get(MASTER):
         values[MASTER] = "yarn" if backend == "yarn" else "local[*]"
     if not values.get("tracking.mlflow.uri"):
         for name in [name for name in values if name.startswith("tracking.mlflow.")]:
@@ -296,10 +284,11 @@ def config(
     if judge is not None:
         if checked is not None:
             refused += judge.config(checked, sent=changed)
+        refused = [lines.located(problem) for problem in refused]
         if not problems:
             judge.refuse(refused)
-        problems += refused
     if problems or checked is None:
+        problems = [*map(lines.located, problems), *refused]
         count = len(problems)
         raise ConfigError(
             f"{count} problem{'s' if count > 1 else ''} in what was sent",
@@ -309,32 +298,48 @@ def config(
     return checked.model_dump(mode="json")
 
 
-def _as_it_was(field: FormField, value: Any, judge: Judge) -> bool:
+def _set_twice(
+    sendings: Mapping[str, Any], lines: set_lines.SetLines, installed: Mapping[str, Any]
+) -> list[HowdahError]:
+    """Keys with a line and another value in a field: of the two, one would be lost unseen. A form
+    sends each field, so one with its default gives way to the line."""
+    both = [name for name in sendings if name in lines.values]
+    if not both:
+        return []
+    base = configs.from_dict(sections(installed)).model_dump(mode="json")
+    return [
+        HowdahError(
+            f"{name} is sent in a field and in a line, with two values", where=name,
+            remedy="leave one of them out",
+        )
+        for name in both
+        if sendings[name] not in (_of(base, name), lines.values[name], None, "")
+    ]  # fmt: skip
+
+
+def _as_it_was(name: str, value: Any, judge: Judge) -> bool:
     """True if a key was sent with its default."""
-    base = judge.default_of(field.name)
-    if base is None and field.name.startswith("tracking.mlflow."):
-        base = field.default  # shown although the section does not exist
-    if field.is_size and isinstance(value, str):
+    base = judge.default_of(name)
+    if isinstance(value, str) and isinstance(base, int):
         with contextlib.suppress(ValueError):
             value = parse_bytes(value)
-    return value == base or (field.name == MASTER and value is None)
+    return value == base or (name == MASTER and value is None)
 
 
-def _unknown(name: str, known: Mapping[str, FormField]) -> HowdahError:
-    if name in NOT_SHOWN:
-        whose = (
-            "the DAG run's own" if name not in OF_INSTALLATION else "the installation's defaults'"
-        )
-        return HowdahError(f"{name} is {whose}: it is not sent", where=name)
+def _unknown(name: str) -> HowdahError:
+    if name in OF_THE_RUN:
+        return HowdahError(f"{name} is the DAG run's own: it is not sent", where=name)
     if name in SECTIONS:
-        example = next(key for key in known if key.startswith(name + "."))
+        example = next(key for key, _ in configs.keys() if key.startswith(name + "."))  # noqa: SIM118
         return HowdahError(
             "a section is sent key by key", where=name, remedy=f"send {example} and so on"
         )
     try:
-        configs.explain(name)
+        (entry, *_) = configs.explain(name)
     except HowdahError as error:
         return HowdahError(f"unknown key {name!r}", where=name, remedy=error.remedy)
+    if entry["key"] == name:
+        return HowdahError(f"{name} is the installation's defaults': it is not sent", where=name)
     return HowdahError(f"unknown key {name!r}", where=name, remedy="send the key with its section")
 
 

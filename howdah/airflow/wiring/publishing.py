@@ -3,19 +3,17 @@ howdah_retrain."""
 
 from __future__ import annotations
 
+import howdah.airflow.required
+
 import os
 from typing import Any
 
-from howdah.airflow import require
+from airflow.sdk import TaskGroup
 
-require()
-
-from airflow.sdk import TaskGroup  # noqa: E402
-
-from howdah.airflow.approval import ApproveOperator  # noqa: E402
-from howdah.airflow.assets import MODEL  # noqa: E402
-from howdah.airflow.dataset import DatasetOperator  # noqa: E402
-from howdah.airflow.operators import (  # noqa: E402
+from howdah.airflow.approval import ApproveOperator
+from howdah.airflow.assets import MODEL
+from howdah.airflow.dataset import DatasetOperator
+from howdah.airflow.operators import (
     CleanUpOperator,
     EtlOperator,
     EvaluateOperator,
@@ -23,9 +21,9 @@ from howdah.airflow.operators import (  # noqa: E402
     PreflightOperator,
     PublishOperator,
 )
-from howdah.airflow.retries import TRAINING_RETRIES  # noqa: E402
-from howdah.airflow.train import HowdahTrainOperator  # noqa: E402
-from howdah.config.splits import TEST  # noqa: E402
+from howdah.airflow.retries import TRAINING_RETRIES
+from howdah.airflow.train import HowdahTrainOperator
+from howdah.config.splits import TEST
 
 __all__ = ["pool", "publishing"]
 

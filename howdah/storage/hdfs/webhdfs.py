@@ -157,7 +157,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         import urllib3
         from hdfs.util import HdfsError
 
-        limit = activity.at_most(CONNECT_SECONDS + ANSWER_SECONDS)
+        limit = activity.current().at_most(CONNECT_SECONDS + ANSWER_SECONDS)
         with typed(path, doing, self.free_bytes), limit:
             try:
                 yield

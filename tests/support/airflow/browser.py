@@ -146,6 +146,11 @@ def field(name: str) -> str:
     return f'input[name="element_{name}"]'
 
 
+def text_area(name: str) -> str:
+    """The form's field of several lines."""
+    return f'textarea[name="element_{name}"]'
+
+
 def log_in(browser: Browser, airflow) -> None:
     """As the user admin."""
     browser.open(airflow.url)
@@ -160,11 +165,6 @@ def open_form(browser: Browser, airflow, dag: str) -> None:
     browser.open(f"{airflow.url}/dags/{dag}")
     browser.click("[data-testid=trigger-dag-button]")
     browser.find("[data-testid=trigger-dag-submit]")
-
-
-def unfold(browser: Browser, section: str) -> None:
-    """Show the fields of a section of the form."""
-    browser.click(f"//button[normalize-space()='{section}']")
 
 
 def choose(browser: Browser, name: str, value: str) -> None:

@@ -106,7 +106,7 @@ def gather(
         def opened() -> Texts:
             return Texts(path, run.get("dataset_hash"), export)
 
-        with activity.doing("evaluate", "looking at the predictions", unit="batches"):
+        with activity.current().doing("evaluate", "looking at the predictions", unit="batches"):
             findings = look(
                 storage.join(run_directory, "predictions"),
                 list(metrics),
@@ -115,7 +115,7 @@ def gather(
                 texts=opened if manifest is not None else None,
                 shown=shown,
                 rivals=rivals,
-                advance=lambda: activity.advanced(1),
+                advance=lambda: activity.current().advanced(1),
             )
         if findings is None:
             notes.append(
