@@ -47,9 +47,6 @@ def serve(
     max_queue: Annotated[
         int | None, typer.Option(min=1, help="Texts that may wait; more: 429 (512).")
     ] = None,
-    shadow: Annotated[
-        str | None, typer.Option(help="A challenger (4, v=4 or a path) that gets the same texts.")
-    ] = None,
     token_file: Annotated[
         str | None, typer.Option(help="Bearer tokens, one a line; the file is yours alone.")
     ] = None,
@@ -82,7 +79,7 @@ def serve(
     """
     ours = {
         "max_batch_tokens": max_batch_tokens, "max_wait_ms": max_wait_ms, "max_texts": max_texts,
-        "max_bytes": max_bytes, "max_queue": max_queue, "shadow": shadow,
+        "max_bytes": max_bytes, "max_queue": max_queue,
         "token_file": token_file,
     }  # fmt: skip
     of_ray = {"and": other, "share": share, "replicas": replicas, "queue": queue}
