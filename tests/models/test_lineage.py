@@ -239,7 +239,6 @@ def test_the_command(place, capsys):
         ["publish", "--challenger", "--rollback"],
         ["publish", "--version", "1", "--rollback"],
         ["publish", "--despite-forgotten"],
-        ["register", "--follow"],
         ["publish", "--set", "publish.mlflow.enabled=true"],
     ],
     ids=" ".join,
