@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 REMOVED: dict[str, str] = {
+    "alerts.webhook": "alerts.command gets the alert on its stdin: curl posts it to an address.",
+    "alerts.webhook_file": (
+        "alerts.command gets the alert on its stdin: curl reads the address from a file (--config)."
+    ),
     "serve.shadow": "`howdah score --model NAME/v=4` classifies the same texts by another version.",
 }
 """{key or section: one sentence that says what stands in its place}, in alphabetical order. The
