@@ -10,6 +10,10 @@ REMOVED: dict[str, str] = {
     "alerts.webhook_file": (
         "alerts.command gets the alert on its stdin: curl reads the address from a file (--config)."
     ),
+    "cost": (
+        "run.json's `hours` has what a run has used, in hours of CPUs, vcores, GiB and GPUs: "
+        "multiply them by your prices."
+    ),
     "serve.shadow": "`howdah score --model NAME/v=4` classifies the same texts by another version.",
 }
 """{key or section: one sentence that says what stands in its place}, in alphabetical order. The
