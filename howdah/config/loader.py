@@ -17,7 +17,7 @@ from howdah import redact
 from howdah.config import yaml_text
 from howdah.config.job import JobSection
 from howdah.config.model import Config
-from howdah.config.removed import replacement
+from howdah.config.options.removed import replacement
 from howdah.errors import ConfigError, HowdahError, UsageError
 
 __all__ = [
