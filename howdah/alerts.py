@@ -1,4 +1,4 @@
-"""Alerts: one JSON object to a command's stdin or to a webhook, when something needs a look.
+"""Alerts: one JSON object to a command's stdin, when something needs a look.
 
 Sending changes nothing else: whatever fails in it is a line in the log. The same event is not sent
 twice (a failed attempt that fails again in the same way is the same event): the first process that
@@ -13,28 +13,23 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import http.client
 import json
 import os
 import signal
 import subprocess
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
 from howdah import isolation, redact, storage
 from howdah.config.model import Config
-from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
-from howdah.core import shorten, threads
+from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection
+from howdah.core import shorten
 from howdah.core.processes import session_members
 from howdah.core.user import user_and_host
 from howdah.errors import (
     AlreadyExists,
     CheckFailed,
-    ConfigError,
     HowdahError,
     Interrupted,
     NotFound,
@@ -44,7 +39,6 @@ from howdah.errors import (
     UsageError,
 )
 from howdah.runs import RUN_JSON
-from howdah.storage import private_files
 
 __all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send", "succeeded"]
 
@@ -167,7 +161,7 @@ def send(
     run_id: str | None = None,
     say: Say,
 ) -> bool:
-    """Send an alert to all that the configuration names, unless it is not news; never raises.
+    """Send an alert to the configured command, unless it is not news; never raises.
 
     Args:
         what: one sentence.
@@ -180,7 +174,7 @@ def send(
         run_id: None: that of run.json.
         say: gets a line for what was sent, and for each failure.
     Returns:
-        Whether it was sent to one of them.
+        Whether the command took it.
     """
     alerts = config.alerts
     if not alerts.asks or kind not in alerts.on:
@@ -261,26 +255,15 @@ def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
 
 
 def _deliver(alerts: AlertsSection, alert: dict[str, Any], say: Say) -> bool:
+    if alerts.command is None:
+        return False
     data = json.dumps(alert, ensure_ascii=False).encode("utf-8", "replace")
-    sent = False
-    if alerts.command is not None:
-        sent = _report("command", _run(alerts.command, data, alerts.timeout_seconds), say)
-    if alerts.webhook is not None or alerts.webhook_file is not None:
-        try:
-            url = _url(alerts)
-        except (HowdahError, ValueError, OSError) as error:
-            say(f"warning: no alert to the webhook: {_brief(error)}")
-        else:
-            sent |= _report("webhook", _post(url, data, alerts.timeout_seconds), say)
-    if sent:
-        say(f"alert sent: {alert['kind']}: {alert['what']}")
-    return sent
-
-
-def _report(to: str, problem: str | None, say: Say) -> bool:
+    problem = _run(alerts.command, data, alerts.timeout_seconds)
     if problem is not None:
-        say(f"warning: the alert did not reach the {to}: {problem}")
-    return problem is None
+        say(f"warning: the alert did not reach the command: {problem}")
+        return False
+    say(f"alert sent: {alert['kind']}: {alert['what']}")
+    return True
 
 
 def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
@@ -308,61 +291,6 @@ def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
         return None
     last = errors.decode("utf-8", "replace").strip()[-300:]
     return f"{argv[0]} ended with exit code {process.returncode}" + (f": {last}" if last else "")
-
-
-def _url(alerts: AlertsSection) -> str:
-    if alerts.webhook == redact.LEFT_OUT:
-        raise ConfigError(
-            "the webhook's URL was left out of this saved configuration",
-            where="alerts.webhook",
-            remedy="name a file with it in alerts.webhook_file, or set alerts.webhook anew",
-        )
-    if alerts.webhook is not None:
-        return alerts.webhook
-    path = alerts.webhook_file or ""
-    text = private_files.read(
-        path, what="the file with the webhook's URL", where=f"alerts.webhook_file: {path}"
-    )
-    return check_url(text.strip())
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A webhook that redirects would send the alert to an address that was not checked."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-def _post(url: str, data: bytes, seconds: float) -> str | None:
-    """POST the alert; what went wrong, without the URL's path, or None."""
-    host = urllib.parse.urlsplit(url).hostname
-    # http is allowed to this machine alone: no proxy may carry it elsewhere.
-    handlers: list[Any] = [_NoRedirect()]
-    if url.startswith("http://"):
-        handlers.append(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(  # https, or http to loopback: check_url
-        url,
-        data=data,
-        method="POST",
-        headers={"Content-Type": "application/json", "User-Agent": "howdah"},
-    )
-    problem: list[str | None] = [f"{host} took longer than {seconds:g} s"]
-
-    def post() -> None:
-        try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
-                answer.read(1000)
-            problem[0] = None
-        except urllib.error.HTTPError as error:
-            problem[0] = f"{host} answered {error.code}"
-        except OSError as error:
-            problem[0] = f"{host}: {_brief(getattr(error, 'reason', error))}"
-        except (ValueError, http.client.HTTPException) as error:
-            problem[0] = f"{host}: {type(error).__name__}"  # its text may show the URL's path
-
-    # The timeout is that of each read: a server that sends a byte now and then would go on.
-    threads.start(post, name="webhook", failed=threads.REPORT).join(seconds)
-    return problem[0]
 
 
 def _brief(error: object) -> str:

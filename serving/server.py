@@ -1,7 +1,7 @@
 """`howdah serve`: one process that answers by HTTP until a signal ends it.
 
-The main thread has the event loop (requests, answers), one thread computes, one follows the
-published model, and one feeds the challenger, where there is one.
+The main thread has the event loop (requests, answers), one thread computes, and one follows the
+published model.
 """
 
 from __future__ import annotations
@@ -54,13 +54,12 @@ class Started:
     framework: str
     follows: bool
     """A later version of the published model is served, too."""
-    shadow: str | None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
         return {
             "url": self.url, "port": self.port, "pid": os.getpid(), **self.identity,
-            "framework": self.framework, "follows": self.follows, "shadow": self.shadow,
+            "framework": self.framework, "follows": self.follows,
         }  # fmt: skip
 
 
@@ -143,17 +142,12 @@ class _Server:
         from serving.http.state import State
         from serving.versions.live_drift import LiveDrift
         from serving.versions.reloading import Reloader, published_root
-        from serving.versions.shadow import Shadow, challenger
 
         self._settings, self._listener, self._say = settings, listener, say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals: list[int] = []
         metrics = self._metrics = Metrics()
         root = published_root(model, publish_directory)
-        self.shadow = None
-        if settings.shadow is not None:
-            other = challenger(settings.shadow, first.variant, root, publish_directory)
-            self.shadow = Shadow(other, compute_threads=1, metrics=metrics, say=say)
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
             first, budget=settings.max_batch_tokens, most=settings.max_queue,
@@ -184,8 +178,6 @@ class _Server:
             self.batcher.stop()
             if self.reloader is not None:
                 self.reloader.stop()
-            if self.shadow is not None:
-                self.shadow.stop()
             if self.state.tokens is not None:
                 self.state.tokens.stop()
 
@@ -218,8 +210,6 @@ class _Server:
         self.batcher.start()
         if self.reloader is not None:
             self.reloader.start()
-        if self.shadow is not None:
-            self.shadow.start()
         if self.state.tokens is not None:
             self.state.tokens.start(self._settings.reload_seconds)
         threads.start(self._watch, name="watch", failed=threads.end_process, say=self._say)
@@ -251,7 +241,6 @@ class _Server:
             Started(
                 url=url, port=port, identity=generation.identity,
                 framework=generation.model.framework, follows=self.reloader is not None,
-                shadow=self._settings.shadow,
             )
         )  # fmt: skip
 
@@ -289,8 +278,6 @@ class _Server:
     def _on_signal(self, number: int, asked_to_end: asyncio.Event) -> None:
         if self._signals:  # the second one: at once
             self._say("ended at once")
-            if self.shadow is not None:
-                self.shadow.stop()
             sys.stderr.flush()
             os._exit(128 + number)
         self._signals.append(number)
@@ -307,9 +294,6 @@ class _Server:
             self._drift.add(found)
         except Exception as error:  # noqa: BLE001 - a profile must not end the answering
             self._drift.give_up(error)
-        if self.shadow is not None:
-            for _, row, _, prediction in found:
-                self.shadow.offer(row, prediction)
 
 
 def _raise_descriptors() -> None:

@@ -40,8 +40,8 @@ HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow",
          "optuna", "ray"}  # fmt: skip
 
 EXTRAS = {
-    "pyspark": ("etl/", "howdah/spark/", "places/spark_place.py", "training/baseline/",
-                "training/prediction/", "training/scoring/"),
+    "pyspark": ("etl/", "howdah/spark/", "places/spark_place.py", "training/prediction/",
+                "training/scoring/"),
     "ray": ("places/ray_place.py", "training/deployment/"),
     "optuna": ("tuning/",),
     "matplotlib": ("tuning/",),

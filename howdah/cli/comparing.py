@@ -29,10 +29,6 @@ app = typer.Typer()
 def baseline(
     config: ConfigPath = None,
     set: Overrides = None,
-    spark: Annotated[
-        bool,
-        typer.Option("--spark", help="By Spark MLlib on data.spark.master, for large datasets."),
-    ] = False,
     folds: Folds = None,
     json: AsJson = False,
 ) -> None:
@@ -43,7 +39,7 @@ def baseline(
     checked = load(chosen(config, set), set)
     from training.baseline.run import measure_baseline
 
-    found = measure_baseline(checked, spark=spark, progress=say)
+    found = measure_baseline(checked, progress=say)
     lines = [
         f"{split} {name}: {value:.4f}"
         for split, metrics in found["metrics"].items()

@@ -245,14 +245,6 @@ def register(
     alias: Annotated[
         str | None, typer.Option(help="Alias to move to this version: champion, for example.")
     ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow",
-            help="With publish.mlflow: publish, through the gate, the version to which the alias"
-            " champion was moved in MLflow.",
-        ),
-    ] = False,
     json: AsJson = False,
 ) -> None:
     """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
@@ -263,13 +255,8 @@ def register(
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
     own = model is None and alias is None
-    if follow and not (own and checked.publish.mlflow.enabled):
-        raise UsageError(
-            "--follow is for a model whose registry follows it", where="--follow",
-            expected="publish.mlflow.enabled, and neither --model nor --alias",
-        )  # fmt: skip
     if own and checked.publish.mlflow.enabled:
-        _complete(checked, follow, json)
+        _complete(checked, json)
         return
     if mlflow is None:
         raise UsageError(
@@ -293,19 +280,12 @@ def register(
     answer(made, json, [f"{state}: {made['uri']}" + (f" ({alias})" if alias else "")])
 
 
-def _complete(config, follow: bool, json: bool) -> None:
-    """Bring MLflow's registry to what is published, or what is published to MLflow's alias."""
+def _complete(config, json: bool) -> None:
+    """Bring MLflow's registry to what is published."""
     from training.deployment import following, mlflow_registry
 
     mlflow_registry.require_mlflow()
-    if follow:
-        found = following.publish_alias(config, evaluator(config), say)
-        made, lines = found["mlflow"], [f"current: v={found['current']}"]
-    else:
-        found = made = following.complete(config, say)
-        lines = []
+    made = following.complete(config, say)
     aliases = [f"{key} {made[key]}" for key in ("champion", "challenger") if made[key] is not None]
     versions = ", ".join(map(str, made["added"])) or "none"
-    answer(
-        found, json, [*lines, f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"]
-    )
+    answer(made, json, [f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"])

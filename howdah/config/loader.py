@@ -17,6 +17,7 @@ from howdah import redact
 from howdah.config import yaml_text
 from howdah.config.job import JobSection
 from howdah.config.model import Config
+from howdah.config.options.removed import replacement
 from howdah.errors import ConfigError, HowdahError, UsageError
 
 __all__ = [
@@ -239,6 +240,8 @@ def _problem(item: dict) -> HowdahError:
                 f"{where} is {now} now", where=where,
                 remedy=f"write it as {now}: what holds on every cluster is in the section job",
             )  # fmt: skip
+        if (sentence := replacement(path)) is not None:
+            return HowdahError(f"the key {where} was removed", where=where, remedy=sentence)
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
@@ -281,6 +284,8 @@ def nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
     if (now := moved(path)) is not None:
         return f"it is {now} now"
+    if (sentence := replacement(path)) is not None:
+        return f"it was removed: {sentence}"
     known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == section]

@@ -16,7 +16,6 @@ from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import SELECTABLE
 from howdah.config.options.alerts import AlertsSection
-from howdah.config.options.cost import CostSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.publish import BaselineSection, GateSection, PublishSection
@@ -351,8 +350,6 @@ class Config(Section):
     """What YARN alone asks of a job on it."""
     ray: RaySection = RaySection()
     """The Ray cluster of jobs on Ray."""
-    cost: CostSection = CostSection()
-    """Prices of an hour, for what a run has used (run.json, report)."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
     drift: DriftSection = DriftSection()

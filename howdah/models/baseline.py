@@ -56,7 +56,7 @@ class Baseline:
 
     def predicted(self, split: str) -> np.ndarray | None:
         """int[N]: what it predicts of each row of a split, in the order of the version's shards.
-        None: not kept (it was computed by Spark), or of other files."""
+        None: there is no such file, or it belongs to another baseline.json."""
         import numpy as np
 
         try:
@@ -116,7 +116,7 @@ def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.n
 
     Args:
         about: the contents of baseline.json.
-        predicted: see `Baseline.predicted`, by split; {}: not known.
+        predicted: see `Baseline.predicted`, by split.
     """
     import numpy as np
 

@@ -26,10 +26,7 @@ from howdah.models.registry import Published, decision_hash
 from howdah.runs import RUN_JSON, record
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
-__all__ = [
-    "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
-    "judge_version",
-]  # fmt: skip
+__all__ = ["Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge"]
 
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
@@ -306,24 +303,6 @@ def _current(config: Config) -> dict | None:
         if config.gate.better_than_published:
             raise
         return None
-
-
-def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:
-    """Judge a published version by the configuration's gate, as its run was; nothing is stored.
-
-    Args:
-        evaluate: called if the model that is current was measured on other data.
-    Raises:
-        ModelError: no such version, or it cannot be compared.
-    """
-    model = Published(config.model_directory)
-    manifest, path = model.version(number, whole=True), model.path_of(number)
-    info = read_info(path, needed=_IDENTITY)
-    run = Run(str(manifest.get("run_directory")), path, info, {"metrics": manifest["metrics"]})
-    now = model.current() if config.gate.better_than_published else None
-    if now is not None and now["version"] == number:
-        now = None
-    return _judged(config, run, _over_baseline(config, run), now, evaluate)
 
 
 def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:

@@ -1,4 +1,4 @@
-"""What a run has used: hours of wall time, CPU and GPU, and what they cost. Pure.
+"""What a run has used: hours of wall time, CPU and GPU. Pure.
 
 Two sources, which are kept apart:
 
@@ -12,7 +12,7 @@ Two sources, which are kept apart:
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = ["GPU", "of_application", "of_run", "shown", "tags_of"]
@@ -26,16 +26,15 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
     """`hours` of a run.json.
 
     Args:
-        run: with `attempts` and, of `hours` as it was, `prices` and `applications`.
+        run: with `attempts` and, of `hours` as it was, `applications`.
         now: for a newest attempt that has no end yet; None: it counts nothing. Nor does an older
             one without an end: it was killed together with all that could have written it.
     Returns:
         {wall, cpu, gpu: hours; vcore, gib: hours of vcores and GiB that YARN gave, null without
         YARN; complete: all figures are final; attempts: the same by attempt; applications: by
-        application; prices; cost: {amount, currency}, null without prices}.
+        application}.
     """
-    before = run.get("hours") or {}
-    applications = dict(before.get("applications") or {})
+    applications = dict((run.get("hours") or {}).get("applications") or {})
     listed = run.get("attempts") or []
     attempts = [_attempt(one, now if one is listed[-1] else None) for one in listed]
     asked = {one.get("submission") for one in listed} - {None}
@@ -44,7 +43,7 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
     measured = [
         one for one, of in zip(attempts, listed, strict=True) if of.get("submission") not in of_yarn
     ]
-    found: dict[str, Any] = {
+    return {
         "wall": _sum(one["wall"] for one in attempts),
         "cpu": _sum(one["cpu"] for one in attempts),
         "gpu": _sum([*(one["gpu"] for one in measured), *(one.get("gpu") for one in given)]),
@@ -54,10 +53,7 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
         and all(one.get("final", False) for one in given),
         "attempts": attempts,
         "applications": applications,
-        "prices": before.get("prices"),
     }
-    found["cost"] = _cost(found, measured)
-    return found
 
 
 def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str, Any]:
@@ -105,19 +101,8 @@ def _mib(seconds: float | None) -> float | None:
     return None if seconds is None else seconds / 1024
 
 
-def _cost(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """What the hours cost; where YARN gave no vcores, hours of CPU are paid as hours of vcores."""
-    prices = found["prices"]
-    if not prices:
-        return None
-    cpu = _sum([found["vcore"], *(one["cpu"] for one in measured)])
-    parts = (("vcore", cpu), ("gib", found["gib"]), ("gpu", found["gpu"]))
-    amount = sum((prices.get(f"per_{name}_hour") or 0.0) * (value or 0.0) for name, value in parts)
-    return {"amount": round(amount, 4), "currency": prices.get("currency")}
-
-
 def shown(hours: Mapping[str, Any] | None) -> str:
-    """`"1.20 h wall, 3.41 h CPU, 8.00 vcore h, cost 1.23 EUR"`; "" of nothing."""
+    """`"1.20 h wall, 3.41 h CPU, 8.00 vcore h"`; "" of nothing."""
     if not hours:
         return ""
     names = {"wall": "h wall", "cpu": "h CPU", "gpu": "GPU h", "vcore": "vcore h", "gib": "GiB h"}
@@ -126,21 +111,16 @@ def shown(hours: Mapping[str, Any] | None) -> str:
         for key, name in names.items()
         if hours.get(key) is not None and (hours[key] or key != "gpu")
     ]
-    if cost := hours.get("cost"):
-        parts.append(f"cost {cost['amount']:.2f} {cost.get('currency')}")
     return ", ".join(parts) + ("" if hours.get("complete", True) else " (not final)")
 
 
 def tags_of(hours: Mapping[str, Any] | None) -> dict[str, str]:
-    """Tags of a run in a tracker: `howdah.hours.cpu` and so on, `howdah.cost`."""
-    found = {
+    """Tags of a run in a tracker: `howdah.hours.cpu` and so on."""
+    return {
         f"howdah.hours.{key}": f"{hours[key]:.4f}"
         for key in ("wall", "cpu", "gpu", "vcore", "gib")
         if hours and hours.get(key) is not None
     }
-    if hours and (cost := hours.get("cost")):
-        found["howdah.cost"] = f"{cost['amount']:.4f} {cost.get('currency')}"
-    return found
 
 
 def _hours(seconds: float | None) -> float | None:

@@ -63,7 +63,6 @@ METRICS_SHAPE = Each(
 )
 """{split: what `training/evaluation` measures on it}."""
 _HOURS = dict.fromkeys(("wall", "cpu", "gpu", "vcore", "gib"), NUMBER)
-_PRICES = ("per_vcore_hour", "per_gib_hour", "per_gpu_hour")
 _RUN = Fields(
     {
         **dict.fromkeys(
@@ -88,12 +87,7 @@ _RUN = Fields(
                 "usage": Fields({"cpu_seconds": NUMBER, "gpus": NUMBER}),
             })
         ),
-        "hours": Fields({
-            **_HOURS,
-            "applications": Each(Fields(_HOURS)),
-            "cost": Fields({"amount": NUMBER, "currency": TEXT}, needed=("amount",)),
-            "prices": Fields({**dict.fromkeys(_PRICES, NUMBER), "currency": TEXT}),
-        }),
+        "hours": Fields({**_HOURS, "applications": Each(Fields(_HOURS))}),
     }
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Reads files that hold a secret: tokens of a server, URLs with a password, a webhook's address.
+"""Reads files that hold a secret: tokens of a server, URLs with a password.
 
 A secret that other users can read is exposed. Which users can read a file is not in its mode bits
 alone, and a file that a platform mounts cannot be changed by the process that reads it:

@@ -19,7 +19,7 @@ _DISK_SECONDS = 300.0
 
 
 class Alerting:
-    """Sends from a thread of its own: a slow webhook must not keep the driver from its job.
+    """Sends from a thread of its own: a slow command must not keep the driver from its job.
 
     Args:
         config: the job's.

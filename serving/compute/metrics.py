@@ -66,15 +66,6 @@ class Metrics:
         self.labels = counter("labels", "Texts by predicted label.", "label")
         self.confidence = histogram("confidence", "Score of the predicted label.", _CONFIDENCE)
         self.errors = counter("errors", "Texts and requests without a prediction.", "reason")
-        self.shadowed = counter("shadow_texts", "Texts for the challenger, by result.", "result")
-        self.shadow_seconds = histogram(
-            "shadow_text_seconds", "The challenger's time for a text.", _SECONDS
-        )
-        self.shadow_difference = histogram(
-            "shadow_score_difference", "Of the served label's score.",
-            (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
-        )  # fmt: skip
-        self.shadow_up = gauge("shadow_up", "1 while the challenger's process answers.")
         self.drift = gauge("drift", "Of live texts against the model's own profile.", "column")
         self.drift_rows = gauge("drift_texts", "Texts that drift is computed from.")
         self.drift_alarm = gauge("drift_alarm", "1: the column has drifted.", "column")

@@ -1,1 +1,1 @@
-"""Other versions of the model: the next one, the challenger; and drift of the texts."""
+"""Other versions of the model: the next one, and drift of the texts."""

@@ -88,7 +88,6 @@ def test_every_form_has_an_example_and_hides_it_whole():
         "the file of tokens has no usable token: line 2 is shorter",
         "expected: Bearer and a token of serve.token_file",
         "--set serve.token_file=FILE: requests need one of its tokens",
-        "alerts.webhook: a webhook is https://..., or http:// to this machine",
         "token=None, password: null",
         "hdfs://nn:8020/a:b@c and http://127.0.0.1:8000/v1/classify",
         "/data/token=abc/part-0",

@@ -1,4 +1,4 @@
-"""A real driver informs a real server: of a job that failed, of one whose steps have stopped."""
+"""A real driver informs a real command: of a job that failed, of one whose steps have stopped."""
 
 import json
 
@@ -15,7 +15,7 @@ def job(tmp_path, receiver, *, fault, **asked):
         env={"FAULT": json.dumps(fault)},
         training={"max_steps": 10**6},
         job={"workers": 2, "commit_every": 5, **asked},
-        alerts={"webhook": receiver.url, "stall_factor": 3, "stall_seconds": 1},
+        alerts={"command": receiver.command, "stall_factor": 3, "stall_seconds": 1},
     )
 
 

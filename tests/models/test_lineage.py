@@ -235,7 +235,6 @@ def test_the_command(place, capsys):
     [
         ["publish", "--challenger", "--rollback"],
         ["publish", "--version", "1", "--rollback"],
-        ["model", "register", "--follow"],
         ["publish", "--set", "publish.mlflow.enabled=true"],
     ],
     ids=" ".join,

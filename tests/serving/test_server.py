@@ -427,7 +427,6 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--replicas", "2"], 2, "are for --on ray"),
             (["--on", "ray", "--set", "serve.max_texts=2"], 2, "serve.max_texts"),
             (["--on", "ray", "--set", f"serve.token_file={loose}"], 2, "serve.token_file"),
-            (["--on", "ray", "--set", "serve.shadow=1"], 2, "serve.shadow"),
             (["--on", "ray", "--set", "serve.host=0.0.0.0"], 2, "other machines could reach"),
             (["--on", "ray", "--host", "0.0.0.0"], 2, "other machines could reach"),
             (["--model", "none", "--port", "0"], 4, "no such model"),

@@ -78,7 +78,7 @@ def test_run_json_says_what_the_run_was_made_of_and_what_it_used(half, learnable
     assert attempt["usage"]["of"] == "all ranks" and attempt["usage"]["gpus"] == 0
     assert attempt["command"].startswith("python -m training --config")
     found = said["hours"]
-    assert found["complete"] and found["vcore"] is None and found["cost"] is None
+    assert found["complete"] and found["vcore"] is None
     assert found["cpu"] == pytest.approx(attempt["usage"]["cpu_seconds"] / 3600, abs=1e-6)
     # two ranks have imported a framework and trained: more than a rank's own time
     assert attempt["usage"]["cpu_seconds"] > 2 and found["wall"] > 0

@@ -68,7 +68,6 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         progress("the regression has not converged: its metrics may be a little low")
     evaluated = {split: _evaluated(config, dataset, split, words, model) for split in splits}
     return Measured(
-        by="scikit-learn",
         features=len(words.keys_F),
         c=c,
         tried=tried,
@@ -87,7 +86,7 @@ def _require_sklearn() -> None:
         raise ClusterError(
             "scikit-learn is not installed",
             where="howdah baseline",
-            remedy="pip install 'howdah[baseline]', or compute it with --spark",
+            remedy="pip install 'howdah[baseline]'",
         ) from None
 
 
@@ -146,6 +145,6 @@ def _refuse_too_large(config: Config, dataset: Dataset) -> None:
             expected=f"at most {gib(limit)} ({named})",
             got=f"up to {gib(needed)}: {rows:,} rows with {tokens * options.ngrams:,} n-grams in"
             f" all, {features:,} features, {len(manifest.labels)} classes",
-            remedy="raise it if the machine has the memory; or lower baseline.max_features or"
-            " baseline.ngrams; or compute it with --spark",
+            remedy="raise it if this machine has the memory; lower baseline.max_features or"
+            " baseline.ngrams; or run the command on a machine with more memory",
         )

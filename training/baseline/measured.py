@@ -1,8 +1,8 @@
-"""What a baseline's computation gives, whichever it was."""
+"""What a baseline's computation gives, and what it may take."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,19 @@ __all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one of the two ways of computing a baseline has found."""
+    """What computing a baseline has found."""
 
-    by: str
-    """scikit-learn or spark."""
     features: int
     c: float
     """The regularisation that was chosen."""
     tried: dict[str, float | None]
     """{c: the score that it was chosen by}."""
     chosen_by: str
-    converged: bool | None
-    """None: not known."""
+    converged: bool
     metrics: dict[str, dict[str, Any]]
     packages: tuple[str, ...]
-    predicted: dict[str, np.ndarray] = field(default_factory=dict)
-    """{split: int[N], the class that it predicts of each row in the order of the shards}; {}: not
-    known."""
-    application: str | None = None
+    predicted: dict[str, np.ndarray]
+    """{split: int[N], the class that it predicts of each row in the order of the shards}."""
 
 
 def wanted_splits(config: Config, dataset: Dataset) -> list[str]:

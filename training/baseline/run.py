@@ -24,25 +24,23 @@ from howdah.errors import ConfigError, HowdahError
 from howdah.models import baseline as results
 from howdah.runs import RUN_JSON, record
 from howdah.storage import directories
-from training.baseline import local, mllib
+from training.baseline import local
 from training.evaluation import report, tally
 
 __all__ = ["measure_baseline"]
 
 
-def measure_baseline(config: Config, *, spark: bool = False, progress: Progress) -> dict:
+def measure_baseline(config: Config, *, progress: Progress) -> dict:
     """Measure the baseline, write baseline.json, and renew the report of a run that is there.
 
     On the dataset version that the run has, where there is one.
 
-    Args:
-        spark: by Spark MLlib on `data.spark.master`, for datasets that no machine's memory holds.
     Returns:
         The contents of baseline.json, and `path`.
     Raises:
         ConfigError: it would take more memory than `baseline.max_bytes`.
         DataError: no dataset, or none that a classifier can be fitted to.
-        ClusterError: scikit-learn or Spark is not installed, or Spark failed.
+        ClusterError: scikit-learn is not installed.
     """
     tally.require(config.evaluation.metric)
     dataset = _dataset(config)
@@ -67,10 +65,9 @@ def measure_baseline(config: Config, *, spark: bool = False, progress: Progress)
     directories.take(directory, config.run.mode, key="run.directory")
     manifest = dataset.manifest
     beside = results.directory_of(dataset.path, manifest.dataset_hash, config)
-    by = "spark" if spark else "scikit-learn"
-    kept = _kept(beside, by, progress)
+    kept = _kept(beside, progress)
     if kept is None:
-        value, predicted = _measured(config, dataset, spark, progress)
+        value, predicted = _measured(config, dataset, progress)
         _keep(beside, value, predicted, progress)
     else:
         value = kept.about
@@ -82,15 +79,14 @@ def measure_baseline(config: Config, *, spark: bool = False, progress: Progress)
 
 
 def _measured(
-    config: Config, dataset: Dataset, spark: bool, progress: Progress
+    config: Config, dataset: Dataset, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(contents of baseline.json, what is predicted of each row by split)."""
     began = time.monotonic()
-    found = (mllib if spark else local).measure(config, dataset, progress)
+    found = local.measure(config, dataset, progress)
     manifest = dataset.manifest
     value = {
         "baseline": "TF-IDF, logistic regression",
-        "by": found.by,
         "dataset": redact.text(dataset.path),
         "dataset_hash": manifest.dataset_hash,
         "labels": manifest.labels,
@@ -102,7 +98,6 @@ def _measured(
         "chosen_by": found.chosen_by,
         "converged": found.converged,
         "metrics": found.metrics,
-        "application": found.application,
         "seconds": round(time.monotonic() - began, 3),
         "versions": {name: importlib.metadata.version(name) for name in found.packages},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -110,14 +105,14 @@ def _measured(
     return value, found.predicted
 
 
-def _kept(beside: str, by: str, progress: Progress) -> results.Baseline | None:
+def _kept(beside: str, progress: Progress) -> results.Baseline | None:
     """The baseline that was measured on this dataset version with these options before."""
     try:
         stored = results.read(beside)
     except HowdahError as error:
         progress(f"the stored baseline cannot be read, so it is measured again: {error.what}")
         return None
-    if stored is None or stored.about.get("by") != by:
+    if stored is None:
         return None
     progress(
         f"measured on this dataset version before ({stored.about.get('created')}); remove"

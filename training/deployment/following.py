@@ -5,9 +5,8 @@ alias `champion` of the one that is current, `challenger` of the one that is tri
 does not answer, the model is published all the same, and `howdah model register` completes it
 later.
 
-`<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so it
-is known whether a user has moved it in MLflow (`howdah model register --follow` publishes that
-version) or it is behind.
+`<model>/mlflow.json` says which version is which in MLflow. An alias that a user has moved there
+publishes nothing: the next command puts it back.
 """
 
 from __future__ import annotations
@@ -18,22 +17,13 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config.model import Config
-from howdah.errors import (
-    CheckFailed,
-    ClusterError,
-    DataError,
-    HowdahError,
-    ModelError,
-    NotFound,
-)
-from howdah.models import publish as publishing
-from howdah.models.gate import Evaluate, judge_version
+from howdah.errors import ClusterError, HowdahError, ModelError, NotFound
 from howdah.models.registry import MLFLOW, Published
 from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 from training.deployment import mlflow_registry
 from training.serving import variants
 
-__all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete", "publish_alias"]
+__all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete"]
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 
@@ -96,49 +86,10 @@ def complete(config: Config, say: Say) -> dict[str, Any]:
                 break
             for number in _wanted(model, known):
                 _register(config, model, number, known, say)
-    known.put(champion=current)
     return {
         "name": name, "uri": redact.text(uri), "versions": known.versions, "added": added,
         "champion": known.of(current), "challenger": known.of(tried),
     }  # fmt: skip
-
-
-def publish_alias(config: Config, evaluate: Evaluate, say: Say) -> dict[str, Any]:
-    """Publish the version to which a user has moved the alias `champion` in MLflow, through the
-    gate; where it is not let through, the alias goes back.
-
-    Args:
-        evaluate: see gate.judge.
-    Returns:
-        {moved: whether the alias had been moved, current, mlflow: as `complete`}.
-    Raises:
-        CheckFailed: the version misses the gate. ForgottenRows, ModelError: it cannot be published.
-        ClusterError: the registry refuses, or does not answer.
-    """
-    model, uri, name = Published(config.model_directory), _uri(config), name_of(config)
-    known = _Record(model.root, uri, name)
-    current = (model.current() or {}).get("version")
-    with mlflow_registry.opened(uri) as (_, client):
-        wanted = _aliased(client, name)
-    by_hand = wanted is not None and int(wanted.version) != known.of(known.champion)
-    if by_hand and known.champion != current:
-        say(f"v={current} was published since: it stays current, and the alias goes back to it")
-        by_hand = False
-    if not by_hand or known.champion is None:
-        return {"moved": False, "current": current, "mlflow": complete(config, say)}
-    try:
-        number = _published_as(model, name, wanted)
-        verdict = judge_version(config, evaluate, number)
-        verdict.require(f"gate, of v={number}")
-        publishing.republish(
-            config, number, note=f"alias {CHAMPION} moved in MLflow to {name} {wanted.version}",
-            gate=verdict.as_dict(), progress=say,
-        )  # fmt: skip
-    except (CheckFailed, DataError, ModelError):
-        complete(config, say)
-        say(f"the alias {CHAMPION} is back at v={current}")
-        raise
-    return {"moved": True, "current": number, "mlflow": complete(config, say)}
 
 
 def name_of(config: Config) -> str:
@@ -150,14 +101,13 @@ _RECORD = Fields(
     {
         **dict.fromkeys(("uri", "name"), TEXT),
         "versions": Each(Fields({"version": COUNT}, needed=("version",))),
-        "champion": COUNT,
     },
     needed=("versions",),
 )
 
 
 class _Record:
-    """mlflow.json: {uri, name, versions: {version: {uri, name, version}}, champion}."""
+    """mlflow.json: {uri, name, versions: {version: {uri, name, version}}}."""
 
     def __init__(self, root: str, uri: str, name: str) -> None:
         self._path = storage.join(root, MLFLOW)
@@ -175,25 +125,15 @@ class _Record:
         """{version: MLflow's}"""
         return {n: one["version"] for n, one in self._values["versions"].items()}
 
-    @property
-    def champion(self) -> int | None:
-        """The version that had the alias when it was last put."""
-        return self._values.get("champion")
-
     def of(self, number: int | None) -> int | None:
         """MLflow's number of a version."""
         return self.versions.get(str(number))
 
     def add(self, number: int, theirs: int) -> None:
         """Note a version that is in the registry."""
-        self.put(
-            versions={**self._values["versions"], str(number): {**self._here, "version": theirs}}
-        )
-
-    def put(self, **fields: Any) -> None:
-        """Set fields, and write where that changes something."""
-        if {**self._values, **fields} != self._values:
-            self._values |= fields
+        noted = {**self._here, "version": theirs}
+        if self._values["versions"].get(str(number)) != noted:
+            self._values["versions"][str(number)] = noted
             storage.write_whole(self._path, (json.dumps(self._values, indent=1) + "\n").encode())
 
 
@@ -245,41 +185,6 @@ def _set_alias(client: Any, name: str, alias: str, version: int | None) -> None:
 def _alias(client: Any, name: str, alias: str) -> int | None:
     aliases = client.get_registered_model(name).aliases
     return int(aliases[alias]) if alias in aliases else None
-
-
-def _aliased(client: Any, name: str) -> Any:
-    """MLflow's version with the alias `champion`; None: none has it, or there is no such model."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return client.get_model_version_by_alias(name, CHAMPION)
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-
-
-def _published_as(model: Published, name: str, theirs: Any) -> int:
-    """The published version that a version in MLflow is.
-
-    Raises:
-        ModelError: it is none of this model's.
-    """
-    said = theirs.tags.get("howdah.version", "")
-    number = int(said) if said.isdigit() else None
-    if number in model.versions():
-        manifest = model.version(number)
-        ours = (manifest["run_id"], manifest["weights_sha256"])
-        if ours == (theirs.tags.get("howdah.run_id"), theirs.tags.get("howdah.weights_sha256")):
-            return number
-    raise ModelError(
-        f"the version with the alias {CHAMPION} is none that was published",
-        where=f"models:/{name}/{theirs.version}",
-        expected=f"a version that `howdah publish` has registered of {model.root}",
-        got=f"tags howdah.version {said or 'none'}, howdah.run_id"
-        f" {theirs.tags.get('howdah.run_id', 'none')}",
-        remedy="publish the run by `howdah publish`",
-    )
 
 
 def _uri(config: Config) -> str:

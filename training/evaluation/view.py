@@ -349,9 +349,6 @@ def _cost(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     ):  # fmt: skip
         if isinstance(hours.get(key), int | float):
             found.append((name, f"{hours[key]:,.3f}"))
-    cost = hours.get("cost") or {}
-    if isinstance(cost, dict) and cost.get("amount") is not None:
-        found.append(("cost", f"{cost['amount']:,.2f} {cost.get('currency') or ''}".strip()))
     attempts = run.get("attempts") or []
     seconds = [one["seconds"] for one in attempts if one.get("seconds") is not None]
     if seconds and "wall" not in hours:

@@ -44,7 +44,7 @@ _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {
     "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
-    "tune", "cost",
+    "tune",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
@@ -126,7 +126,7 @@ class RunFile:
             "source": old.get("source"),
             "metrics": {},
             "attempts": history,
-            "hours": {**(old.get("hours") or {}), "prices": config.cost.prices},
+            "hours": old.get("hours") or {},
         }
         if self.is_of_finished:
             self._until_admitted = fresh

@@ -57,11 +57,10 @@ class BaselineSection(Section):
     min_rows: int = Field(default=2, ge=1)
     """Leave out n-grams that fewer rows of the training split have."""
     max_features: int = Field(default=200_000, ge=1)
-    """Most n-grams that are used: those that most rows have. With --spark, the number of hash
-    buckets."""
+    """Most n-grams that are used: those that most rows have."""
     c: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Inverse strength of the L2 regularisation; null: 1 or 10, whichever is better in
-    evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
+    evaluation.metric on validation."""
     max_bytes: Bytes = 8 * 2**30
     """The baseline is refused if its estimated memory is more, or more than this machine has."""
 

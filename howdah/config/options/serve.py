@@ -51,9 +51,6 @@ class ServeSection(Section):
     """Seconds between two looks at the published model's current version."""
     grace_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     """Seconds to answer what was asked before a SIGTERM."""
-    shadow: AnyPath | None = None
-    """A challenger: another version of the model (4, or v=4), or a model's path. It classifies what
-    is answered by the served version, in a process of its own, and disagreement is counted."""
     memory: Bytes = 1 * 2**30
     """Memory of the server's container on YARN."""
     vcores: int = Field(default=1, ge=1)

@@ -1,4 +1,4 @@
-"""What a run has used: attempts, applications, prices; YARN's figures put into run.json."""
+"""What a run has used: attempts, applications; YARN's figures put into run.json."""
 
 import json
 
@@ -6,12 +6,10 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
-from howdah.errors import ConfigError, NotFound
+from howdah.errors import NotFound
 from howdah.runs import applications, hours
 from howdah.runs.command import VARIABLE, began_by, shown_command
 from training.run.run_json import RunFile
-
-PRICES = {"currency": "EUR", "per_vcore_hour": 0.1, "per_gib_hour": 0.01, "per_gpu_hour": 2.0}
 
 
 def attempt(number: int, seconds: float | None, cpu: float | None, gpus: int, **more) -> dict:
@@ -32,25 +30,24 @@ def report(vcore: int, mib: int, gpu: int = 0, **more) -> dict:
 
 def test_attempts_are_summed_and_what_was_not_measured_is_not_zero():
     run = {"attempts": [attempt(1, 3600, 7200, 2), attempt(2, None, None, 0),
-                        attempt(3, 1800, 3600, 2)], "hours": {"prices": PRICES}}  # fmt: skip
+                        attempt(3, 1800, 3600, 2)]}  # fmt: skip
     found = hours.of_run(run)
     assert (found["wall"], found["cpu"], found["gpu"]) == (1.5, 3.0, 3.0)
     assert (found["vcore"], found["gib"], found["complete"]) == (None, None, False)
     assert [one["wall"] for one in found["attempts"]] == [1.0, None, 0.5]
-    assert found["cost"] == {"amount": 3.0 * 0.1 + 3.0 * 2.0, "currency": "EUR"}
     nothing = hours.of_run({})
-    assert (nothing["wall"], nothing["cost"], nothing["complete"]) == (None, None, True)
-    assert hours.shown(found) == "1.50 h wall, 3.00 h CPU, 3.00 GPU h, cost 6.30 EUR (not final)"
+    assert (nothing["wall"], nothing["complete"]) == (None, True)
+    assert hours.shown(found) == "1.50 h wall, 3.00 h CPU, 3.00 GPU h (not final)"
 
 
 def test_of_applications_yarn_s_figures_count():
     run = {"attempts": [attempt(1, 3600, 60, 1, submission="application_1_1")], "hours": {
-        "prices": PRICES, "applications": {
+        "applications": {
             "application_1_1": hours.of_application(report(7200, 1024 * 3600, 1800), final=True),
             "application_1_0": hours.of_application(report(3600, 0), final=True)}}}  # fmt: skip
     found = hours.of_run(run)
     assert (found["vcore"], found["gib"], found["gpu"]) == (3.0, 1.0, 0.5)
-    assert found["complete"] and found["cost"]["amount"] == pytest.approx(0.3 + 0.01 + 1.0)
+    assert found["complete"]
     assert hours.of_run(run | {"hours": found}) == found  # computed again, it stays
 
 
@@ -87,13 +84,13 @@ def test_the_figures_of_all_applications_come_into_run_json_once(tmp_path, monke
     manager = Manager(application_1_1=report(3600, 0), application_1_2=report(7200, 0))
     assert applications.complete(manager, run) is None  # the first rank has never begun
     file = RunFile(run)
-    config = from_dict({"run": {"directory": run}, "cost": PRICES})
+    config = from_dict({"run": {"directory": run}})
     file.begin(config, world_size=2, attempt=1, submission="application_1_2")
     file.end("finished", None)
     found = applications.complete(manager, run)
     assert found["vcore"] == 3.0 and found["complete"]
     written = storage.read_json(f"{run}/run.json")
-    assert written["hours"] == found and found["cost"]["amount"] == pytest.approx(0.3)
+    assert written["hours"] == found
     assert written["attempts"][0]["command"] == "howdah submit -c a.yaml"
     asked = len(manager.asked)
     before = storage.read_bytes(f"{run}/run.json")
@@ -125,14 +122,6 @@ def test_a_launcher_adds_what_rank_0_could_not_know(tmp_path):
     [one] = storage.read_json(str(tmp_path / "run.json"))["attempts"]
     assert one["usage"] == {"cpu_seconds": round(own["cpu_seconds"] + 36, 3), "gpus": 2,
                             "of": "the launcher's processes"}  # fmt: skip
-
-
-def test_prices_need_a_currency():
-    with pytest.raises(ConfigError):
-        from_dict({"cost": {"per_gpu_hour": 1.0}})
-    with pytest.raises(ConfigError):
-        from_dict({"cost": {"currency": "EUR"}})
-    assert from_dict({}).cost.prices is None
 
 
 def test_the_command_has_no_secret(monkeypatch):
