@@ -39,14 +39,7 @@ def serve(
     max_batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of one batch, padding included (1024).")
     ] = None,
-    max_wait_ms: Annotated[
-        float | None, typer.Option(min=0, help="That a batch waits for more texts (2).")
-    ] = None,
     max_texts: Annotated[int | None, typer.Option(min=1, help="Of one request (32).")] = None,
-    max_bytes: Annotated[str | None, typer.Option(help="Of one request (2 MiB).")] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=1, help="Texts that may wait; more: 429 (512).")
-    ] = None,
     shadow: Annotated[
         str | None, typer.Option(help="A challenger (4, v=4 or a path) that gets the same texts.")
     ] = None,
@@ -81,8 +74,8 @@ def serve(
     after what was asked is answered. --json prints one object once requests are answered.
     """
     ours = {
-        "max_batch_tokens": max_batch_tokens, "max_wait_ms": max_wait_ms, "max_texts": max_texts,
-        "max_bytes": max_bytes, "max_queue": max_queue, "shadow": shadow,
+        "max_batch_tokens": max_batch_tokens, "max_texts": max_texts,
+        "shadow": shadow,
         "token_file": token_file,
     }  # fmt: skip
     of_ray = {"and": other, "share": share, "replicas": replicas, "queue": queue}

@@ -16,7 +16,6 @@ from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,
     Bytes,
-    Mode,
     Query,
     Queue,
     RankPath,
@@ -41,7 +40,6 @@ __all__ = [
     "DedupOptions",
     "ExpectOptions",
     "ExpectShift",
-    "ImageOptions",
     "InputKind",
     "JdbcOptions",
     "QualityOptions",
@@ -101,9 +99,6 @@ class CsvOptions(Section):
     multiline: bool = True
     """Quoted fields may contain line breaks: then one task reads each file, after a check for
     unclosed quotes. false: each line is a record, and several tasks read a large file."""
-    max_line_breaks: int = Field(default=1_000, ge=0)
-    """More line breaks in one quoted field count as an unclosed quote, and the ETL fails (exit code
-    3)."""
 
     @field_validator("delimiter", "quote", "escape")
     @classmethod
@@ -171,8 +166,6 @@ class QualityOptions(Section):
     leakage_sample: int = Field(default=1_000, ge=0, le=10_000)
     """Rows of validation and of test each that are looked up among the training rows, to report how
     many have a near copy there. 0: none."""
-    leakage_similarity: float = Field(default=0.6, ge=0.5, le=1.0)
-    """Jaccard similarity from which a looked-up row counts as a near copy."""
     max_leakage: float | None = Field(default=None, ge=0.0, le=1.0)
     """The ETL fails (exit code 3) if a larger fraction of the looked-up rows has a near copy among
     the training rows. null: it is reported only."""
@@ -216,19 +209,6 @@ class ExpectOptions(Section):
         return self != ExpectOptions()
 
 
-class ImageOptions(Section):
-    """Which images are rows (`kind: image`). The model's preprocessor_config.json gives the size
-    that they are resized to."""
-
-    min_side: int = Field(default=8, ge=1)
-    """Reject images of fewer pixels in width or height (too_small)."""
-    max_pixels: int = Field(default=50_000_000, ge=1, le=178_956_970)
-    """Reject images of more pixels (too_large), by their header, before they are decoded. At most
-    Pillow's own limit."""
-    max_bytes: Bytes = 64 * 2**20
-    """Reject larger image files (too_large), e.g. 64 MiB."""
-
-
 class TfrecordColumns(Section):
     """Feature names of records by another writer (`format: tfrecord`)."""
 
@@ -236,10 +216,6 @@ class TfrecordColumns(Section):
     """int64_list (or bytes) feature of the token ids."""
     attention_mask: str | None = None
     """int64_list feature of the mask; null: trailing padding is cut off."""
-    label: str = "label"
-    """int64_list feature of the label's index."""
-    id: str | None = None
-    """bytes or int64 feature of the row's key."""
 
 
 class SparkOptions(Section):
@@ -266,9 +242,6 @@ class SparkOptions(Section):
     jars), named by their hashes; null: .howdah in the user's home of fs.defaultFS."""
     java_archive: AnyPath | None = None
     """A JRE as .tar.gz or .zip (any storage), shipped to nodes without a suitable Java."""
-    driver_edges: int = Field(default=2_000_000, ge=0)
-    """Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each; more
-    pairs are contracted on the executors first. The dataset is the same."""
     keytab: AnyPath | None = None
     """Local keytab file for a Kerberised cluster; null: the ticket cache."""
     principal: User | None = None
@@ -316,9 +289,6 @@ class DataSection(Section):
     `kind: image`."""
     dataset: RankPath = "dataset"
     """Dataset directory, to write to and to train from, with versions v=<hash>."""
-    mode: Mode = "0750"
-    """Permission bits of a new dataset directory and its versions; nothing below them is open to
-    more users. An existing directory keeps its own."""
     columns: Columns = Columns()
     """Column mapping."""
     csv: CsvOptions = CsvOptions()
@@ -335,48 +305,24 @@ class DataSection(Section):
     """Cleaning steps."""
     quality: QualityOptions = QualityOptions()
     """Quality gate."""
-    image: ImageOptions = ImageOptions()
-    """Quality gate of images."""
     dedup: DedupOptions = DedupOptions()
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
     append: AppendOptions = AppendOptions()
     """A new version from the one before and new rows, such as a day's partition."""
-    forgotten: Literal["drop", "keep"] = "drop"
-    """Rows that `howdah forget` has removed from this dataset and that the source has again: drop
-    leaves them out and counts them; keep takes them as new rows."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
-    """Drop or repeat rows of the training split to reach `balance_ratio`."""
-    balance_ratio: float = Field(default=1.0, ge=1.0)
-    """Largest class / smallest class after balancing."""
-    shuffle_seed: int = Field(default=17, ge=0)
-    """Seed of the global shuffle into shards."""
+    """Drop or repeat rows of the training split until its classes have the same number of rows."""
     shard_bytes: Bytes = 96 * 2**20
     """Target size of a shard, e.g. 96 MiB."""
     num_shards: int | None = Field(default=None, ge=1)
     """Number of shards of the training split; null: by `shard_bytes`."""
     compression: Literal["none", "gzip"] = "none"
     """Compression of the shards."""
-    record_layout: Literal["bytes", "int64_list"] = "bytes"
-    """Encoding of token ids in a record; int64_list is for other readers (larger, slower)."""
     spark: SparkOptions = SparkOptions()
     """Spark for the ETL."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_docstring_packages(cls, raw: Any) -> Any:
-        # Configurations frozen by earlier versions hold the key with null, its default.
-        if not isinstance(raw, dict) or "docstring_packages" not in raw:
-            return raw
-        if raw["docstring_packages"] is not None:
-            raise ValueError(
-                "docstring_packages was removed: leave it out; `python -m tools.demo.corpus"
-                " FILE PACKAGE ...` writes that corpus as Parquet, for data.source"
-            )
-        return {key: value for key, value in raw.items() if key != "docstring_packages"}
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -480,5 +426,5 @@ class DataSection(Section):
 _ONLY_WITH = {
     "partitions": ("hive",), "query_file": ("hive", "jdbc"), "as_of": LAKES, "jdbc": ("jdbc",),
 }  # fmt: skip
-_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean", "record_layout")
+_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean")
 """Keys of `data` that say how texts are read, cleaned and stored."""

@@ -51,9 +51,9 @@ class RunSection(Section):
     user: User | None = None
     """User to run as on the cluster (doAs), which must allow you to impersonate that user."""
     mode: Mode = "0750"
-    """Permission bits of a new run directory and checkpoint.directory. An existing directory keeps
-    its own. No file that a command writes is open to more users than this and data.mode say:
-    predictions, reports and published models neither."""
+    """Permission bits of a new run, checkpoint or dataset directory. An existing directory keeps
+    its own. No file that a command writes is open to more users than this, predictions, reports and
+    published models included."""
     storage_retry_seconds: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     """Seconds to retry while storage does not answer (a NameNode restarts or is in safe mode).
     null: 120 for commands; 1,800 where giving up would lose a run: in the containers of a job or an
@@ -72,11 +72,8 @@ class ModelSection(Section):
     version N, or of an export (any storage). The dataset has all of its labels, and maybe new ones.
     A run that may be resumed after the next publication names the version."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of the transformer; null: the base model's."""
-    attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of the attention weights; null: the base model's."""
-    classifier_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout before the classifier (seq_classif_dropout); null: the base model's."""
+    """Dropout rate of the transformer, of its attention weights and before the classifier. null:
+    the base model's rates."""
     freeze_embeddings: bool = False
     """Do not train the embeddings."""
     freeze_layers: int = Field(default=0, ge=0)
@@ -160,8 +157,6 @@ class ParallelSection(Section):
 class EarlyStopping(Section):
     patience: int | None = Field(default=None, ge=1)
     """Stop training after this many evaluations without improvement; null: never."""
-    min_delta: float = Field(default=0.0, ge=0.0)
-    """Smallest difference of the metric that counts as improvement."""
 
 
 class TrainingSection(Section):
@@ -189,24 +184,12 @@ class TrainingSection(Section):
     """Stop after this many optimizer steps; overrides num_train_epochs."""
     learning_rate: float = Field(default=5e-5, gt=0, lt=1)
     """Peak learning rate."""
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Scale learning_rate by global_batch_size / lr_reference_batch_size (never by world size)."""
-    lr_reference_batch_size: int = Field(default=32, ge=1)
-    """Global batch size that learning_rate was chosen for."""
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
     """Decay after the warm-up, to zero at the last step (constant: no decay)."""
     warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Fraction of the steps with linear warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps with linear warm-up; above 0 it overrides warmup_ratio."""
+    """Fraction of the steps in which the learning rate rises linearly to its peak."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay; not for biases and norms."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW beta 1."""
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """AdamW beta 2."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    """AdamW epsilon."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Clip the reduced gradient to this global norm; 0: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -227,19 +210,13 @@ class TrainingSection(Section):
     with its length, at more padding."""
     gradient_checkpointing: bool = False
     """Recompute activations to save memory (torch only)."""
-    sparse_embeddings: Literal["auto", "dense", "sparse"] = "auto"
-    """How ranks exchange the gradient of the embeddings: all rows, or only those of the batch."""
     fusion_groups: int | None = Field(default=None, ge=1)
-    """Reduce gradients in this many fixed groups: bitwise equal runs also with 3 and more ranks."""
+    """Number of fixed groups in which gradients are reduced. With it, runs of 3 and more ranks
+    repeat bit by bit too. null: groups by size, which is faster."""
     early_stopping: EarlyStopping = EarlyStopping()
     """Early stopping on evaluation.metric."""
     logging_steps: int = Field(default=10, ge=1)
     """Steps between progress lines."""
-    gpu_collective_seconds: float | None = Field(default=3600.0, ge=1, allow_inf_nan=False)
-    """On GPUs, and on CPUs with MPI or torch.distributed: a rank fails if a collective takes
-    longer, since NCCL waits for ever for a lost peer, MPI for a stopped one. Allow for what ranks
-    may have to wait for (an export, a dataset's check, storage that does not answer:
-    run.storage_retry_seconds). null: no limit."""
     threads_per_rank: int | None = Field(default=None, ge=1)
     """Compute threads of a rank; null: cores / ranks on the node."""
     shard_cache_bytes: Bytes = 20 * 2**30
@@ -250,10 +227,6 @@ class TrainingSection(Section):
     $HOWDAH_CACHE/shards, or the user's cache."""
     seed: int = Field(default=42, ge=0)
     """Seed of the batch order, the classifier's initial weights and dropout."""
-
-
-_FAILURE_MINUTES = 60.0
-"""Twice as long as one save retries in a container: one failed save does not end a run."""
 
 
 class CheckpointSection(Section):
@@ -270,24 +243,19 @@ class CheckpointSection(Section):
     incomplete when a save is interrupted."""
     resume: Checkpoint = "auto"
     """auto: from the newest complete checkpoint, if any; never; or the path of a checkpoint."""
-    max_failures: int | None = Field(default=None, ge=1)
-    """Stop training when this many saves in a row fail because storage is full or does not answer.
-    Until then it continues with a warning, and tries again within a minute. null: only
-    max_failure_minutes applies."""
-    max_failure_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Stop training when saves have failed like this for so many minutes, counted from the
-    beginning of the first failed one. null: 60, or no limit if max_failures is given. If both are
-    given, the limit that is reached first applies."""
+    # Twice as long as one save retries in a container: one failed save does not end a run.
+    max_failure_minutes: float | None = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Minutes for which saves may fail because storage is full or does not answer, counted from the
+    beginning of the first failed one; then training stops. Until then it continues with a warning,
+    and tries again within a minute. null: no limit."""
     grace_seconds: float = Field(default=30.0, gt=0)
     """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
     train` and on YARN. Bare launchers have their own limits."""
 
     @property
     def failure_seconds(self) -> float | None:
-        """Seconds for which saves may keep failing; None: only their number counts."""
-        if self.max_failure_minutes is not None:
-            return 60.0 * self.max_failure_minutes
-        return None if self.max_failures is not None else 60.0 * _FAILURE_MINUTES
+        """Seconds for which saves may keep failing; None: no limit."""
+        return None if self.max_failure_minutes is None else 60.0 * self.max_failure_minutes
 
 
 class EvaluationSection(Section):
@@ -300,8 +268,6 @@ class EvaluationSection(Section):
     """Splits evaluated at the end."""
     max_rows: int | None = Field(default=None, ge=1)
     """Rows of each evaluation during training (the last one uses all); null: all."""
-    predictions: bool = True
-    """Write the last evaluation's predictions to predictions/ (Parquet, a part for each rank)."""
 
 
 class MlflowOptions(Section):
@@ -366,8 +332,8 @@ class Config(Section):
 
     @property
     def most_open(self) -> int:
-        """Permission bits that no new file or directory exceeds: of run.mode and data.mode."""
-        return int(self.run.mode, 8) | int(self.data.mode, 8)
+        """Permission bits that no new file or directory exceeds."""
+        return int(self.run.mode, 8)
 
     @model_validator(mode="before")
     @classmethod
@@ -465,8 +431,7 @@ class Config(Section):
         on_nodes = self.job.on in ("yarn", "spark", "ray")
         if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
             raise ValueError(
-                "job.controller: mpi needs yarn.environment: path (MPI must be installed on the"
-                " nodes)"
+                "job.controller: mpi needs yarn.python (MPI must be installed on the nodes)"
             )
         if self.publish.mlflow.enabled and self.tracking.mlflow is None:
             raise ValueError(

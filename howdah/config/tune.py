@@ -93,31 +93,15 @@ class TuneSection(Section):
     trainings of the machine that runs `howdah tune`."""
     sampler: Literal["tpe", "random"] = "tpe"
     """How values are chosen: from what earlier trials reached (TPE), or at random."""
-    startup_trials: int = Field(default=10, ge=1)
-    """Trials with random values before tpe begins, and full ones before the median pruner does."""
-    seed: int = Field(default=42, ge=0)
-    """Seed of the sampler; trials themselves have training.seed."""
     pruner: Literal["asha", "hyperband", "median", "none"] = "asha"
     """Stops trials that are behind others after as many evaluations: asha (successive halving),
     hyperband, median, or none. What it counts are evaluations (evaluation.every_steps)."""
-    min_evaluations: int = Field(default=1, ge=1)
-    """No trial is pruned before it has this many evaluations."""
-    max_evaluations: int | None = Field(default=None, ge=1)
-    """Evaluations of a full trial, for hyperband; null: found from the first full trials."""
-    reduction_factor: int = Field(default=3, ge=2)
-    """asha and hyperband let about one trial in this many go on at each rung."""
     storage: AnyPath | None = None
     """What all workers share: a journal file (also on NFS), or sqlite:///FILE for workers of one
     machine; null: study.journal in run.directory."""
     storage_url_file: AnyPath | None = None
     """File of mode 0600 with the URL of a database, instead of `storage`:
     postgresql://user:password@host/database. So no password is in a configuration, log or ps."""
-    retries: int = Field(default=2, ge=0)
-    """How often a trial that was lost (killed, out of memory, its machine gone) is tried again. It
-    goes on from its newest checkpoint."""
-    lease_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """A worker that has not been heard of for so long is taken for dead, and another one takes its
-    trials over."""
     publish: bool = False
     """Publish the best trial's export at the end, if it passes the gate."""
 

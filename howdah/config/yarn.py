@@ -16,8 +16,6 @@ class DriverResources(Section):
 
     memory: Bytes = 2**30
     """Memory of the driver's container, including skein's JVM (below 200 MiB)."""
-    vcores: int = Field(default=1, ge=1)
-    """Vcores of the driver."""
 
 
 class YarnSection(Section):
@@ -39,10 +37,9 @@ class YarnSection(Section):
     """Users who may kill the application, besides its owner; '*': everyone."""
     files: list[AnyPath] = []
     """Files (any storage) that are put into each container's working directory."""
-    environment: Literal["archive", "path"] = "archive"
-    """The nodes' Python: an archive that is shipped to them, or the interpreter at `python`."""
     python: NodePath | None = None
-    """Python interpreter on every node, with Howdah's packages (environment: path)."""
+    """Python interpreter on every node that has Howdah's packages. null: the nodes need no Python,
+    since an archive with one is shipped to them."""
     staging: AnyPath | None = None
     """Directory on the cluster's storage for shipped files, named by their hashes; null: .howdah in
     the user's home of fs.defaultFS."""
@@ -55,6 +52,11 @@ class YarnSection(Section):
     def login(self) -> tuple[str | None, str | None, str]:
         """What howdah/hadoop/kerberos.py `logged_in` takes."""
         return self.keytab, self.principal, "yarn.keytab"
+
+    @property
+    def environment(self) -> Literal["archive", "path"]:
+        """Where the nodes' Python comes from: an archive, or the interpreter at `python`."""
+        return "archive" if self.python is None else "path"
 
     @field_validator("tags")
     @classmethod
@@ -70,8 +72,6 @@ class YarnSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> YarnSection:
-        if self.environment == "path" and self.python is None:
-            raise ValueError("yarn.environment: path needs yarn.python, the nodes' interpreter")
         if (self.keytab is None) != (self.principal is None):
             raise ValueError("give yarn.keytab and yarn.principal together, or neither")
         return self

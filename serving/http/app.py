@@ -21,7 +21,7 @@ from serving.http import faces, oip, pages
 from serving.http.answers import json_response, refused
 from serving.http.question import Question
 from serving.http.reading import deadline_ms, header, read_body
-from serving.http.state import State
+from serving.http.state import MAX_BYTES, READ_SECONDS, State
 from training.deployment.requests import Refusal, UnknownRoute, WrongMethod
 from training.prediction.rows import EMPTY
 
@@ -46,7 +46,7 @@ def build(state: State) -> FastAPI:
 
     async def classify(request: Request) -> Response:
         return await _ask(
-            state, request, lambda body: faces.plain(body, settings.max_texts, settings.max_bytes)
+            state, request, lambda body: faces.plain(body, settings.max_texts, MAX_BYTES)
         )
 
     async def predict(request: Request) -> Response:
@@ -162,7 +162,7 @@ async def _ask(state: State, request: Request, parse: Callable[[bytes], Question
     if state.draining:
         raise Draining("the server is ending", remedy="ask another one")
     body = await read_body(
-        request.scope, request.receive, most=settings.max_bytes, seconds=settings.read_seconds,
+        request.scope, request.receive, most=MAX_BYTES, seconds=READ_SECONDS,
         held=state.held,
     )  # fmt: skip
     size = len(body)

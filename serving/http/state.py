@@ -7,12 +7,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from howdah.config.options.serve import ServeSection
+from howdah.core.limits import limit
 from serving.compute.batcher import Batcher
 from serving.compute.metrics import Metrics
 from serving.http.reading import Held
 from serving.http.tokens import TokenFile
 
-__all__ = ["State"]
+__all__ = ["MAX_BYTES", "READ_SECONDS", "State"]
+
+MAX_BYTES = 2 * 2**20
+"""Most bytes of a request's body; more: 413. 32 texts (serve.max_texts) of 64 kB are below it, of
+which a model reads the first tokens only."""
+READ_SECONDS = limit("read_seconds", 30.0)
+"""Longest time in which a client sends its request; then 408. A slow client holds one of the
+connections, so that a thousand of them would keep all others out."""
 
 _HELD_BYTES = 64 * 2**20
 _UNREADY, _DEAD = 0.5, 2.0

@@ -62,7 +62,6 @@ FORMS = [
         "yarn.files": (["airflow.cfg", "/etc/ssh/ssh_host_rsa_key"], KEYS),
         "data.spark.home": ("/tmp/spark", KEYS),
         "yarn.python": ("/tmp/python", KEYS),
-        "yarn.environment": ("path", KEYS),
         "job.env": ({"LD_PRELOAD": "/tmp/evil.so"}, KEYS),
         "publish.directory": ("/var/www/html", ROOTS),
         "tracking.mlflow.uri": ("http://attacker:5000", KEYS),

@@ -8,9 +8,7 @@ from tests.config.test_policy import judge, refused_of
 
 @pytest.mark.parametrize(
     "override",
-    ["alerts.webhook_file=/data/url", "alerts.on=[]", "alerts.stall_factor=1000",
-     "alerts.disk_bytes=1 GiB", "alerts.command=[id]", "alerts.webhook=https://a.example/x",
-     "alerts.timeout_seconds=120"],
+    ["alerts.webhook_file=/data/url", "alerts.on=[]", "alerts.stall_seconds=1000", "alerts.command=[id]", "alerts.webhook=https://a.example/x"],
 )  # fmt: skip
 def test_where_and_of_what_alerts_go_is_the_installations(override):
     """Whichever key of the section: a file below a root can hold any address."""

@@ -392,7 +392,8 @@ def test_records_of_another_writer_become_a_dataset(spark, tmp_path, tiny_model_
         source=str(tmp_path / "in"),
         max_length=40,
         labels=["no", "yes"],
-        tfrecord={"input_ids": "ids", "label": "y"},
+        tfrecord={"input_ids": "ids"},
+        columns={"label": "y"},
     )
     result, _ = run(config)
     rows = rows_of(result)

@@ -33,7 +33,6 @@ def configuration(directory: Path, *, dataset: str, base: str, **settings) -> di
         "training.framework": "torch",
         "evaluation.metric": "loss",
         "evaluation.every_steps": 4,
-        "evaluation.predictions": False,
     }
     return {**nested(values | settings), "tune": tune}
 

@@ -23,7 +23,7 @@ MIB = 2**20
 def server(zoo, tmp_path_factory):
     """One of version 2, which says "cat" of every text; a request must arrive within 2 s."""
     home = tmp_path_factory.mktemp("server")
-    server = Server(zoo, home, "--set", "serve.read_seconds=2", "--max-queue", "64")
+    server = Server(zoo, home, limits={"read_seconds": 2, "max_queue": 64})
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_what_is_counted_is_what_was_asked(server):
 def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--max-queue", "32", "--set", "serve.grace_seconds=60", gate=gate)
+    server = start("--set", "serve.grace_seconds=60", gate=gate, limits={"max_queue": 32})
     assert server.ask(body=texts_of("a"))[0] == 200
     gate.unlink()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -422,7 +422,7 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--token-file", str(tmp_path / "none")], 2, "cannot be read"),
             (["--token-file", str(loose)], 2, "other users may read"),
             (["--token-file", str(empty)], 2, "no usable token"),
-            (["--max-queue", "3"], 2, "one key of the configuration"),
+            (["--max-texts", "1000"], 2, "one key of the configuration"),
             (["--set", "serve.grace_seconds=-1"], 2, "one key of the configuration"),
             (["--replicas", "2"], 2, "are for --on ray"),
             (["--on", "ray", "--max-texts", "2"], 2, "are for Howdah's own server"),

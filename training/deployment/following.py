@@ -139,7 +139,7 @@ def publish_alias(config: Config, evaluate: Evaluate, say: Say) -> dict[str, Any
 
 def name_of(config: Config) -> str:
     """Of the registered model."""
-    return config.publish.mlflow.name or config.publish.name or config.run.name
+    return config.publish.name or config.run.name
 
 
 _RECORD = Fields(

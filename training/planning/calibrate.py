@@ -125,7 +125,6 @@ class Sizes:
             without_words=_messages(rest, training.fusion_groups),
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
-            choice=training.sparse_embeddings,
         )
 
 

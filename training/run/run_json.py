@@ -284,7 +284,7 @@ def config_hash(config: Config) -> str:
     hash by trying.
     """
     sections = redact.config(config).model_dump(mode="json")
-    for key in ("mode", "expect", "append", "forgotten"):  # what changes no row that is trained on
+    for key in ("expect", "append"):  # what changes no row that is trained on
         del sections["data"][key]
     sections["training"] = {
         key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING

@@ -253,7 +253,7 @@ def application(
         nodes=(),
         restarts=-1,
         driver=spec.ContainerRequest(
-            memory_mib=-(-options.driver.memory // 2**20), vcores=options.driver.vcores, gpus=0,
+            memory_mib=-(-options.driver.memory // 2**20), vcores=1, gpus=0,
             script="", files={}, env=spec.MASTER_ENV,
         ),
         worker=spec.ContainerRequest(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from howdah import redact
-from howdah.config.types import AnyPath, Bytes, Names, Section
+from howdah.config.types import AnyPath, Names, Section
 from howdah.core.machine import is_loopback
 
 __all__ = ["KINDS", "AlertKind", "AlertsSection", "check_url"]
@@ -57,15 +57,9 @@ class AlertsSection(Section):
     can read."""
     on: list[AlertKind] = list(KINDS)
     """Of what: failure, stall (no step for long), gate (missed), drift, disk (full or nearly)."""
-    timeout_seconds: float = Field(default=10.0, gt=0, le=120, allow_inf_nan=False)
-    """How long a command or a webhook may take."""
-    stall_factor: float = Field(default=20.0, ge=2.0, allow_inf_nan=False)
-    """A job has stalled when no step has ended for so many times its median step."""
     stall_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """... and for at least so long: evaluations and checkpoints lie between steps, too."""
-    disk_bytes: Bytes | None = None
-    """Less free than this where the run directory lies is an alert of kind disk; null: only a
-    storage that is full."""
+    """Seconds without a finished step after which a job may have stalled; they must exceed an
+    evaluation or a checkpoint. The alert also waits for 20 times the job's median step."""
 
     @field_validator("command")
     @classmethod

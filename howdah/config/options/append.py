@@ -22,5 +22,3 @@ class AppendOptions(Section):
     frozen: list[HeldOut] = []
     """Splits that get no new rows after the first version, so that all later models are measured on
     the same ones. New rows like theirs are rejected (held_out_copy)."""
-    buckets: int = Field(default=16, ge=1, le=4096)
-    """Buckets of the ledger, fixed by the first version: tasks that compare a new part with it."""

@@ -356,11 +356,10 @@ def test_the_demo_s_corpus_is_no_source_any_more():
     with pytest.raises(ConfigError, match="no source any more") as caught:
         sources.resolve(section(source="docstrings:"))
     assert "tools.demo.corpus" in caught.value.remedy
-    assert section(docstring_packages=None) == section()  # frozen by an earlier version
     with pytest.raises(ConfigError) as caught:
         section(docstring_packages=["numpy"])
     (problem,) = caught.value.problems
-    assert "tools.demo.corpus" in problem.what and problem.where == "data"
+    assert "tools.demo.corpus" in problem.remedy and problem.where == "data.docstring_packages"
 
 
 def test_the_size_of_a_source_is_known_by_its_files_or_its_table_s(tmp_path):

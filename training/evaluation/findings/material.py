@@ -118,9 +118,7 @@ def gather(
                 advance=lambda: activity.advanced(1),
             )
         if findings is None:
-            notes.append(
-                "The run has no predictions (evaluation.predictions): rows and slices are not known"
-            )
+            notes.append("The run has no predictions: rows and slices are not known")
         elif not shown:
             notes.append("Texts are left out (report.texts: none)")
     value = stored_baseline.value(split, metric) if stored_baseline is not None else None
