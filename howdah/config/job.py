@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import Bytes, Section, Variable, name_of_variable
+from howdah.config.types import Bytes, Rare, Section, Usual, Variable, name_of_variable
 from howdah.core.limits import limit
 
 __all__ = ["JobSection", "Place", "WorkerResources"]
@@ -27,12 +27,12 @@ once each time ends the job within minutes."""
 class WorkerResources(Section):
     """Resources of one worker (one rank)."""
 
-    memory: Bytes = 6 * 2**30
+    memory: Usual[Bytes] = 6 * 2**30
     """Memory of a worker's container; the NodeManager kills a process that uses more. `howdah
     submit` computes a rank's peak and refuses less: DistilBERT-base with a batch of 32 on 2 workers
     needs 4.5 GiB (elastic 5.3), with micro-batches of 8,192 tokens 7.4 GiB."""
     vcores: int = Field(default=1, ge=1)
-    """Vcores of a worker; also the number of its compute threads."""
+    """Vcores of a worker, and the number of its compute threads."""
     gpus: int = Field(default=0, ge=0, le=1)
     """GPUs of a worker (yarn.io/gpu): 0 or 1, since a worker is one rank, which trains on one GPU.
     With 1, a worker that finds no GPU fails: training never falls back to the CPU."""
@@ -51,16 +51,18 @@ class WorkerResources(Section):
 class JobSection(Section):
     """A training job on a cluster (`howdah submit`), whichever cluster it is."""
 
-    on: Place = "yarn"
-    """Where `howdah submit` runs the job: YARN; processes of this machine; tasks of a Spark
-    application (data.spark.master); actors of a Ray cluster (ray.address)."""
-    workers: int = Field(default=2, ge=1)
-    """Workers to train with, one rank and one container each."""
-    min_workers: int | None = Field(default=None, ge=1)
-    """Fewest workers to continue with; if given, the job is elastic. null: `workers`."""
-    max_workers: int | None = Field(default=None, ge=1)
-    """Most workers to grow to (`howdah scale`); if given, the job is elastic. null: `workers`."""
-    commit_every: int = Field(default=50, ge=1)
+    on: Usual[Place] = "yarn"
+    """Where `howdah submit` runs the job. yarn: containers of YARN. local: processes of this
+    machine. spark: tasks of a Spark application (data.spark.master). ray: actors of a Ray cluster
+    (ray.address)."""
+    workers: Usual[int] = Field(default=2, ge=1)
+    """Number of workers to train with, one rank and one container each."""
+    min_workers: Usual[int | None] = Field(default=None, ge=1)
+    """Fewest workers to continue with. If it is given, the job is elastic. null: as job.workers."""
+    max_workers: Usual[int | None] = Field(default=None, ge=1)
+    """Most workers to grow to (`howdah scale`). If it is given, the job is elastic. null: as
+    job.workers."""
+    commit_every: Rare[int] = Field(default=50, ge=1)
     """Steps between the copies of its state that a rank of an elastic job keeps in memory: at most
     this many steps are repeated when a worker is lost, and no step before the newest checkpoint."""
     worker: WorkerResources = WorkerResources()
@@ -71,23 +73,23 @@ class JobSection(Section):
     begins that many times again, each time from the newest checkpoint, after it has lost a worker
     or, on YARN, its driver. null: 10 for an elastic job, 1 otherwise."""
     env: dict[Variable, str] = {}
-    """Additional environment variables of the training processes. For secrets use `secret_env`."""
+    """Additional environment variables of the training processes. Secrets belong into
+    job.secret_env."""
     secret_env: list[Variable] = []
     """Names of environment variables whose values are secrets. `howdah submit` reads them from its
     own environment; only the training processes get them, by a file that only the job's containers
     get."""
-    controller: Literal["gloo", "mpi"] = "gloo"
-    """How Horovod's ranks find each other; mpi needs yarn.python and a fixed world
-    size."""
-    network_interface: str | None = None
-    """Network interface for the workers' traffic; null: the one that routes to the driver."""
-    ports: str | None = Field(default=None, pattern=r"^\d+-\d+$")
-    """Ports to listen on, first and last, such as 30000-30100; null: any free port."""
-    gang_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    controller: Rare[Literal["gloo", "mpi"]] = "gloo"
+    """How Horovod's ranks find each other. mpi needs yarn.python and a fixed number of workers."""
+    network_interface: Rare[str | None] = None
+    """Network interface for the workers' traffic. null: the one that routes to the driver."""
+    ports: Rare[str | None] = Field(default=None, pattern=r"^\d+-\d+$")
+    """Range of ports to listen on, first and last, such as 30000-30100. null: any free port."""
+    gang_seconds: Rare[float] = Field(default=300.0, gt=0, allow_inf_nan=False)
     """Seconds that a start waits for all its workers before it releases those that it has, so that
     two jobs which each hold half of a queue do not block each other. It requests them ten times
     in all, each time after a random pause."""
-    hang_seconds: float = Field(default=45.0, ge=5, allow_inf_nan=False)
+    hang_seconds: Rare[float] = Field(default=45.0, ge=5, allow_inf_nan=False)
     """Time without a message or without progress after which a worker counts as hanging and is
     replaced. A phase may take longer as long as it progresses: rows evaluated, bytes transferred
     and attempts to reach storage count. The limit is ten times as long while a worker computes

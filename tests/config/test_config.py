@@ -93,7 +93,6 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
         ("training: {framework: torch, parallel: {shard: both}}", "not what the key takes"),
         ("training: {per_device_max_tokens: 128}\ndata: {max_length: 256}", "must hold one row"),
         ("data: {split: {validation: 0.6, test: 0.5}}", "below 1"),
-        ("data: {dedup: {bands: 7}}", "divisible"),
         ("checkpoint: {keep: 1}", "not what the key takes"),
         ("run: {name: 'a b'}", "not what the key takes"),
     ],
@@ -206,14 +205,14 @@ def test_brackets_too_deep_for_the_stack_are_refused(tmp_path):
 def test_mappings_are_merged_as_in_other_yaml(tmp_path):
     text = """
 data: {dataset: /d, max_length: 64, split: &split {<<: &seeds {seed: 7, test: 0.3}, test: 0.2}}
-tune: {<<: [{trials: 3}, {trials: 5, seed: 9}]}
+tune: {<<: [{trials: 3}, {trials: 5, parallel: 9}]}
 training:
   <<: {seed: 1, logging_steps: 5}
   seed: 2
 """
     found = load_text(tmp_path, text)
     assert (found.data.split.seed, found.data.split.test) == (7, 0.2)
-    assert (found.tune.trials, found.tune.seed) == (3, 9)
+    assert (found.tune.trials, found.tune.parallel) == (3, 9)
     assert (found.training.seed, found.training.logging_steps) == (2, 5)
     # A mapping that is merged before it is built itself still overrides what it has merged.
     early = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\n<<: *b\nc: {<<: *b}\n"

@@ -8,7 +8,8 @@ from tests.config.test_policy import judge, refused_of
 
 @pytest.mark.parametrize(
     "override",
-    ["alerts.webhook_file=/data/url", "alerts.on=[]", "alerts.stall_seconds=1000", "alerts.command=[id]", "alerts.webhook=https://a.example/x"],
+    ["alerts.webhook_file=/data/url", "alerts.on=[]", "alerts.stall_seconds=1000",
+     "alerts.command=[id]", "alerts.webhook=https://a.example/x"],
 )  # fmt: skip
 def test_where_and_of_what_alerts_go_is_the_installations(override):
     """Whichever key of the section: a file below a root can hold any address."""
@@ -61,7 +62,7 @@ def test_a_database_that_the_worker_can_read_is_not_hive():
 
 @pytest.mark.parametrize(
     "asked",
-    [["data.query_file=/data/q.sql"], ["data.source=news.x", "data.jdbc.predicates=[a = 1]"]],
+    [["data.query_file=/data/q.sql"]],
 )
 def test_a_query_of_a_database_needs_all_of_its_tables(asked):
     allowed = {"keys": ["*"], "roots": ["*"], "tables": ["*"]}

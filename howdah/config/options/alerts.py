@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from howdah import redact
-from howdah.config.types import AnyPath, Names, Section
+from howdah.config.types import AnyPath, Names, Rare, Section
 from howdah.core.machine import is_loopback
 
 __all__ = ["KINDS", "AlertKind", "AlertsSection", "check_url"]
@@ -47,7 +47,8 @@ class AlertsSection(Section):
     POST. Sending never changes a command's exit code."""
 
     command: list[Annotated[str, Names("alert")]] | None = None
-    """Program and arguments, started without a shell; gets the JSON object on its stdin."""
+    """Program and its arguments, started without a shell, that gets each alert as a JSON object on
+    its stdin."""
     webhook: Annotated[str, Names("alert")] | None = None
     """URL that gets the JSON object by POST: https, or http to this machine. It is left out of what
     is saved and shown, as a chat's URL is a key to it."""
@@ -56,8 +57,9 @@ class AlertsSection(Section):
     `webhook`: for a job, whose saved configuration has no secrets, a file that the driver's machine
     can read."""
     on: list[AlertKind] = list(KINDS)
-    """Of what: failure, stall (no step for long), gate (missed), drift, disk (full or nearly)."""
-    stall_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Kinds of alerts that are sent: failure, stall (no step for long), gate (missed), drift, disk
+    (full or nearly)."""
+    stall_seconds: Rare[float] = Field(default=300.0, gt=0, allow_inf_nan=False)
     """Seconds without a finished step after which a job may have stalled; they must exceed an
     evaluation or a checkpoint. The alert also waits for 20 times the job's median step."""
 

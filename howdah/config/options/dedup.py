@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from howdah.config.types import Section
+from howdah.config.types import Rare, Section
 
 __all__ = ["NUM_PERMUTATIONS", "ConflictOptions", "DedupOptions"]
 
@@ -16,22 +16,24 @@ at most 0.044 then. Ledgers hold such signatures, so another number needs anothe
 
 
 class ConflictOptions(Section):
-    policy: Literal["reject", "majority", "keep"] = "reject"
-    """The same text under several labels: reject all of its rows; keep those of the label that nine
-    in ten of them have (majority); or keep it once a label, in one split."""
-    tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
-    """With `task: regression`: the same text with targets that differ by no more is no conflict,
-    and the first row is kept."""
+    policy: Rare[Literal["reject", "majority", "keep"]] = "reject"
+    """What happens to the same text under several labels. reject: all of its rows are rejected.
+    majority: the rows of the label that nine in ten of them have are kept. keep: one row for each
+    label is kept, all in one split."""
+    tolerance: Rare[float] = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """Largest difference of the targets of the same text, with `task: regression`, that is not a
+    conflict. The first row is kept."""
 
 
 class DedupOptions(Section):
-    exact: bool = True
-    """Remove rows whose cleaned text is the same."""
+    exact: Rare[bool] = True
+    """Whether rows with the same cleaned text are removed."""
     near: bool = True
-    """Remove near duplicates by MinHash-LSH."""
-    ngram: Literal["auto"] | Annotated[int, Field(ge=1, le=20)] = "auto"
-    """Words of a shingle; auto: single words and pairs of neighbours, which find one changed word
-    in texts from 10 words on. A character counts as a word in scripts without blanks."""
+    """Whether near duplicates are removed, by MinHash-LSH."""
+    ngram: Rare[Literal["auto"] | Annotated[int, Field(ge=1, le=20)]] = "auto"
+    """Number of words in a shingle. auto: single words and pairs of neighbours, which find one
+    changed word in texts from 10 words on. A character counts as a word in scripts without
+    blanks."""
     threshold: float = Field(default=0.7, gt=0.0, le=1.0)
     """Estimated Jaccard similarity from which two texts are near duplicates."""
     conflict: ConflictOptions = ConflictOptions()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from howdah.config.types import AnyPath, Bytes, Section
+from howdah.config.types import AnyPath, Bytes, Rare, Section, Usual
 from howdah.core.limits import limit
 from howdah.errors import UsageError
 
@@ -26,32 +26,33 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class ServeSection(Section):
     """Where the server listens, and its limits. Options of the command replace these keys."""
 
-    host: str = Field(default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_-]+$")
-    """Address to listen on. Another than loopback needs serve.token_file or serve.open."""
-    port: int = Field(default=8000, ge=0, le=65535)
-    """Port; 0: a free one."""
-    token_file: AnyPath | None = None
-    """Local file of the bearer tokens that requests must have, one a line, readable to its owner
-    alone; null: none is asked for."""
-    open: bool = False
-    """Listen on another address than loopback without a token: all who reach it can classify."""
+    host: Usual[str] = Field(default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_-]+$")
+    """Address to listen on. Any other than loopback needs serve.token_file or serve.open."""
+    port: Usual[int] = Field(default=8000, ge=0, le=65535)
+    """Port to listen on. 0: a free one."""
+    token_file: Usual[AnyPath | None] = None
+    """Local file of the bearer tokens, one a line and readable to its owner alone, of which each
+    request must have one. null: requests need no token."""
+    open: Rare[bool] = False
+    """Whether the server may listen on another address than loopback without a token. Everyone who
+    reaches it can classify then."""
     threads: int | None = Field(default=None, ge=1)
-    """Compute threads of the model; null: all cores."""
-    max_batch_tokens: int = Field(default=1024, ge=1)
-    """Most tokens, with padding, that are computed at once; a longer text is computed alone."""
+    """Compute threads of the model. null: all cores."""
+    max_batch_tokens: Rare[int] = Field(default=1024, ge=1)
+    """Most tokens, with padding, that are computed at once. A longer text is computed alone."""
     max_texts: int = Field(default=32, ge=1, le=MAX_QUEUE)
-    """Most texts of one request; more: 413."""
-    request_seconds: Seconds = 60.0
-    """Longest wait of a request for its answer; then 504. A request's header X-Timeout-Ms may
-    shorten it."""
-    grace_seconds: float = Field(default=30.0, ge=0, allow_inf_nan=False)
-    """Seconds to answer what was asked before a SIGTERM."""
+    """Most texts of one request. A larger request is refused with 413."""
+    request_seconds: Rare[Seconds] = 60.0
+    """Longest time that a request waits for its answer; then it is refused with 504. A request's
+    header X-Timeout-Ms may shorten it."""
+    grace_seconds: Rare[float] = Field(default=30.0, ge=0, allow_inf_nan=False)
+    """Seconds after a SIGTERM for answering the requests that are being processed."""
     shadow: AnyPath | None = None
     """A challenger: another version of the model (4, or v=4), or a model's path. It classifies what
     is answered by the served version, in a process of its own, and disagreement is counted."""
-    memory: Bytes = 1 * 2**30
+    memory: Rare[Bytes] = 1 * 2**30
     """Memory of the server's container on YARN."""
-    vcores: int = Field(default=1, ge=1)
+    vcores: Rare[int] = Field(default=1, ge=1)
     """Vcores of the server's container on YARN."""
 
 
