@@ -171,8 +171,8 @@ class Judging:
         """For the manifest: how much of the past was not compared."""
         if self.full_buckets:
             progress(
-                f"{self.full_buckets:,} buckets of near duplicates have more old rows than"
-                f" {near.MAX_BUCKET_SIZE:,} are compared with: new rows in"
+                f"{self.full_buckets:,} buckets of near duplicates have more than"
+                f" {near.MAX_BUCKET_SIZE:,} old rows: new rows in"
                 " them were compared with all rows of held-out splits, and"
                 f" {self.uncompared:,} of them not with all training rows: they go to train"
             )

@@ -119,8 +119,8 @@ def test_limits_are_in_the_help_since_the_form_shows_none():
 
 # What a field takes that the configuration then refuses, and why one field cannot show that.
 LATER = {
-    "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
-    "data.dedup.num_permutations", "data.dedup.bands", "data.dedup.ngram",
+    "data.partitions", "data.query_file",  # with other keys
+    "data.dedup.ngram",
     "data.split.validation", "data.split.test", "data.append.part", "training.replay",
     "data.split.time.validation_from", "data.split.time.test_from",
     "training.per_device_max_tokens", "training.early_stopping.patience",
@@ -129,9 +129,8 @@ LATER = {
     "data.max_length", "data.kind", "data.format", "data.as_of", "data.task",
     "evaluation.metric",
     "data.jdbc.url_file", "data.jdbc.partition_column", "data.jdbc.partitions",
-    "data.jdbc.predicates", "data.jdbc.fetch_size", "data.jdbc.watermark",
-    "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
-    "job.gloo_timeout_seconds",
+    "data.jdbc.watermark",
+    "job.min_workers", "job.max_workers", "job.workers", "job.controller",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
     "evaluation.splits", "gate.better_than_published", "gate.split", "publish.mlflow.enabled",
     "gate.minimum", "yarn.tags", "job.env", "job.ports",  # by rules that no schema has
