@@ -182,7 +182,7 @@ def expectations(
     if not options.asks:
         return None
     parent = None
-    if options.max_shift.asks:
+    if options.max_shift is not None:
         before = version_before(config.data.dataset, manifest)
         parent = before if past is None else past.parent
     found = expect.judge(manifest, options, parent)

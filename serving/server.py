@@ -25,7 +25,7 @@ from howdah.core import machine, threads
 from howdah.core.limits import limit
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from serving.compute.generation import Generation, open_generation, workers_of
-from serving.http.state import READ_SECONDS
+from serving.http.state import READ_SECONDS, REQUEST_SECONDS
 from serving.http.tokens import TokenFile
 from training.deployment import listening
 from training.serving.variants import find
@@ -275,7 +275,7 @@ class _Server:
             raise ModelError(
                 "the model does not answer: the process ends, so that another one can be started",
                 where=self.batcher.generation.variant.path,
-                expected=f"texts computed within {self._settings.request_seconds:g} s",
+                expected=f"texts computed within {REQUEST_SECONDS:g} s",
                 got=f"none for {self.batcher.stalled_seconds:.0f} s",
             )
 

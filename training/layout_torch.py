@@ -31,7 +31,7 @@ from training.optim.gradients_torch import FlatGradients
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
-from training.preparation.job import Job
+from training.preparation.job import FUSION_GROUPS, Job
 from training.resuming import Resumed
 
 __all__ = ["Layout"]
@@ -150,7 +150,7 @@ class Layout:
         optimizer.load(chain(tensors.items(), tensors.rest), updates)
         if not self._full:
             self.gradients.arrange(
-                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+                FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings, shares=shares
             )
         return optimizer
 

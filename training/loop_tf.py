@@ -27,7 +27,7 @@ from training.optim.adamw_tf import AdamW
 from training.optim.gradients_tf import Gradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.optim.steps_tf import Steps
-from training.preparation.job import prepare
+from training.preparation.job import FUSION_GROUPS, prepare
 from training.process import devices
 from training.resuming import resume
 from training.run.run import Run
@@ -90,7 +90,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             optimizer.restore(
                 chain(tensors.items(), tensors.rest), state.step - state.skipped_steps
             )
-            gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
+            gradients.arrange(FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(

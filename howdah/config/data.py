@@ -41,7 +41,6 @@ __all__ = [
     "DataSection",
     "DedupOptions",
     "ExpectOptions",
-    "ExpectShift",
     "InputKind",
     "JdbcOptions",
     "QualityOptions",
@@ -185,23 +184,6 @@ class QualityOptions(Section):
         return self
 
 
-class ExpectShift(Section):
-    labels: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
-    """Largest total variation distance (0 to 1) between the labels' shares and those of the version
-    before."""
-    length: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
-    """Largest total variation distance (0 to 1) between the texts' lengths in tokens, in bins of 8,
-    and those of the version before."""
-    rejects: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
-    """Largest total variation distance (0 to 1) between the shares of rows kept and dropped by
-    reason and those of the version before."""
-
-    @property
-    def asks(self) -> bool:
-        """Anything is expected."""
-        return self != ExpectShift()
-
-
 class ExpectOptions(Section):
     min_rows: int | None = Field(default=None, ge=1)
     """Fewest rows of all splits together. A version that misses this or another expectation is not
@@ -210,8 +192,10 @@ class ExpectOptions(Section):
     """Fewest rows of each label in all splits together."""
     max_duplicates: float | None = Field(default=None, ge=0.0, le=1.0)
     """Largest share of the rows read that may be dropped as duplicates."""
-    max_shift: ExpectShift = ExpectShift()
-    """Against the newest version of `dataset` before; the first one has none."""
+    max_shift: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
+    """Largest total variation distance (0 to 1) from the newest version of data.dataset before: of
+    the labels' shares, of the texts' lengths in tokens (in bins of 8), and of the shares of rows
+    kept and dropped by reason. The first version has none before, and is not judged."""
 
     @property
     def asks(self) -> bool:
@@ -248,9 +232,6 @@ class SparkOptions(Section):
     conf."""
     executor_cores: int = Field(default=2, ge=1)
     """Cores of an executor on YARN, and the number of its simultaneous tasks."""
-    staging: Rare[AnyPath | None] = None
-    """Directory on the cluster's storage for shipped files (Python environment, wheel, Spark's
-    jars), named by their hashes; null: .howdah in the user's home of fs.defaultFS."""
     java_archive: Rare[AnyPath | None] = None
     """Archive of a JRE (.tar.gz or .zip, any storage) that is shipped to nodes without a suitable
     Java."""

@@ -214,9 +214,6 @@ class TrainingSection(Section):
     with its length, at more padding."""
     gradient_checkpointing: bool = False
     """Whether activations are recomputed to save memory (torch only)."""
-    fusion_groups: Rare[int | None] = Field(default=None, ge=1)
-    """Number of fixed groups in which gradients are reduced. With it, runs of 3 and more ranks
-    repeat bit by bit too. null: groups by size, which is faster."""
     early_stopping: EarlyStopping = EarlyStopping()
     """Early stopping on evaluation.metric."""
     logging_steps: Rare[int] = Field(default=10, ge=1)

@@ -12,6 +12,10 @@ REMOVED: dict[str, str] = {
         "median steps."
     ),
     "alerts.timeout_seconds": "A command or a webhook may take 10 seconds.",
+    "baseline.max_bytes": "The baseline may take 8 GiB, and no more than the machine has.",
+    "baseline.max_features": "The baseline uses the 200,000 n-grams that most rows have.",
+    "baseline.min_rows": "N-grams of a single row are left out.",
+    "baseline.ngrams": "The baseline counts single token ids and pairs.",
     "checkpoint.max_failures": "checkpoint.max_failure_minutes says for how long saves may fail.",
     "data.append.buckets": "A ledger has 16 buckets.",
     "data.balance_ratio": (
@@ -57,6 +61,7 @@ REMOVED: dict[str, str] = {
     "data.spark.driver_edges": (
         "Spark's driver joins up to 2 million pairs of near duplicates itself."
     ),
+    "data.spark.staging": "yarn.staging is the directory for all shipped files.",
     "data.tfrecord.id": "data.columns.id names the feature.",
     "data.tfrecord.label": "data.columns.label names the feature.",
     "drift.failed": "A rise of 2 percentage points of failed rows matters.",
@@ -84,6 +89,10 @@ REMOVED: dict[str, str] = {
     "serve.max_wait_ms": "A batch with room waits 2 milliseconds for more texts.",
     "serve.read_seconds": "A client has 30 seconds to send its request.",
     "serve.reload_seconds": "The server looks for another current version every 5 seconds.",
+    "serve.request_seconds": (
+        "A request waits 60 seconds for its answer; its header X-Timeout-Ms may shorten that."
+    ),
+    "serve.vcores": "A server's container on YARN has serve.threads vcores, or one.",
     "training.adam_beta1": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_beta2": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_epsilon": "AdamW's epsilon is 1e-8.",
@@ -91,6 +100,7 @@ REMOVED: dict[str, str] = {
         "Each better evaluation counts; training.early_stopping.patience says how many may be "
         "no better."
     ),
+    "training.fusion_groups": "Gradients are reduced in groups by size.",
     "training.gpu_collective_seconds": "A rank fails if a collective takes longer than an hour.",
     "training.lr_reference_batch_size": (
         "Give the training.learning_rate for the global batch size itself."

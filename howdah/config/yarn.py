@@ -41,8 +41,8 @@ class YarnSection(Section):
     """Python interpreter on every node that has Howdah's packages. null: the nodes need no Python,
     since an archive with one is shipped to them."""
     staging: Rare[AnyPath | None] = None
-    """Directory on the cluster's storage for shipped files, which are named by their hashes. null:
-    .howdah in the user's home of fs.defaultFS."""
+    """Directory on the cluster's storage for files that jobs and Spark applications are shipped,
+    which are named by their hashes. null: .howdah in the user's home of fs.defaultFS."""
     keytab: Rare[AnyPath | None] = None
     """Local keytab file for a Kerberised cluster. null: the ticket cache is used."""
     principal: Rare[User | None] = None

@@ -27,7 +27,7 @@ __all__ = [
 
 _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
-    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing", "fusion_groups",
+    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
 }  # fmt: skip
 """Keys of `training` that change how the steps are computed, and not what is learnt in them."""
 _EVALUATION = ("every_steps", "metric", "max_rows")

@@ -136,7 +136,6 @@ LATER = {
     "gate.minimum", "yarn.tags", "job.env", "job.ports",  # by rules that no schema has
     "training.class_weights",  # a choice of texts beside an object
     "data.shard_bytes", "training.shard_cache_bytes", "job.worker.memory", "yarn.driver.memory",
-    "baseline.max_bytes",
     "data.csv.delimiter", "data.csv.quote", "data.csv.escape", "data.csv.encoding",  # by rules too
 }  # fmt: skip
 CANDIDATES = [

@@ -71,7 +71,6 @@ FORMS = [
     {  # more of their kind
         "data.spark.conf": ({"SPARK.JARS": "/tmp/x.jar", "spark.plugins ": "Evil"}, KEYS),
         "data.spark.java_archive": ("/etc/shadow", KEYS),
-        "data.spark.staging": ("hdfs://other-nn/x", KEYS),
         "yarn.staging": ("/tmp/x", KEYS),
         "data.spark.master": ("spark://attacker:7077", KEYS),
         "data.rejects_table": ("hr.salaries", KEYS),

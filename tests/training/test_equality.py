@@ -117,7 +117,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(trained, framework, n
 @pytest.mark.full
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
-    groups = {"training.fusion_groups": 3}
+    groups = {"limit.fusion_groups": 3}
     whole = trained(framework, 3, **groups)
     resumed = trained(framework, 3, **groups, **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
     assert_same_bits(whole, resumed)

@@ -26,7 +26,16 @@ from howdah.spark.paths import spark_path
 from howdah.spark.session import Application, session
 from training.baseline.executor import ROWS, rows_of
 from training.baseline.linear import all_classes
-from training.baseline.measured import Measured, gib, memory_limit, strengths, wanted_splits
+from training.baseline.measured import (
+    MAX_FEATURES,
+    MIN_ROWS,
+    NGRAMS,
+    Measured,
+    gib,
+    memory_limit,
+    strengths,
+    wanted_splits,
+)
 from training.data.class_weights import class_weights
 from training.data.shards import ShardSet, layout_of, node_cache
 from training.evaluation import metrics
@@ -84,17 +93,17 @@ def _check(config: Config, dataset: Dataset) -> None:
     if shipping.on_yarn(options):
         cluster_paths.refuse_local({"data.dataset": dataset.path})
     held_out = max(dataset.manifest.rows(split) for split in wanted_splits(config, dataset))
-    features = config.baseline.max_features
+    features = MAX_FEATURES
     needed = features * labels * 8 * _VECTORS + held_out * labels * 8 * 4
-    limit, named = memory_limit(config)
+    limit, named = memory_limit()
     if needed > limit:
         raise ConfigError(
             "the baseline would take too much memory in Spark's driver",
-            where="baseline.max_bytes",
+            where="howdah baseline",
             expected=f"at most {gib(limit)} ({named})",
             got=f"up to {gib(needed)}: {features:,} features, {labels} classes,"
             f" {held_out:,} rows to evaluate",
-            remedy="raise it and data.spark.driver_memory, or lower baseline.max_features",
+            remedy="use a dataset with fewer labels",
         )
 
 
@@ -113,11 +122,11 @@ def _measured(
     from pyspark.ml.feature import IDF, HashingTF, Normalizer
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
-    options, values, rows = config.baseline, strengths(config), dataset.manifest.rows(TRAIN)
-    hashed = HashingTF(inputCol="grams", outputCol="counts", numFeatures=options.max_features)
+    values, rows = strengths(config), dataset.manifest.rows(TRAIN)
+    hashed = HashingTF(inputCol="grams", outputCol="counts", numFeatures=MAX_FEATURES)
 
     def table(split: str) -> DataFrame:
-        found = _read(spark, dataset, split, options.ngrams, weights_C)
+        found = _read(spark, dataset, split, NGRAMS, weights_C)
         return _kept(spark, hashed.transform(found).select("label", "weight", "counts"))
 
     train = table(TRAIN)
@@ -129,7 +138,7 @@ def _measured(
         )  # fmt: skip
         pipeline = Pipeline(
             stages=[
-                IDF(inputCol="counts", outputCol="idf", minDocFreq=options.min_rows),
+                IDF(inputCol="counts", outputCol="idf", minDocFreq=MIN_ROWS),
                 Normalizer(inputCol="idf", outputCol="features"),
                 regression,
             ]
@@ -156,7 +165,7 @@ def _measured(
         train.unpersist()
     return Measured(
         by="spark",
-        features=options.max_features,
+        features=MAX_FEATURES,
         c=values[number],
         tried=tried,
         chosen_by=f"log loss of Spark's CrossValidator, {_FOLDS} folds of the training split"

@@ -30,6 +30,7 @@ from training.model import parameters
 from training.model.pretrained import load_base
 from training.planning import scaling, short_runs
 from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
+from training.preparation import job
 from training.preparation.job import training_planner
 from training.preparation.precision import precision_of
 from training.process.devices import CPU
@@ -111,7 +112,7 @@ class Sizes:
 
     def gradient(self) -> Gradient:
         """The messages of a step's reduction."""
-        training, model = self._config.training, self._config.model
+        model = self._config.model
         base = load_base(model.base, revision=model.revision)
         labels = len(self._dataset.manifest.labels)
         family = base.family
@@ -121,8 +122,8 @@ class Sizes:
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
         return Gradient(
-            dense=_messages(every, training.fusion_groups),
-            without_words=_messages(rest, training.fusion_groups),
+            dense=_messages(every, job.FUSION_GROUPS),
+            without_words=_messages(rest, job.FUSION_GROUPS),
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
         )

@@ -47,8 +47,11 @@ from training.run.run import Run
 from training.run.run_json import config_hash
 from training.serving import formats
 
-__all__ = ["EMBEDDINGS", "Job", "prepare", "training_planner"]
+__all__ = ["EMBEDDINGS", "FUSION_GROUPS", "Job", "prepare", "training_planner"]
 
+FUSION_GROUPS = limit("fusion_groups", None)
+"""Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
+and more ranks the order of sums then differs between runs; tests of equal bits fix it."""
 EMBEDDINGS = limit("sparse_embeddings", "auto")
 """How ranks exchange the gradient of the word embeddings: auto, by what sends fewer bytes. Tests
 also compare both ways (dense, sparse)."""

@@ -257,7 +257,7 @@ def application(
             script="", files={}, env=spec.MASTER_ENV,
         ),
         worker=spec.ContainerRequest(
-            memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.vcores, gpus=0,
+            memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.threads or 1, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
             + f"exec {spec.words(config, 'serving')}\n",
             files=files,

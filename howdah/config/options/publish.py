@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.options.registry import RegistryOptions
 from howdah.config.splits import TEST, HeldOut
-from howdah.config.types import AnyPath, Bytes, Rare, Section, Usual
+from howdah.config.types import AnyPath, Rare, Section, Usual
 
 __all__ = ["BaselineSection", "GateSection", "PublishSection"]
 
@@ -52,18 +52,9 @@ class GateSection(Section):
 class BaselineSection(Section):
     """`howdah baseline`: TF-IDF over token ids, and logistic regression."""
 
-    ngrams: Rare[int] = Field(default=2, ge=1, le=3)
-    """Longest n-grams of token ids that are counted; 2: single ids and pairs."""
-    min_rows: Rare[int] = Field(default=2, ge=1)
-    """Leave out n-grams that fewer rows of the training split have."""
-    max_features: Rare[int] = Field(default=200_000, ge=1)
-    """Most n-grams that are used: those that most rows have. With --spark, the number of hash
-    buckets."""
     c: Rare[float | None] = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Inverse strength of the L2 regularisation. null: 1 or 10, whichever is better in
     evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
-    max_bytes: Rare[Bytes] = 8 * 2**30
-    """The baseline is refused if its estimated memory is more, or more than this machine has."""
 
 
 class PublishSection(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -20,8 +20,6 @@ MAX_QUEUE = limit("max_queue", 512)
 """Most texts that wait or are computed; more: 429 with Retry-After. Sixteen full requests: at 100
 texts a second the last one waits five seconds, and a client does better to ask again."""
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
 
 class ServeSection(Section):
     """Where the server listens, and its limits. Options of the command replace these keys."""
@@ -37,14 +35,12 @@ class ServeSection(Section):
     """Whether the server may listen on another address than loopback without a token. Everyone who
     reaches it can classify then."""
     threads: int | None = Field(default=None, ge=1)
-    """Compute threads of the model. null: all cores."""
+    """Compute threads of the model, and vcores of its container on YARN. null: all cores, and one
+    vcore on YARN."""
     max_batch_tokens: Rare[int] = Field(default=1024, ge=1)
     """Most tokens, with padding, that are computed at once. A longer text is computed alone."""
     max_texts: int = Field(default=32, ge=1, le=MAX_QUEUE)
     """Most texts of one request. A larger request is refused with 413."""
-    request_seconds: Rare[Seconds] = 60.0
-    """Longest time that a request waits for its answer; then it is refused with 504. A request's
-    header X-Timeout-Ms may shorten it."""
     grace_seconds: Rare[float] = Field(default=30.0, ge=0, allow_inf_nan=False)
     """Seconds after a SIGTERM for answering the requests that are being processed."""
     shadow: AnyPath | None = None
@@ -52,8 +48,6 @@ class ServeSection(Section):
     is answered by the served version, in a process of its own, and disagreement is counted."""
     memory: Rare[Bytes] = 1 * 2**30
     """Memory of the server's container on YARN."""
-    vcores: Rare[int] = Field(default=1, ge=1)
-    """Vcores of the server's container on YARN."""
 
 
 def require_implemented(section: ServeSection, implemented: Collection[str], server: str) -> None:

@@ -8,6 +8,7 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, DataError
 from tests.fixtures.dataset import build_dataset
+from training.baseline import measured
 from training.baseline.run import measure_baseline
 
 pytestmark = pytest.mark.spark
@@ -46,8 +47,8 @@ def test_spark_finds_what_scikit_learn_finds(spark, dataset, tmp_path):
     assert storage.read_json(f"{directory}/baseline.json")["by"] == "spark"
 
 
-def test_spark_reads_whole_shards_or_none(spark, dataset, tmp_path):
-    given = config(dataset, str(tmp_path / "run"), c=1.0, ngrams=1)
+def test_spark_reads_whole_shards_or_none(spark, dataset, tmp_path, monkeypatch):
+    given = config(dataset, str(tmp_path / "run"), c=1.0)
     entry = dataset.manifest.splits["train"][0]
     path = dataset.shard_path(entry)
     data = bytearray(storage.read_bytes(path))
@@ -56,6 +57,7 @@ def test_spark_reads_whole_shards_or_none(spark, dataset, tmp_path):
     with pytest.raises(DataError, match="truncated or altered") as caught:
         measure_baseline(given, spark=True, progress=lambda line: None)
     assert entry.name in caught.value.where
-    given = config(dataset, str(tmp_path / "run"), max_bytes="1 MiB")
+    given = config(dataset, str(tmp_path / "run"))
+    monkeypatch.setattr(measured, "MAX_BYTES", 2**20)
     with pytest.raises(ConfigError, match="Spark's driver"):
         measure_baseline(given, spark=True, progress=lambda line: None)
