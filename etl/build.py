@@ -382,7 +382,7 @@ def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy:
 def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> None:
     """Fail on values of data.split.column that name no split, unless such rows are rejected."""
     count = counting.drops_of(at_gate)[given.BAD_SPLIT]
-    if not count or data.split.unknown == "reject":
+    if not count or data.quality.unknown_label == "reject":
         return
     bad = gated.where(F.col("reason") == given.BAD_SPLIT).groupBy("detail").count()
     worst = bad.orderBy(F.col("count").desc(), "detail").limit(5).collect()
@@ -392,7 +392,7 @@ def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> Non
         expected=", ".join(data.split.words),
         got=f"{count:,} rows: "
         + ", ".join(f"{row['detail']!r} ({row['count']:,} rows)" for row in worst),
-        remedy="list the values in data.split.values, or set data.split.unknown: reject",
+        remedy="list the values in data.split.values, or set data.quality.unknown_label: reject",
     )
 
 

@@ -30,7 +30,7 @@ from serving.http.tokens import TokenFile
 from training.deployment import listening
 from training.serving.variants import find
 
-__all__ = ["Started", "require_packages", "serve"]
+__all__ = ["GRACE_SECONDS", "Started", "require_packages", "serve"]
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
@@ -39,6 +39,9 @@ _BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
 """Connections that the kernel keeps; those that asyncio takes before it reads from others."""
 _WATCH_SECONDS = 1.0
 _HEAD_SECONDS = 10.0
+GRACE_SECONDS = limit("grace_seconds", 30.0)
+"""Seconds after a SIGTERM for answering the requests that are being processed: less than Kubernetes
+and systemd wait before they kill (docs/kubernetes.md)."""
 _RELOAD_SECONDS = limit("reload_seconds", 5.0)
 """Seconds between two looks at the published model's current version, and at the file of tokens:
 one small read each."""
@@ -284,7 +287,7 @@ class _Server:
         self.state.draining = True
         self._metrics.ready.set(0)
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.grace_seconds
+        until = loop.time() + GRACE_SECONDS
         if self.state.running:
             self._say(f"ending: {self.state.running} requests are answered before")
         while self.state.running and loop.time() < until:

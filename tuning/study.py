@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
+from howdah.core.limits import limit
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -36,7 +37,7 @@ __all__ = [
 _DEFINITION = "howdah"
 """Name of the attribute with what a study was begun with."""
 _FORMAT = 1
-_SEED = 42
+_SEED = limit("study_seed", 42)
 """Seed of the sampler. A study is repeated by its values, which its storage keeps; trials
 themselves have training.seed."""
 _STARTUP_TRIALS = 10

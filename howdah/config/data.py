@@ -165,8 +165,8 @@ class QualityOptions(Section):
     """Whether texts with replacement characters or signs of wrong decoding (mojibake) are
     rejected."""
     unknown_label: Literal["reject", "fail"] = "fail"
-    """What happens to a row whose label is not in data.labels. reject: the row is rejected. fail:
-    the ETL fails."""
+    """What happens to a row whose label is not in data.labels, or whose value of data.split.column
+    names no split. reject: the row is rejected. fail: the ETL fails."""
     max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     """Largest fraction of rejected rows; above it the ETL fails (exit code 3). Copies, and rows
     that the dataset already has, do not count."""

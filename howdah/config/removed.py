@@ -46,9 +46,8 @@ REMOVED: dict[str, str] = {
         "An image has at least 8 pixels on each side, at most 50 million pixels and 64 MiB."
     ),
     "data.jdbc.fetch_size": "A task fetches 1,000 rows at once.",
-    "data.jdbc.predicates": (
-        "data.jdbc.partition_column and data.jdbc.partitions divide the rows among tasks."
-    ),
+    "data.jdbc.partitions": "Eight tasks read a table by ranges.",
+    "data.jdbc.predicates": "data.jdbc.partition_column divides the rows among tasks.",
     "data.mode": "run.mode holds for new dataset directories as well.",
     "data.quality.leakage_similarity": (
         "A looked-up row counts as a near copy from a similarity of 0.6 on."
@@ -62,6 +61,9 @@ REMOVED: dict[str, str] = {
         "Spark's driver joins up to 2 million pairs of near duplicates itself."
     ),
     "data.spark.staging": "yarn.staging is the directory for all shipped files.",
+    "data.split.unknown": (
+        "data.quality.unknown_label holds for a value that names no split as well."
+    ),
     "data.tfrecord.id": "data.columns.id names the feature.",
     "data.tfrecord.label": "data.columns.label names the feature.",
     "drift.failed": "A rise of 2 percentage points of failed rows matters.",
@@ -84,6 +86,8 @@ REMOVED: dict[str, str] = {
     "publish.mlflow.name": (
         "The registered model has the name of the published one: publish.name, else run.name."
     ),
+    "report": "`howdah report --texts none` writes a page without texts.",
+    "serve.grace_seconds": "After a SIGTERM requests are answered for up to 30 seconds.",
     "serve.max_bytes": "The body of a request may have 2 MiB.",
     "serve.max_queue": "512 texts may wait.",
     "serve.max_wait_ms": "A batch with room waits 2 milliseconds for more texts.",

@@ -128,7 +128,7 @@ LATER = {
     "training.parallel.tensor", "training.parallel.pipeline",
     "data.max_length", "data.kind", "data.format", "data.as_of", "data.task",
     "evaluation.metric",
-    "data.jdbc.url_file", "data.jdbc.partition_column", "data.jdbc.partitions",
+    "data.jdbc.url_file", "data.jdbc.partition_column",
     "data.jdbc.watermark",
     "job.min_workers", "job.max_workers", "job.workers", "job.controller",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",

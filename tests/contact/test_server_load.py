@@ -265,7 +265,7 @@ def test_a_panic_of_the_tokenizer_fails_its_request_alone(tmp_path, panicking_ba
 def test_a_computation_that_hangs_is_not_ready_and_the_process_ends(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--set", "serve.grace_seconds=0", gate=gate, limits={"request_seconds": 2})
+    server = start(gate=gate, limits={"grace_seconds": 0, "request_seconds": 2})
     assert server.ask(body={"text": "a"})[0] == 200
     gate.unlink()
     asking = threading.Thread(target=lambda: server.ask(body={"text": "a"}))

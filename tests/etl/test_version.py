@@ -51,7 +51,7 @@ DEFAULTS = {
     },
     "split": {
         "validation": 0.1, "test": 0.1, "seed": 13, "fold": None,
-        "column": None, "values": {}, "unknown": "fail", "group": [], "stratify": None,
+        "column": None, "values": {}, "group": [], "stratify": None,
         "sources": {"validation": None, "test": None},
         "time": {"column": None, "validation_from": None, "test_from": None},
     },
@@ -125,7 +125,7 @@ OTHERS = {
     "unknown_label": "reject", "threshold": 0.8, "ngram": 5,
     "max_leakage": 0.1,
     "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
-    "column": "kind", "unknown": "reject", "group": ["user"], "stratify": 5, "policy": "keep",
+    "column": "kind", "group": ["user"], "stratify": 5, "policy": "keep",
     "sources.validation": "v.csv", "sources.test": "t.csv",
     "kind": "image", "task": "multi_label", "text_pair": ["title"],
 }  # fmt: skip

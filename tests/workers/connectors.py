@@ -162,7 +162,7 @@ def _jdbc(spark, directory: str, etl, look, found: dict) -> None:
     etl(
         "ranges",
         source="news",
-        jdbc={"partition_column": "id", "partitions": 3},
+        jdbc={"partition_column": "id"},
         **keyed,
     )
     look("watermark", source="news", jdbc={"watermark": "id"}, **keyed)

@@ -110,7 +110,7 @@ def test_scripts_are_valid_bash(tmp_path):
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
-    archive = asked(job(environment="archive"), environment=spec.Source(url="x", kind="archive"))
+    archive = asked(job(python=None), environment=spec.Source(url="x", kind="archive"))
     assert "exec ./environment/bin/python -P -m yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 

@@ -21,7 +21,7 @@ __all__ = [
 
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
-    "evaluation": "Evaluation", "report": "Report", "baseline": "Baseline", "export": "Export",
+    "evaluation": "Evaluation", "baseline": "Baseline", "export": "Export",
     "gate": "Gate", "publish": "Publishing", "tracking": "Tracking", "job": "Job", "yarn": "YARN",
     "run": "Run",
 }  # fmt: skip

@@ -41,8 +41,6 @@ class ServeSection(Section):
     """Most tokens, with padding, that are computed at once. A longer text is computed alone."""
     max_texts: int = Field(default=32, ge=1, le=MAX_QUEUE)
     """Most texts of one request. A larger request is refused with 413."""
-    grace_seconds: Rare[float] = Field(default=30.0, ge=0, allow_inf_nan=False)
-    """Seconds after a SIGTERM for answering the requests that are being processed."""
     shadow: AnyPath | None = None
     """A challenger: another version of the model (4, or v=4), or a model's path. It classifies what
     is answered by the served version, in a process of its own, and disagreement is counted."""

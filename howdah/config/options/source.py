@@ -6,8 +6,6 @@ import re
 from datetime import UTC, date, datetime
 from typing import Any
 
-from pydantic import Field
-
 from howdah.config.types import AnyPath, Rare, Section
 
 __all__ = ["LAKES", "TABLE_NAME", "JdbcOptions", "check_as_of", "moment_of"]
@@ -27,10 +25,8 @@ class JdbcOptions(Section):
     password is in a configuration, log or process list. null: the environment variable
     HOWDAH_JDBC_URL."""
     partition_column: Rare[str | None] = None
-    """Column of numbers, dates or times by whose ranges several tasks read. null: one task reads
+    """Column of numbers, dates or times by whose ranges eight tasks read. null: one task reads
     all rows."""
-    partitions: Rare[int] = Field(default=8, ge=1, le=1_000)
-    """Number of tasks, and of simultaneous connections, with partition_column."""
     watermark: Rare[str | None] = None
     """Column that grows with every change, such as a time of change or a serial number. The source
     is identified by its maximum and the number of rows. null: it is identified by a digest of all

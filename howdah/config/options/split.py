@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -137,9 +137,6 @@ class SplitOptions(Section):
     values: Rare[dict[str, Split]] = {}
     """Split of each value of data.split.column, {value: train, validation or test}. Empty: the
     usual words (train, dev, ...)."""
-    unknown: Rare[Literal["reject", "fail"]] = "fail"
-    """What happens to a row whose value of data.split.column names no split. reject: the row is
-    rejected (bad_split). fail: the ETL fails."""
     sources: SplitSources = SplitSources()
     """Official validation and test sets in sources of their own."""
     time: SplitTime = SplitTime()
