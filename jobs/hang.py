@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 
 __all__ = [
     "CONTACT_SECONDS", "Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers",

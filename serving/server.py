@@ -22,7 +22,7 @@ from typing import Any
 
 from howdah.config.options.serve import MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from serving.compute.generation import Generation, open_generation, workers_of
 from serving.http.state import READ_SECONDS, REQUEST_SECONDS

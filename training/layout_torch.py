@@ -28,10 +28,11 @@ from training.model.stages import Stage
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
+from training.optim.schedule import FUSION_GROUPS
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
-from training.preparation.job import FUSION_GROUPS, Job
+from training.preparation.job import Job
 from training.resuming import Resumed
 
 __all__ = ["Layout"]

@@ -26,8 +26,9 @@ from training.model import forward_tf, parameters
 from training.optim.adamw_tf import AdamW
 from training.optim.gradients_tf import Gradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.schedule import FUSION_GROUPS
 from training.optim.steps_tf import Steps
-from training.preparation.job import FUSION_GROUPS, prepare
+from training.preparation.job import prepare
 from training.process import devices
 from training.resuming import resume
 from training.run.run import Run

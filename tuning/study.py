@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import (
     ClusterError,
     ConfigError,

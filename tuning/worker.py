@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.loader import Config
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.types import Bytes, Rare, Section, Usual, Variable, name_of_variable
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 
 __all__ = ["JobSection", "Place", "WorkerResources"]
 

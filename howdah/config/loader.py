@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from howdah import redact
 from howdah.config import yaml_text
 from howdah.config.model import Config
-from howdah.config.removed import replacement
+from howdah.config.options.removed import replacement
 from howdah.config.types import GROUPS, Group, group_of
 from howdah.errors import ConfigError, HowdahError, UsageError
 

@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
-from howdah.config.removed import replacement
+from howdah.config.options.removed import replacement
 from howdah.config.types import Section, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from howdah import alerts
 from howdah.config.loader import Config
 from howdah.core import threads
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import HowdahError
 from jobs.stall import Stall
 

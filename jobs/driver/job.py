@@ -105,9 +105,8 @@ class Job:
             self._refuse_for_node(name, node, now)
             count, why = self.nodes.all_excluded()[node], self.nodes.why(node)
             member.phase = "gone"
-            member.refused = errors.excluded_node(
-                node, name, count, why, allowed=self.limits.node_failures
-            )
+            most = self.limits.node_failures
+            member.refused = errors.excluded_node(node, name, count, why, allowed=most)
             self.members[name] = member
             return False
         self.budget.registered()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from jobs import hang
 from jobs.driver.members import Member
 

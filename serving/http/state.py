@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from howdah.config.options.serve import ServeSection
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from serving.compute.batcher import Batcher
 from serving.compute.metrics import Metrics
 from serving.http.reading import Held

@@ -3,7 +3,7 @@
 import pytest
 
 from howdah.config import loader
-from howdah.config.removed import REMOVED
+from howdah.config.options.removed import REMOVED
 from howdah.errors import ConfigError, UsageError
 from howdah.policy import rules
 from tests.config.test_config import _nested

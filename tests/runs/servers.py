@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 from howdah.models.publish import publish
 from tests import ROOT
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 from tests.runs.training_runs import ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until

@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 import yaml
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import package

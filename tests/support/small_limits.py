@@ -2,7 +2,7 @@
 
 import json
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 
 
 def divided(settings: dict) -> tuple[dict, dict[str, str]]:

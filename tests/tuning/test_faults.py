@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 from tests.runs.studies import Studies
 from tests.support.waiting import wait_until
 from tests.tuning.test_tune import studies  # noqa: F401 - a fixture

@@ -11,9 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from howdah.config.model import TrainingSection
+from howdah.core.processes import limit
 
-__all__ = ["BETAS", "EPSILON", "Schedule", "total_steps", "warmup_steps"]
+__all__ = ["BETAS", "EPSILON", "FUSION_GROUPS", "Schedule", "total_steps", "warmup_steps"]
 
+FUSION_GROUPS = limit("fusion_groups", None)
+"""Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
+and more ranks the order of sums then differs between runs; tests of equal bits fix it."""
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """AdamW's, as in the paper and in Hugging Face's Trainer: fine-tuning is tuned by learning rate and
 weight decay, and another value would also change what the saved moments mean."""

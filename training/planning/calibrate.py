@@ -28,9 +28,9 @@ from training.data.replay import training_rows
 from training.data.shards import ShardSet, node_cache
 from training.model import parameters
 from training.model.pretrained import load_base
+from training.optim import schedule
 from training.planning import scaling, short_runs
 from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
-from training.preparation import job
 from training.preparation.job import training_planner
 from training.preparation.precision import precision_of
 from training.process.devices import CPU
@@ -122,8 +122,8 @@ class Sizes:
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
         return Gradient(
-            dense=_messages(every, job.FUSION_GROUPS),
-            without_words=_messages(rest, job.FUSION_GROUPS),
+            dense=_messages(every, schedule.FUSION_GROUPS),
+            without_words=_messages(rest, schedule.FUSION_GROUPS),
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
         )

@@ -14,7 +14,7 @@ from howdah.config.loader import Config
 from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.errors import ConfigError, DataError
@@ -47,14 +47,10 @@ from training.run.run import Run
 from training.run.run_json import config_hash
 from training.serving import formats
 
-__all__ = ["EMBEDDINGS", "FUSION_GROUPS", "Job", "prepare", "training_planner"]
+__all__ = ["EMBEDDINGS", "Job", "prepare", "training_planner"]
 
-FUSION_GROUPS = limit("fusion_groups", None)
-"""Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
-and more ranks the order of sums then differs between runs; tests of equal bits fix it."""
 EMBEDDINGS = limit("sparse_embeddings", "auto")
-"""How ranks exchange the gradient of the word embeddings: auto, by what sends fewer bytes. Tests
-also compare both ways (dense, sparse)."""
+"""How the word embeddings' gradient is sent. auto: in fewer bytes; tests also dense and sparse."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import sys
 import time
 
 from howdah.core import threads
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import ClusterError, render
 from training.comm.base import Waits
 from training.run.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from howdah.config.types import AnyPath, Bytes, Rare, Section, Usual
-from howdah.core.limits import limit
+from howdah.core.processes import limit
 from howdah.errors import UsageError
 
 __all__ = ["MAX_QUEUE", "OF_CONTAINER", "ServeSection", "require_implemented"]

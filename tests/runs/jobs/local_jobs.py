@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from howdah.core.limits import VARIABLE
+from howdah.core.processes import LIMITS as VARIABLE
 from tests import ROOT
 from tests.runs.jobs.watched_job import WatchedJob, in_step
 from tests.support.waiting import wait_until

@@ -36,7 +36,7 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     )
     trainable = {n: p for n, p in net.named_parameters() if p.requires_grad}
     gradients = FlatGradients(trainable, words=net.family.word_embeddings)
-    monkeypatch.setattr(calibrate.job, "FUSION_GROUPS", groups)
+    monkeypatch.setattr(calibrate.schedule, "FUSION_GROUPS", groups)
     said = calibrate.Sizes(config).gradient()
     for sparse, messages in ((False, said.dense), (True, said.without_words)):
         gradients.arrange(groups, sparse_embeddings=sparse and not frozen)
