@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from etl import counting
 from etl.history import judge
 from etl.history.past import Past
-from etl.rows import dedup, forgotten, gate, labels, leakage, numbering, split, units
+from etl.rows import dedup, forgotten, gate, labels, leakage, near, numbering, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
 from etl.sources.source import Source
@@ -34,6 +34,10 @@ from howdah.spark.text_rows import Strays
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
+DRIVER_EDGES = 2_000_000
+"""Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each: 200 MB
+of the 4 GB that it has by default. More pairs are contracted on the executors first, with the same
+result."""
 _MANY_ROWS = 100_000
 """From so many rows on a job is worth it that lets go of rows which are kept twice."""
 
@@ -109,7 +113,7 @@ def from_text(
         data.dedup,
         scratch,
         kept,
-        driver_edges=data.spark.driver_edges,
+        driver_edges=DRIVER_EDGES,
         task=data.task,
         whole=official is not None and data.split.time.column is None,
         progress=progress,
@@ -118,9 +122,7 @@ def from_text(
     )
     rows, joined = found.rows, None
     if data.split.group:
-        joined = units.of_groups(
-            rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
-        )
+        joined = units.of_groups(rows, scratch, kept, driver_edges=DRIVER_EDGES, progress=progress)
         rows = joined.rows
     if judging is not None:
         final = judging.place(rows)
@@ -243,9 +245,7 @@ def from_images(
     batch = max(1, min(_BATCH_IMAGES, _BATCH_BYTES // encoder.image.values))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
     files = spark.sparkContext.broadcast((encoder.files, encoder.source, encoder.hash))
-    work = partial(
-        image_rows.decode_batches, files=files, options=data.image, labels=label_mapping(data)
-    )
+    work = partial(image_rows.decode_batches, files=files, labels=label_mapping(data))
     rows = images.read(spark, source, data)
     if source.kind == "image":  # a file's path is its own: nothing is to be brought together
         rows = rows.withColumn(numbering.GROUP, F.col("key"))
@@ -265,7 +265,7 @@ def from_images(
         exact,
         scratch,
         kept,
-        driver_edges=data.spark.driver_edges,
+        driver_edges=DRIVER_EDGES,
         progress=progress,
     )
     final = split.assign(found.rows, data.split, None, kept).persist()
@@ -382,7 +382,7 @@ def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy:
 def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> None:
     """Fail on values of data.split.column that name no split, unless such rows are rejected."""
     count = counting.drops_of(at_gate)[given.BAD_SPLIT]
-    if not count or data.split.unknown == "reject":
+    if not count or data.quality.unknown_label == "reject":
         return
     bad = gated.where(F.col("reason") == given.BAD_SPLIT).groupBy("detail").count()
     worst = bad.orderBy(F.col("count").desc(), "detail").limit(5).collect()
@@ -392,7 +392,7 @@ def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> Non
         expected=", ".join(data.split.words),
         got=f"{count:,} rows: "
         + ", ".join(f"{row['detail']!r} ({row['count']:,} rows)" for row in worst),
-        remedy="list the values in data.split.values, or set data.split.unknown: reject",
+        remedy="list the values in data.split.values, or set data.quality.unknown_label: reject",
     )
 
 
@@ -402,7 +402,7 @@ def _warn_capped(
     if found.capped_entries:
         progress(
             f"{found.capped_buckets:,} buckets of near duplicates are larger than"
-            f" data.dedup.max_bucket_size ({data.dedup.max_bucket_size:,}):"
+            f" {near.MAX_BUCKET_SIZE:,} texts:"
             f" {found.capped_entries:,} entries were not all compared with one another; those of a"
             " bucket go to the same"
             f" split (the largest group that does has {found.largest_group:,} texts)"

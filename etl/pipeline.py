@@ -70,13 +70,13 @@ cleaned.
 _NOT_HASHED = frozenset(
     {
         # Where the data goes, by which name it was asked for and how Spark runs change no byte.
-        "source", "dataset", "mode", "spark",
+        "source", "dataset", "spark",
         # What is read of a table or query is in the source's identity.
         "partitions", "query_file", "rejects_table", "as_of", "jdbc",
         # What a version must have is judged when it is made.
         "expect",
-        # The version that is appended to, and marks of forgotten rows, are hashed in their place.
-        "append", "forgotten",
+        # The version that is appended to is hashed in its place.
+        "append",
     }
 )  # fmt: skip
 """Keys of `data` that change no byte of the dataset, or are hashed as the source's identity."""
@@ -285,8 +285,8 @@ def _past(config: Config, source: Source, encoder: AnyEncoder) -> Past | None:
 
 
 def _gone(config: Config) -> Forgotten:
-    """The rows that are left out, where `data.forgotten` says so."""
-    return NONE if config.data.forgotten == "keep" else marks.load(config.data.dataset)
+    """The rows that were forgotten: they are left out where the source has them again."""
+    return marks.load(config.data.dataset)
 
 
 def _version(config: Config, hash_: str) -> str:
@@ -361,7 +361,7 @@ def _make(
         stack.push(lease)
         try:
             for directory in (config.data.dataset, path):
-                storage.make_dirs(directory, mode=int(config.data.mode, 8))
+                storage.make_dirs(directory, mode=config.most_open)
             lease.__enter__()
             with (
                 Scratch(path, lease.token) as scratch,

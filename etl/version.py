@@ -43,6 +43,13 @@ from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
 from howdah.lineage.forgotten import NONE, Forgotten
 
+SHUFFLE_SEED = 17
+"""Seed of the global shuffle into shards. Training shuffles again by training.seed: this one only
+has to stay the same, so that the same rows make the same shards."""
+BALANCE_RATIO = 1.0
+"""Largest / smallest class after `data.balance`: the classes are made equally large. For a part of
+the way there are training.class_weights."""
+
 Table = dict[tuple[str, int], tuple[int, int, int]]
 """{(split, label): (rows, tokens, rows that reach max_length)}"""
 
@@ -79,11 +86,8 @@ class Task:
                 image=self.encoder.image,
                 image_tokens=self.encoder.tokens,
             )
-        as_bytes = ids_dtype_for(self.encoder.vocab_size)
         return RecordLayout(
-            ids_dtype={"int64_list": "int64_list", "bytes": as_bytes}[
-                self.config.data.record_layout
-            ],
+            ids_dtype=ids_dtype_for(self.encoder.vocab_size),
             columns=Columns(),
             task=self.config.data.task,
         )
@@ -178,7 +182,7 @@ def expectations(
     if not options.asks:
         return None
     parent = None
-    if options.max_shift.asks:
+    if options.max_shift is not None:
         before = version_before(config.data.dataset, manifest)
         parent = before if past is None else past.parent
     found = expect.judge(manifest, options, parent)
@@ -237,12 +241,10 @@ def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
     counts = {label: n for (name, label), (n, _, _) in table.items() if name == TRAIN}
     built.quality["balance"] = {
         "how": data.balance,
-        "ratio": data.balance_ratio,
+        "ratio": BALANCE_RATIO,
         "before": {built.labels[label]: n for label, n in sorted(counts.items())},
     }
-    balanced = shards.balance(
-        encoded, data.balance, data.balance_ratio, counts, data.shuffle_seed
-    ).persist()
+    balanced = shards.balance(encoded, data.balance, BALANCE_RATIO, counts, SHUFFLE_SEED).persist()
     kept.append(balanced)
     return balanced, _table(balanced, task.longest)
 
@@ -272,7 +274,7 @@ def _write_shards(
         num_shards=data.num_shards,
         bytes_per_token=a_token,
     )
-    placed = shards.place(encoded, plan, data.shuffle_seed)
+    placed = shards.place(encoded, plan, SHUFFLE_SEED)
     splits = shards.write(
         placed, task.directory, token, plan, layout, data.compression, _stored(task, layout),
         keeper.secrets(task.progress),
@@ -349,7 +351,7 @@ def _manifest(
         ),
         splits=splits,
         source=redact.plain(_described(source, data), names=False),
-        seed=data.shuffle_seed,
+        seed=SHUFFLE_SEED,
         split_rule=split.rule(data.split),
         cleaning=data.clean.model_dump() if layout.image is None else {},
         quality=built.quality,

@@ -71,10 +71,10 @@ def start(config_path: str, config) -> None:
         best = {"metric": goal.metric, "mode": goal.direction[:3]}
         tuned = tune.TuneConfig(
             num_samples=asked.trials, max_concurrent_trials=asked.parallel,
-            search_alg=OptunaSearch(space.distributions(asked), seed=asked.seed, **best),
+            search_alg=OptunaSearch(space.distributions(asked), seed=config.training.seed, **best),
             scheduler=ASHAScheduler(
-                max_t=asked.max_evaluations or 10**4, grace_period=asked.min_evaluations,
-                reduction_factor=asked.reduction_factor, **best,
+                max_t=10**4, grace_period=1,
+                reduction_factor=study.REDUCTION_FACTOR, **best,
             ),
         )  # fmt: skip
         run = tune.RunConfig(storage_path=os.path.abspath(f"{config.run.directory}/ray"), verbose=0)

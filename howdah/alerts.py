@@ -51,6 +51,12 @@ _NEWS_AGAIN_SECONDS = 12 * 3600.0
 nights are two. A storage's clock is compared with this machine's; minutes between them do not
 matter here."""
 _LOW_DISK = "low"
+_LEAST_FREE_BYTES = 5 * 2**30
+"""Less free space than this where the run directory lies is an alert: six checkpoints of a base
+model (0.8 GiB each), so that somebody can act before a save fails."""
+_TIMEOUT_SECONDS = 10.0
+"""How long the command may take: a job's driver sends from a thread of its own, but the end of a
+command waits for it."""
 Say = Callable[[str], None]
 
 
@@ -126,9 +132,9 @@ def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say)
 
 
 def low_disk(config: Config, *, say: Say) -> None:
-    """Send an alert of kind disk if less than alerts.disk_bytes is free; never raises."""
-    least = config.alerts.disk_bytes
-    if least is None or "disk" not in config.alerts.on or not config.alerts.asks:
+    """Send an alert of kind disk if less than _LEAST_FREE_BYTES are free; never raises."""
+    least = _LEAST_FREE_BYTES
+    if "disk" not in config.alerts.on or not config.alerts.asks:
         return
     try:
         directory = config.run.directory
@@ -140,7 +146,7 @@ def low_disk(config: Config, *, say: Say) -> None:
         return
     if free is not None and free < least:
         send(
-            config, "disk", f"{free:,} bytes are free, less than {least:,} (alerts.disk_bytes)",
+            config, "disk", f"{free:,} bytes are free, less than {least:,}",
             where=config.run.directory, about={"free_bytes": free}, event=_LOW_DISK, say=say,
         )  # fmt: skip
     elif free is not None:
@@ -258,7 +264,7 @@ def _deliver(alerts: AlertsSection, alert: dict[str, Any], say: Say) -> bool:
     if alerts.command is None:
         return False
     data = json.dumps(alert, ensure_ascii=False).encode("utf-8", "replace")
-    problem = _run(alerts.command, data, alerts.timeout_seconds)
+    problem = _run(alerts.command, data, _TIMEOUT_SECONDS)
     if problem is not None:
         say(f"warning: the alert did not reach the command: {problem}")
         return False

@@ -13,11 +13,20 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers"]
+from howdah.core.processes import limit
+
+__all__ = [
+    "CONTACT_SECONDS", "Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers",
+]  # fmt: skip
+
+CONTACT_SECONDS = limit("contact_seconds", 60.0)
+"""How long a job's driver and a worker's agent tolerate lost contact: a switch fails over, a
+machine migrates or swaps. After that the driver gives the worker up, and the agent ends its
+training. It is less than the ten minutes after which YARN itself gives up a master or a node."""
 
 _OTHERS = ("join", "cache")
 """Phases in which a rank waits for others: to form a world with it (join; Horovod ends that wait
-itself, after `gloo_timeout_seconds`), or for a shard that another process of its node fetches."""
+itself, after JobSection.gloo_timeout), or for a shard that another process of its node fetches."""
 _BUSY_FACTOR = 10
 """How many times `hang_seconds` a rank may compute without progress that it can report: its first
 step traces and compiles the model, and a large micro-batch takes a slow processor minutes. So long

@@ -187,7 +187,7 @@ def _executors(config: Config) -> dict[str, str]:
         "spark.executor.cores": str(job.worker.vcores),
         sizing.OVERHEAD[0]: f"{job.worker.memory // 2**20}m",
         # By default two for each executor: how many may fail is job.max_restarts' to say.
-        "spark.executor.maxNumFailures": str((job.max_restarts + job.attempts) * instances),
+        "spark.executor.maxNumFailures": str((job.restarts + job.attempts) * instances),
     }
 
 

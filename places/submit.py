@@ -28,6 +28,7 @@ from howdah.errors import INTERRUPTS, ClusterError, ConfigError, HowdahError, Tr
 from howdah.spark import shipping
 from howdah.storage import directories
 from jobs import checks, secret_file
+from jobs.driver.workers import GANG_ATTEMPTS
 from jobs.status import status_file
 from places import dataset as making
 from places import record
@@ -283,7 +284,7 @@ def start_seconds(config: Config, own_seconds: float = _START_SECONDS) -> float:
         own_seconds: of a Spark session or a Ray that waits for nothing.
     """
     job = config.job
-    return own_seconds + (job.gang_seconds * job.gang_attempts if _in_a_queue(config) else 0.0)
+    return own_seconds + (job.gang_seconds * GANG_ATTEMPTS if _in_a_queue(config) else 0.0)
 
 
 def _in_a_queue(config: Config) -> bool:
@@ -311,8 +312,8 @@ def wait_for_status(
             raise ClusterError(
                 "the job's driver has not started", where=os.path.join(made.directory, LOG),
                 expected=f"its first status within {seconds:g} s",
-                remedy="is its queue on YARN full? job.gang_seconds and job.gang_attempts say how"
-                " long it waits" if queued else "its log says what it waits for",
+                remedy="is its queue on YARN full? Wait longer by job.gang_seconds"
+                if queued else "its log says what it waits for",
             )  # fmt: skip
         if not shown and made.on != "local":
             limit = f": for at most {seconds:g} s, while its queue on YARN is full"

@@ -20,15 +20,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.config.options.serve import ServeSection
+from howdah.config.options.serve import MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
+from howdah.core.processes import limit
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from serving.compute.generation import Generation, open_generation, workers_of
+from serving.http.state import READ_SECONDS, REQUEST_SECONDS
 from serving.http.tokens import TokenFile
 from training.deployment import listening
 from training.serving.variants import find
 
-__all__ = ["Started", "require_packages", "serve"]
+__all__ = ["GRACE_SECONDS", "Started", "require_packages", "serve"]
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
@@ -37,6 +39,15 @@ _BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
 """Connections that the kernel keeps; those that asyncio takes before it reads from others."""
 _WATCH_SECONDS = 1.0
 _HEAD_SECONDS = 10.0
+GRACE_SECONDS = limit("grace_seconds", 30.0)
+"""Seconds after a SIGTERM for answering the requests that are being processed: less than Kubernetes
+and systemd wait before they kill (docs/kubernetes.md)."""
+_RELOAD_SECONDS = limit("reload_seconds", 5.0)
+"""Seconds between two looks at the published model's current version, and at the file of tokens:
+one small read each."""
+_MAX_WAIT_SECONDS = 0.002
+"""How long a batch with room waits for more texts while several clients ask: a fraction of the time
+in which one text is computed."""
 _KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0
@@ -150,15 +161,15 @@ class _Server:
         root = published_root(model, publish_directory)
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
-            first, budget=settings.max_batch_tokens, most=settings.max_queue,
+            first, budget=settings.max_batch_tokens, most=MAX_QUEUE,
             workers=workers_of(first, settings.threads),
-            wait=settings.max_wait_ms / 1000, metrics=metrics, call_soon=self._call_soon,
+            wait=_MAX_WAIT_SECONDS, metrics=metrics, call_soon=self._call_soon,
             answered=self._answered, say=say,
         )  # fmt: skip
         self.reloader = None
         if root is not None:
             self.reloader = Reloader(
-                root, self.batcher, seconds=settings.reload_seconds,
+                root, self.batcher, seconds=_RELOAD_SECONDS,
                 compute_threads=settings.threads, metrics=metrics, say=say,
                 swapped=self._drift.begin,
             )  # fmt: skip
@@ -201,7 +212,7 @@ class _Server:
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=_ACCEPTED_AT_ONCE,
                 http=connection_class(
-                    head_seconds=min(_HEAD_SECONDS, self._settings.read_seconds),
+                    head_seconds=min(_HEAD_SECONDS, READ_SECONDS),
                     most=_MOST_CONNECTIONS, most_of_address=_MOST_OF_ADDRESS,
                     opened=self._metrics.connections.set,
                 ),
@@ -211,7 +222,7 @@ class _Server:
         if self.reloader is not None:
             self.reloader.start()
         if self.state.tokens is not None:
-            self.state.tokens.start(self._settings.reload_seconds)
+            self.state.tokens.start(_RELOAD_SECONDS)
         threads.start(self._watch, name="watch", failed=threads.end_process, say=self._say)
         running = loop.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not running.done():
@@ -256,7 +267,7 @@ class _Server:
             raise ModelError(
                 "the model does not answer: the process ends, so that another one can be started",
                 where=self.batcher.generation.variant.path,
-                expected=f"texts computed within {self._settings.request_seconds:g} s",
+                expected=f"texts computed within {REQUEST_SECONDS:g} s",
                 got=f"none for {self.batcher.stalled_seconds:.0f} s",
             )
 
@@ -265,7 +276,7 @@ class _Server:
         self.state.draining = True
         self._metrics.ready.set(0)
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._settings.grace_seconds
+        until = loop.time() + GRACE_SECONDS
         if self.state.running:
             self._say(f"ending: {self.state.running} requests are answered before")
         while self.state.running and loop.time() < until:

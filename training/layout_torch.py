@@ -28,6 +28,7 @@ from training.model.stages import Stage
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
+from training.optim.schedule import FUSION_GROUPS
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
@@ -150,7 +151,7 @@ class Layout:
         optimizer.load(chain(tensors.items(), tensors.rest), updates)
         if not self._full:
             self.gradients.arrange(
-                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+                FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings, shares=shares
             )
         return optimizer
 

@@ -26,6 +26,7 @@ from training.model import forward_tf, parameters
 from training.optim.adamw_tf import AdamW
 from training.optim.gradients_tf import Gradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.schedule import FUSION_GROUPS
 from training.optim.steps_tf import Steps
 from training.preparation.job import prepare
 from training.process import devices
@@ -90,7 +91,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             optimizer.restore(
                 chain(tensors.items(), tensors.rest), state.step - state.skipped_steps
             )
-            gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
+            gradients.arrange(FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(

@@ -23,7 +23,7 @@ from training.comm.base import Comm, Waits, WorldChanged, rank_lost
 from training.comm.connections import Connections
 from training.elastic.control_channel import ControlChannel
 from training.process.env import rank_env
-from training.run.collective_limit import CollectiveLimit
+from training.run.collective_limit import COLLECTIVE_SECONDS, CollectiveLimit
 from training.run.run import Run
 
 __all__ = ["Worlds"]
@@ -108,7 +108,7 @@ class Worlds:
                 self._framework,
                 self._waits,
                 choice=training.comm,
-                limit=training.gpu_collective_seconds,
+                limit=COLLECTIVE_SECONDS,
             )
             self._limit_collectives()
             run.heartbeat.enter("prepare")
@@ -135,11 +135,10 @@ class Worlds:
     def _limit_collectives(self) -> None:
         """From now on a collective that never comes back ends this process, where nothing else
         would: NCCL and MPI wait for ever for a rank that is stopped or cut off."""
-        seconds = self._run.config.training.gpu_collective_seconds
-        if self._limited or seconds is None or self._comm.size == 1:
+        if self._limited or self._comm.size == 1:
             return
         if self._run.gpu or self._comm.waits_for_ever:
-            CollectiveLimit(self._run, self._waits, seconds).start()
+            CollectiveLimit(self._run, self._waits, COLLECTIVE_SECONDS).start()
             self._limited = True
 
     # ------------------------------------------------------------------------------- leaving

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
+from howdah.core.processes import limit
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -36,6 +37,19 @@ __all__ = [
 _DEFINITION = "howdah"
 """Name of the attribute with what a study was begun with."""
 _FORMAT = 1
+_SEED = limit("study_seed", 42)
+"""Seed of the sampler. A study is repeated by its values, which its storage keeps; trials
+themselves have training.seed."""
+_STARTUP_TRIALS = 10
+"""Trials with random values before TPE begins, and full ones before the median pruner does:
+Optuna's own default."""
+_LEAST_EVALUATIONS = 1
+"""No trial is pruned before it has this many evaluations: how long they are apart is what a study
+chooses (evaluation.every_steps)."""
+_MOST_EVALUATIONS: int | str = "auto"
+"""Evaluations of a full trial, for hyperband: it takes them from the first full trials."""
+REDUCTION_FACTOR = 3
+"""One trial in this many goes on at each rung of asha and hyperband, as in the papers."""
 _POSTGRESQL = "postgresql+psycopg2"
 _BUSY_SECONDS = 60
 """How long SQLite waits for another process's write."""
@@ -305,11 +319,11 @@ def _sampler(tune: TuneSection, number: int) -> Any:
     """The sampler for one trial. Its seed depends on the trial, not on the worker that asks: two
     workers never draw the same values, and random values repeat with the same seed."""
     samplers = library().samplers
-    seed = (tune.seed * 1_000_003 + number) % 2**32
+    seed = (_SEED * 1_000_003 + number) % 2**32
     if tune.sampler == "random":
         return samplers.RandomSampler(seed=seed)
     if tune.sampler == "tpe":
-        return samplers.TPESampler(seed=seed, n_startup_trials=tune.startup_trials)
+        return samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS)
     raise ValueError(tune.sampler)
 
 
@@ -319,15 +333,15 @@ def _pruner(tune: TuneSection) -> Any:
         return pruners.NopPruner()
     if tune.pruner == "median":
         return pruners.MedianPruner(
-            n_startup_trials=tune.startup_trials, n_warmup_steps=tune.min_evaluations
+            n_startup_trials=_STARTUP_TRIALS, n_warmup_steps=_LEAST_EVALUATIONS
         )
     if tune.pruner == "asha":
         return pruners.SuccessiveHalvingPruner(
-            min_resource=tune.min_evaluations, reduction_factor=tune.reduction_factor
+            min_resource=_LEAST_EVALUATIONS, reduction_factor=REDUCTION_FACTOR
         )
     if tune.pruner == "hyperband":
         return pruners.HyperbandPruner(
-            min_resource=tune.min_evaluations, max_resource=tune.max_evaluations or "auto",
-            reduction_factor=tune.reduction_factor,
+            min_resource=_LEAST_EVALUATIONS, max_resource=_MOST_EVALUATIONS,
+            reduction_factor=REDUCTION_FACTOR,
         )  # fmt: skip
     raise ValueError(tune.pruner)

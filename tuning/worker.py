@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.core.processes import limit
 from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker", "trial_directory"]
 
+_RETRIES = 2
+"""How often a trial that was lost (killed, out of memory, its machine gone) is tried again, from
+its newest checkpoint. A trial that is lost three times would likely be lost again."""
+_LEASE_SECONDS = limit("lease_seconds", 60.0)
+"""A worker that has not been heard of for so long counts as dead, and another one takes its trials
+over: longer than a swapping machine or a slow NFS keeps a beat back."""
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 """Between two looks for trials that can be begun: it reads the storage."""
@@ -63,7 +70,7 @@ class Worker:
         self._metric = space.objective_of(config).metric
         self._distributions = space.distributions(config.tune)
         self._datasets = studies.datasets_of(study)
-        self._leases = Leases(self._directory, config.tune.lease_seconds, say)
+        self._leases = Leases(self._directory, _LEASE_SECONDS, say)
         self._running: dict[int, RunningTrial] = {}
         self._in_use: set[int] = set()
         """Trials that an earlier training has kept longer than it may take to save."""
@@ -156,7 +163,7 @@ class Worker:
             self._leases.end(number, "released")
             return False
         losses = self._leases.losses(number)
-        if losses > self._config.tune.retries:
+        if losses > _RETRIES:
             self._tell_failed(trial, f"it was lost {losses} times")
             self._leases.end(number, "released")
             return False

@@ -4,7 +4,7 @@ The run directory may be readable to other users; the secret reaches the job's c
 localisation, readable to their user alone. Nothing published is secret: driver and agents derive
 the key that messages are signed with (jobs/net/signing.py) by HKDF-SHA256 (RFC 5869) from the
 secret and a published nonce. It takes the standard library's HMAC alone, because nodes may run a
-Python of their own (`yarn.environment: path`).
+Python of their own (`yarn.python`).
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Shipment:
     wheel_sha256: str
     """Of the wheel: containers run it only if it is the one that was submitted."""
     environment: Source | None = None
-    """None: the nodes have their own (`yarn.environment: path`)."""
+    """None: the nodes have their own (`yarn.python`)."""
     files: Mapping[str, Source] = dataclasses.field(default_factory=dict)
     """`yarn.files`, by the names that they get."""
 
@@ -181,7 +181,7 @@ def application(
         nodes=tuple(nodes),
         driver=ContainerRequest(
             memory_mib=_mib(options.driver.memory),
-            vcores=options.driver.vcores,
+            vcores=1,
             gpus=0,
             script=_driver_script(config, shipment),
             files=files,

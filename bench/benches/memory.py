@@ -130,8 +130,8 @@ def write_dataset(directory: str, base: str, length: int) -> str:
 def settings(case: Case, folder: str, base: str, dataset: str, steps: int = 4) -> dict:
     """The job's configuration."""
     rows = case.workers * case.tokens // case.length
-    job = {"workers": case.workers, "attempts": 1, "hang_seconds": 600.0,
-           "gloo_timeout_seconds": 300.0, "commit_every": 1}  # fmt: skip
+    job = {"workers": case.workers, "hang_seconds": 600.0,
+           "commit_every": 1}  # fmt: skip
     if case.elastic:
         job |= {"min_workers": case.workers, "max_workers": case.workers}
     return {
@@ -152,7 +152,7 @@ def settings(case: Case, folder: str, base: str, dataset: str, steps: int = 4) -
         },
         "tracking": {"tensorboard": False},
         "job": job,
-        "yarn": {"environment": "path", "python": sys.executable},
+        "yarn": {"python": sys.executable},
     }  # fmt: skip
 
 

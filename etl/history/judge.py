@@ -4,9 +4,9 @@ Old rows are never moved, dropped or renamed. A new row that is like an old one 
 another label it stays in the old one's split, with all of its cluster. A cluster that would have to
 go to two splits is rejected (bridges_splits): kept, it would be like rows of both.
 
-Of a bucket with more old rows than `max_bucket_size` those of held-out splits are all compared. So
-a new row that was not compared with all of them was not compared with training rows alone, and it
-goes to train. Clusters of the day that are one group, since not all of their rows were compared
+Of a bucket with more old rows than near.MAX_BUCKET_SIZE those of held-out splits are all compared.
+So a new row that was not compared with all of them was not compared with training rows alone, and
+it goes to train. Clusters of the day that are one group, since not all of their rows were compared
 with one another, go to one split: where they would have to go to two, those that are like held-out
 rows are rejected, and the others go to train.
 
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from etl.history import ledger
 from etl.history.past import Past
-from etl.rows import leakage
+from etl.rows import leakage, near
 from etl.rows.split import split_column
 from howdah.config.data import DataSection
 from howdah.config.splits import TEST, TRAIN, VALIDATION
@@ -107,7 +107,7 @@ class Judging:
     data: DataSection
     temporary: list[DataFrame]
     full_buckets: int = field(default=0, init=False)
-    """LSH buckets that new rows are in, with more old rows than data.dedup.max_bucket_size."""
+    """LSH buckets that new rows are in, with more old rows than near.MAX_BUCKET_SIZE."""
     uncompared: int = field(default=0, init=False)
     """New rows that were not compared with all training rows of their buckets."""
     _hits: DataFrame | None = field(default=None, init=False)
@@ -171,8 +171,8 @@ class Judging:
         """For the manifest: how much of the past was not compared."""
         if self.full_buckets:
             progress(
-                f"{self.full_buckets:,} buckets of near duplicates have more old rows than"
-                f" data.dedup.max_bucket_size ({self.data.dedup.max_bucket_size:,}): new rows in"
+                f"{self.full_buckets:,} buckets of near duplicates have more than"
+                f" {near.MAX_BUCKET_SIZE:,} old rows: new rows in"
                 " them were compared with all rows of held-out splits, and"
                 f" {self.uncompared:,} of them not with all training rows: they go to train"
             )
@@ -189,7 +189,7 @@ class Judging:
         met = beyond = None
         if data.dedup.near:
             paths = past.paths(ledger.BANDS)
-            met = ledger.met(probes, paths, most=data.dedup.max_bucket_size, **shared).persist()
+            met = ledger.met(probes, paths, most=near.MAX_BUCKET_SIZE, **shared).persist()
             self.temporary.append(met)
             is_beyond = F.col("kind") == ledger.BEYOND
             self.full_buckets, self.uncompared = (

@@ -27,6 +27,7 @@ from etl.workspace import credentials
 from etl.workspace.staging import LEDGER, attempt_name
 from howdah import storage
 from howdah.config.data import DedupOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import LedgerFile
 from howdah.spark.errors import crossing
@@ -63,9 +64,7 @@ def _sign(batches: Iterable[pa.RecordBatch], options: DedupOptions) -> Iterator[
     for batch in batches:
         count = batch.num_rows
         if options.near:
-            made = signatures(
-                batch.column("text").to_pylist(), options.ngram, options.num_permutations
-            )
+            made = signatures(batch.column("text").to_pylist(), options.ngram, NUM_PERMUTATIONS)
             keys = band_keys(made, *options.banding)
             raw = pa.array([row.tobytes() for row in made], pa.binary())
         else:

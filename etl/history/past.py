@@ -24,8 +24,12 @@ from howdah.data.manifest import (
 )
 from howdah.errors import ConfigError, DataError
 
-_BOUNDS = ("max_reject_fraction", "leakage_sample", "leakage_similarity", "max_leakage")
+_BOUNDS = ("max_reject_fraction", "leakage_sample", "max_leakage")
 """Of data.quality."""
+
+BUCKETS = 16
+"""Buckets of a new ledger, each compared with a part by one task: more tasks than the cores of most
+clusters' executors would only start more often. A ledger keeps its number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +170,7 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
         identity=content_hash(read),
         source=where,
         config=config,
-        buckets=options.buckets,
+        buckets=BUCKETS,
     )
     if parent is None:
         return past
@@ -217,8 +221,7 @@ def say(progress: Callable[[str], None], past: Past) -> None:
 
 def _agreed(data: DataSection, etl_format: int, tokenizer: str) -> dict[str, Any]:
     """Keys that decide what a row becomes, where they are not at their default."""
-    kept = {"labels", "max_length", "clean", "quality", "dedup", "split", "compression",
-            "record_layout"}  # fmt: skip
+    kept = {"labels", "max_length", "clean", "quality", "dedup", "split", "compression"}
     dumped = data.model_dump(mode="json", include=kept, exclude_defaults=True)
     frozen = {"append.frozen": sorted(data.append.frozen)} if data.append.frozen else {}
     # What bounds or measures a part decides no row's fate: each part has its own.

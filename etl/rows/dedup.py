@@ -25,6 +25,9 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 
 _OPEN = 2
+_MAJORITY = 0.9
+"""Share of a text's rows that must have one label for conflict `majority` to keep them: with less
+agreement the label is not known, and the text is rejected whole."""
 _RANKS = {TEST: 0, VALIDATION: 1}
 """Which rows of a cluster stay where the data gives their splits: those of the lowest rank."""
 
@@ -237,7 +240,7 @@ def _conflict(options: ConflictOptions, task: Task, same: WindowSpec, label: Win
         return F.min("label").over(same) != F.max("label").over(same)
     if options.policy == "majority":
         share = F.count("*").over(label) / F.count("*").over(same)
-        return share < options.share
+        return share < _MAJORITY
     if options.policy == "keep":
         return F.lit(False)
     assert_never(options.policy)

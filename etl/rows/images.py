@@ -10,7 +10,6 @@ from pyspark import Broadcast
 
 from etl.rows.gate import DETAIL_CHARACTERS
 from etl.rows.numbering import GROUP, Name, Names, with_ids
-from howdah.config.data import ImageOptions
 from howdah.data.images import UnusableImage
 from howdah.data.inputs import encoder_of_files
 from howdah.data.targets import label_name
@@ -24,7 +23,6 @@ SCHEMA = (
 def decode_batches(
     batches: Iterable[pa.RecordBatch],
     files: Broadcast,
-    options: ImageOptions,
     labels: dict[str, str] | None,
 ) -> Iterator[pa.RecordBatch]:
     """mapInArrow: (key, text, label, reason, detail, image, `numbering.GROUP`) -> SCHEMA; earlier
@@ -35,13 +33,12 @@ def decode_batches(
         labels: {value in the source: label name}, or None where every value is a label.
     """
     names = Names()
-    yield from with_ids(_judged(batches, files, options, labels, names), names)
+    yield from with_ids(_judged(batches, files, labels, names), names)
 
 
 def _judged(
     batches: Iterable[pa.RecordBatch],
     files: Broadcast,
-    options: ImageOptions,
     labels: dict[str, str] | None,
     names: Names,
 ) -> Iterator[tuple[pa.RecordBatch, list[Name]]]:
@@ -60,7 +57,7 @@ def _judged(
             name = labels.get(value) if labels is not None else value
             if reason is None:
                 try:
-                    pixels = encoder.decode(image or b"", options).tobytes()
+                    pixels = encoder.decode(image or b"").tobytes()
                 except UnusableImage as error:
                     reason, detail = error.reason, error.detail
             if reason is None and not name:

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from etl.rows import minhash
 from howdah.config.data import DedupOptions, QualityOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.errors import DataError
 from howdah.spark.errors import crossing
@@ -33,6 +34,9 @@ PERMUTATIONS = 64
 BANDS, ROWS = 21, 3
 """Pairs that are 0.6 alike meet in a bucket with a probability of 0.994, those that are 0.5 alike
 with 0.94."""
+SIMILARITY = 0.6
+"""Jaccard similarity from which a looked-up row counts as a near copy: below the threshold of near
+duplicates (0.7), and no lower than the bands above find."""
 _FOUND = "sample int, similarity double, near string"
 _EXAMPLES = 5
 
@@ -118,7 +122,7 @@ def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -
             signed = _signed_sample([sampled[n]["signature"] for n in numbers])
             parts.append((numbers, signed, old.dedup))
         sample = context.broadcast(parts)
-        work = partial(_look_up, sample=sample, similarity=options.leakage_similarity)
+        work = partial(_look_up, sample=sample, similarity=SIMILARITY)
         train = rows.where(F.col("split") == TRAIN).select("id", "text")
         found = train.mapInArrow(crossing(work), _FOUND).groupBy("sample")
         # the smallest id of those as similar, so that a second run says the same
@@ -133,7 +137,7 @@ def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -
         counts["found"] += number in best
     closest_pairs = sorted(best, key=lambda number: (-best[number][0], number))[:_EXAMPLES]
     return {
-        "similarity": options.leakage_similarity,
+        "similarity": SIMILARITY,
         "splits": splits,
         "examples": [
             {
@@ -195,7 +199,7 @@ def _look_up(
                 rows = dict(zip(met, minhash.sets([texts[r] for r in met], "auto"), strict=True))
                 alike = [minhash.jaccard(rows[row], sampled[owner]) for row, owner in pairs]
             else:
-                signed = minhash.signatures(texts, dedup.ngram, dedup.num_permutations)
+                signed = minhash.signatures(texts, dedup.ngram, NUM_PERMUTATIONS)
                 pairs = sorted(_meetings(_keys_of(signed), keys, owners))
                 alike = [float((signed[row] == sampled[owner]).mean()) for row, owner in pairs]
             for (row, owner), share_ in zip(pairs, alike, strict=True):

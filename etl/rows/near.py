@@ -4,8 +4,8 @@ Rows with the same signature are near duplicates as they are; one of them, their
 all. Leaders that share an LSH bucket are compared by their signatures, and similar ones joined to
 connected components: the clusters, of which all but one row a label is removed.
 
-A bucket with more than `max_bucket_size` leaders is cut into pieces. Each piece holds the bucket's
-first `max_bucket_size` members and about as many of the others, so that every member is compared
+A bucket with more than MAX_BUCKET_SIZE leaders is cut into pieces. Each piece holds the bucket's
+first MAX_BUCKET_SIZE members and about as many of the others, so that every member is compared
 with the first ones and with its own piece. Two of the others in different pieces are not compared:
 they may be near duplicates that are not known to be. So all the others of a bucket are put into one
 GROUP, as is every cluster as a whole. The split goes by group; nothing is removed by it.
@@ -31,6 +31,7 @@ from etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
 from etl.workspace.kept import release
 from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.errors import ClusterError
 from howdah.spark.errors import crossing
 
@@ -38,6 +39,11 @@ _SIGNED = "id string, same binary, signature binary"
 _ENTRIES = "node bigint, bucket bigint"
 _EDGES = "a bigint, b bigint"
 _SALTS = 8
+
+MAX_BUCKET_SIZE = 1_000
+"""Up to this many signatures of an LSH bucket are all compared with each other, half a million
+pairs. In a larger bucket (one template's texts) this many are compared with all: the work grows
+with the members, not with their square. Another number makes other rows: raise ETL_FORMAT."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +54,7 @@ class Near:
     """id, signature, cluster, group: rows that are in a cluster or group with others. Both of these
     are named by the smallest id in them."""
     capped_buckets: int = 0
-    """LSH buckets with more than max_bucket_size different signatures."""
+    """LSH buckets with more than MAX_BUCKET_SIZE different signatures."""
     capped_entries: int = 0
     """Their members beyond that: compared with the first ones only, and put into one group."""
 
@@ -92,7 +98,7 @@ def find(
     temporary.append(copies)
     shared = _shared(signed, copies, options).persist()
     temporary.append(shared)
-    large = F.col("size") > options.max_bucket_size
+    large = F.col("size") > MAX_BUCKET_SIZE
     buckets, entries = shared.where(large).agg(F.countDistinct("bucket"), F.count("*")).first()
     pieces = shared.where(~large).select(
         "bucket", F.lit(0).alias("piece"), F.lit(False).alias("beyond"), "node"
@@ -102,7 +108,7 @@ def find(
     if buckets:
         # From files, as the rows found below: what reads them has a plan of one step.
         oversized = scratch.keep(shared.where(large), f"{directory}/oversized")
-        more, loose = _pieces(oversized, options.max_bucket_size)
+        more, loose = _pieces(oversized, MAX_BUCKET_SIZE)
         pieces = pieces.unionByName(more)
     components = join(_links(pieces, signed, options.threshold))
     members = _members(copies, components, loose)
@@ -122,7 +128,7 @@ def find(
     return Near(
         rows=found,
         capped_buckets=buckets,
-        capped_entries=entries - buckets * options.max_bucket_size,
+        capped_entries=entries - buckets * MAX_BUCKET_SIZE,
     )
 
 
@@ -139,7 +145,7 @@ def _sign_batches(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         texts = batch.column("text").to_pylist()
-        signature = signatures(texts, options.ngram, options.num_permutations)
+        signature = signatures(texts, options.ngram, NUM_PERMUTATIONS)
         raw = [row.tobytes() for row in signature]
         yield pa.RecordBatch.from_arrays(
             [

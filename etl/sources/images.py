@@ -15,6 +15,7 @@ from etl.sources import reading
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
+from howdah.data.images import MAX_BYTES
 from howdah.errors import DataError
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
@@ -43,12 +44,11 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
 
     Files that are empty or too large are not read: they are rejected by their size.
     """
-    largest = data.image.max_bytes
     start = _plain(source.root) + "/" if source.root else _common(source)
     unread = [
         (_plain(entry.path), "empty" if not entry.size else "too_large", f"{entry.size:,} bytes")
         for entry in source.files
-        if not 0 < entry.size <= largest
+        if not 0 < entry.size <= MAX_BYTES
     ]
     reader = spark.read.format("binaryFile")
     if source.root:
@@ -60,7 +60,7 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     # The filter on the length is pushed down: Spark does not read the content of other files.
     table = (
         reader.load(paths)
-        .where((F.col("length") > 0) & (F.col("length") <= largest))
+        .where((F.col("length") > 0) & (F.col("length") <= MAX_BYTES))
         .select(
             F.regexp_replace("path", _BEFORE_PATH, "").alias("path"),
             nothing.alias("reason"), nothing.alias("detail"), F.col("content").alias("image"),

@@ -27,6 +27,12 @@ from howdah.storage import private_files
 __all__ = ["VARIABLE", "Server", "read", "resolved", "server"]
 
 VARIABLE = "HOWDAH_JDBC_URL"
+_PARTITIONS = 8
+"""Tasks, and connections at once, that divide a table by ranges: a database serves so many beside
+its other clients, and more seldom read faster."""
+_FETCH_SIZE = 1_000
+"""Rows that a task fetches at once. PostgreSQL's driver fetches a whole result otherwise, and a
+task's memory must hold it."""
 _URL = "one line: postgresql://user:password@host:5432/database"
 _PARAMETERS = frozenset({
     "sslmode", "sslrootcert", "sslcert", "sslkey", "connectTimeout", "socketTimeout",
@@ -65,8 +71,6 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
             identity["query"] = hashlib.sha256(source.query.encode()).hexdigest()
         else:
             identity["table"] = source.name
-        if options.predicates:
-            identity["predicates"] = options.predicates
         if options.watermark is None:
             identity["rows"] = hive.digest(read(spark, source, data))
         else:
@@ -81,12 +85,6 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """The rows, read by as many tasks as the options say."""
     at, options = server(data.jdbc), data.jdbc
     with _translated(source):
-        if options.predicates:
-            properties = {**_options(at), "fetchsize": str(options.fetch_size)}
-            url = properties.pop("url")
-            return spark.read.jdbc(
-                url, _relation(source), predicates=options.predicates, properties=properties
-            )
         if options.partition_column is None:
             return _frame(spark, source, at, options)
         frame = _frame(spark, source, at, options)
@@ -97,7 +95,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         if bounds["low"] is None:  # no row, or no value in any
             return frame
         divided = {
-            "partitionColumn": column, "numPartitions": str(options.partitions),
+            "partitionColumn": column, "numPartitions": str(_PARTITIONS),
             "lowerBound": bounds["low"], "upperBound": bounds["high"],
         }  # fmt: skip
         return _frame(spark, source, at, options, divided)
@@ -110,7 +108,7 @@ def _frame(
     options: JdbcOptions,
     more: dict[str, str] | None = None,
 ) -> DataFrame:
-    settings = {**_options(at), "fetchsize": str(options.fetch_size), **(more or {})}
+    settings = {**_options(at), "fetchsize": str(_FETCH_SIZE), **(more or {})}
     return spark.read.format("jdbc").options(dbtable=_relation(source), **settings).load()
 
 

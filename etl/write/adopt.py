@@ -20,7 +20,7 @@ from etl.rows.split import split_of
 from etl.sources.source import Source
 from etl.write.shards import ids_type
 from howdah import storage
-from howdah.config.data import DataSection, TfrecordColumns
+from howdah.config.data import DataSection
 from howdah.config.splits import SPLIT_WORDS, TRAIN
 from howdah.data.encode import Encoder
 from howdah.data.record import Columns, RecordLayout, decode_example, ids_dtype_for, read_frames
@@ -145,15 +145,15 @@ def _frames(path: str) -> Iterator[tuple[int, bytes]]:
             ) from None
 
 
-def _layout(columns: TfrecordColumns, vocab_size: int) -> RecordLayout:
+def _layout(data: DataSection, vocab_size: int) -> RecordLayout:
     return RecordLayout(
         ids_dtype=ids_dtype_for(vocab_size),
         columns=Columns(
-            input_ids=columns.input_ids,
-            label=columns.label,
+            input_ids=data.tfrecord.input_ids,
+            label=data.columns.label,
             length=None,
-            id=columns.id,
-            attention_mask=columns.attention_mask,
+            id=data.columns.id,
+            attention_mask=data.tfrecord.attention_mask,
         ),
     )
 
@@ -165,7 +165,7 @@ def _read_batches(
     vocab_size: int,
     pad_id: int,
 ) -> Iterator[pa.RecordBatch]:
-    layout = _layout(data.tfrecord, vocab_size)
+    layout = _layout(data, vocab_size)
     dtype = ids_type(vocab_size)
     for batch in batches:
         for item in batch.to_pylist():
@@ -227,7 +227,7 @@ def _row_id(raw: bytes, where: str) -> str:
         raise DataError(
             "a record's id is not UTF-8",
             where=where,
-            remedy="leave data.tfrecord.id out: ids are made from the file's name then",
+            remedy="leave data.columns.id out: ids are made from the file's name then",
         ) from None
 
 

@@ -58,7 +58,9 @@ def report(
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(help="Texts in the page: none, or worst; none given: the run's report.texts."),
+        typer.Option(
+            help="Texts in the page: worst (of the worst rows), or none for a page that is mailed."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:

@@ -41,7 +41,7 @@ def drift(
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Partitions on the page; none: drift.history."),
+        typer.Option(min=1, max=1000, help="Partitions on the page; none: 30."),
     ] = None,
     labels: Annotated[
         str | None,

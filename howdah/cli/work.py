@@ -92,19 +92,23 @@ def config_explain(
     key: Annotated[str | None, typer.Argument(help="A key, its bare name or a section.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Explain a key: meaning, type and default; without one, list the sections."""
+    """Explain a key: meaning, type and default; without one, list all keys by group."""
     from howdah.config import loader as config
+    from howdah.config.types import GROUPS
 
     if key is None:
-        sections = config.sections()
-        return answer(
-            {"sections": sections}, json, [f"{at}: {', '.join(sections[at])}" for at in sections]
-        )
+        groups = config.grouped()
+        lines = []
+        for group, help_texts in groups.items():
+            lines += [f"{group} ({len(help_texts)}): {GROUPS[group]}"]
+            lines += [f"    {name}: {text}" for name, text in help_texts.items()]
+        return answer({"groups": groups}, json, lines)
     found = config.explain(key)
     lines = []
     for item in found:
         default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
-        lines += [f"{item['key']}: {item['type']} ({default})", f"    {item['help']}"]
+        lines += [f"{item['key']}: {item['type']} ({default}; {item['group']})"]
+        lines += [f"    {item['help']}"]
     answer({"keys": found}, json, lines)
 
 

@@ -16,16 +16,17 @@ from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,
     Bytes,
-    Mode,
     Query,
     Queue,
     RankPath,
+    Rare,
     Section,
     Setting,
     Source,
     SparkMaster,
     Table,
     User,
+    Usual,
     number_as_text,
 )
 from howdah.storage.charsets import codec_of, lines_are_bytes
@@ -40,8 +41,6 @@ __all__ = [
     "DataSection",
     "DedupOptions",
     "ExpectOptions",
-    "ExpectShift",
-    "ImageOptions",
     "InputKind",
     "JdbcOptions",
     "QualityOptions",
@@ -58,21 +57,24 @@ InputKind = Literal["text", "image"]
 class Columns(Section):
     """Columns of the source."""
 
-    text: list[str] = ["text"]
-    """Column of the text, or a list of columns, which are joined with `separator`."""
-    text_pair: list[str] | None = None
-    """Column (or columns) of a second text: the model reads both, as the tokenizer joins pairs."""
-    label: str = "label"
-    """Column of the label; of the labels, or of the number, with another `task`."""
-    label_separator: str = Field(default=",", min_length=1)
-    """With `task: multi_label`: between the labels of a text column. An array of texts, or a JSON
-    list as text, needs none."""
-    id: str | None = None
-    """Column of the row's key; null: the id is a hash of the source text and its occurrence."""
-    separator: str = " "
-    """Separator of joined text columns."""
-    image: str = "image"
-    """Column of the image files' bytes, with `kind: image`; image.bytes: a field of a struct."""
+    text: Usual[list[str]] = ["text"]
+    """Column of the text. A list of columns is joined with data.columns.separator."""
+    text_pair: Rare[list[str] | None] = None
+    """Column (or columns) of a second text. The model reads both texts, joined as the tokenizer
+    joins pairs."""
+    label: Usual[str] = "label"
+    """Column, or feature of a TFRecord, with the label; with another data.task, with the labels or
+    the number."""
+    label_separator: Rare[str] = Field(default=",", min_length=1)
+    """Separator of the labels in a text column, with `task: multi_label`. An array of texts, or a
+    JSON list as text, needs none."""
+    id: Usual[str | None] = None
+    """Column, or feature of a TFRecord, with the row's key. null: the id is a hash of the source
+    text and its occurrence, or the record's place in its file."""
+    separator: Rare[str] = " "
+    """Separator between joined text columns."""
+    image: Rare[str] = "image"
+    """Column of the image files' bytes, with `kind: image`. image.bytes is a field of a struct."""
 
     @field_validator("text", "text_pair", mode="before")
     @classmethod
@@ -87,23 +89,21 @@ class Columns(Section):
 
 class CsvOptions(Section):
     header: bool = True
-    """The first line has the column names. If false, `names` is needed."""
+    """Whether the first line has the column names. Without a header, data.csv.names is needed."""
     names: list[str] | None = None
     """Column names of a file without header."""
     delimiter: str = ","
-    """Field separator, one character; `\\t` is a tab."""
-    quote: str = '"'
-    """Quote character; empty: quotes are part of the text."""
-    escape: str | None = None
-    """Escape character inside quotes; null: a quote is doubled."""
-    encoding: str = "UTF-8"
-    """Character set of the file, by its name in Python or Java: windows-1252, GBK, UTF-16, ..."""
-    multiline: bool = True
-    """Quoted fields may contain line breaks: then one task reads each file, after a check for
-    unclosed quotes. false: each line is a record, and several tasks read a large file."""
-    max_line_breaks: int = Field(default=1_000, ge=0)
-    """More line breaks in one quoted field count as an unclosed quote, and the ETL fails (exit code
-    3)."""
+    """Field separator, one character. `\\t` is a tab."""
+    quote: Rare[str] = '"'
+    """Quote character. If it is empty, quotes are part of the text."""
+    escape: Rare[str | None] = None
+    """Escape character inside quotes. null: a quote is escaped by doubling it."""
+    encoding: Rare[str] = "UTF-8"
+    """Character set of the file, by its name in Python or Java, such as windows-1252, GBK or
+    UTF-16."""
+    multiline: Rare[bool] = True
+    """Whether quoted fields may contain line breaks. true: one task reads each file, after a check
+    for unclosed quotes. false: each line is a record, and several tasks read a large file."""
 
     @field_validator("delimiter", "quote", "escape")
     @classmethod
@@ -142,40 +142,40 @@ class CsvOptions(Section):
 
 
 class CleanOptions(Section):
-    unicode_nfc: bool = True
-    """Normalise to Unicode form C."""
+    unicode_nfc: Rare[bool] = True
+    """Whether texts are normalised to Unicode form C."""
     html_entities: bool = True
-    """Replace HTML entities, also broken ones (` #36;`), by their characters."""
+    """Whether HTML entities are replaced by their characters, broken ones (` #36;`) too."""
     html_tags: bool = False
-    """Remove markup tags."""
+    """Whether markup tags are removed."""
     backslash_breaks: bool = False
-    """Replace backslashes by blanks: AG News has them for line breaks."""
-    control_characters: bool = True
-    """Remove control characters; replace line breaks and tabs by blanks."""
-    whitespace: bool = True
-    """Replace runs of white space by one blank, and trim the ends."""
+    """Whether backslashes are replaced by blanks. AG News has them for line breaks."""
+    control_characters: Rare[bool] = True
+    """Whether control characters are removed, and line breaks and tabs replaced by blanks."""
+    whitespace: Rare[bool] = True
+    """Whether runs of white space become one blank, and the ends are trimmed."""
 
 
 class QualityOptions(Section):
     min_characters: int = Field(default=3, ge=0)
-    """Reject shorter texts (too_short)."""
+    """Fewest characters of a text. Shorter texts are rejected (too_short)."""
     max_characters: int = Field(default=20_000, gt=0)
-    """Reject longer texts (too_long)."""
+    """Most characters of a text. Longer texts are rejected (too_long)."""
     reject_wrong_encoding: bool = True
-    """Reject texts with replacement characters or signs of wrong decoding (mojibake)."""
+    """Whether texts with replacement characters or signs of wrong decoding (mojibake) are
+    rejected."""
     unknown_label: Literal["reject", "fail"] = "fail"
-    """For a label that is not in `labels`: reject the row, or fail the ETL."""
+    """What happens to a row whose label is not in data.labels, or whose value of data.split.column
+    names no split. reject: the row is rejected. fail: the ETL fails."""
     max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
-    """The ETL fails (exit code 3) if it rejects a larger fraction of the rows. Copies do not count,
-    nor rows that the dataset has already."""
-    leakage_sample: int = Field(default=1_000, ge=0, le=10_000)
-    """Rows of validation and of test each that are looked up among the training rows, to report how
-    many have a near copy there. 0: none."""
-    leakage_similarity: float = Field(default=0.6, ge=0.5, le=1.0)
-    """Jaccard similarity from which a looked-up row counts as a near copy."""
-    max_leakage: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The ETL fails (exit code 3) if a larger fraction of the looked-up rows has a near copy among
-    the training rows. null: it is reported only."""
+    """Largest fraction of rejected rows; above it the ETL fails (exit code 3). Copies, and rows
+    that the dataset already has, do not count."""
+    leakage_sample: Rare[int] = Field(default=1_000, ge=0, le=10_000)
+    """Number of rows of validation, and of test, that are looked up among the training rows, to
+    report how many have a near copy there. 0: the ETL looks none up."""
+    max_leakage: Rare[float | None] = Field(default=None, ge=0.0, le=1.0)
+    """Largest fraction of the looked-up rows that may have a near copy among the training rows;
+    above it the ETL fails (exit code 3). null: the fraction is reported only."""
 
     @model_validator(mode="after")
     def _bound_has_a_sample(self) -> QualityOptions:
@@ -184,31 +184,18 @@ class QualityOptions(Section):
         return self
 
 
-class ExpectShift(Section):
-    labels: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Largest total variation distance (0 to 1) of the labels' shares from those of the version
-    before."""
-    length: float | None = Field(default=None, gt=0.0, le=1.0)
-    """The same of the texts' lengths in tokens, in bins of 8."""
-    rejects: float | None = Field(default=None, gt=0.0, le=1.0)
-    """The same of the shares of rows kept and dropped by reason."""
-
-    @property
-    def asks(self) -> bool:
-        """Anything is expected."""
-        return self != ExpectShift()
-
-
 class ExpectOptions(Section):
     min_rows: int | None = Field(default=None, ge=1)
-    """Fewest rows of all splits; below it the ETL fails and commits nothing, as for all that is
-    expected (exit code 3)."""
+    """Fewest rows of all splits together. A version that misses this or another expectation is not
+    committed, and the ETL fails (exit code 3)."""
     min_rows_per_class: int | None = Field(default=None, ge=1)
-    """Fewest rows of each label in all splits."""
+    """Fewest rows of each label in all splits together."""
     max_duplicates: float | None = Field(default=None, ge=0.0, le=1.0)
-    """Largest share of the rows read that are dropped as duplicates."""
-    max_shift: ExpectShift = ExpectShift()
-    """Against the newest version of `dataset` before; the first one has none."""
+    """Largest share of the rows read that may be dropped as duplicates."""
+    max_shift: Rare[float | None] = Field(default=None, gt=0.0, le=1.0)
+    """Largest total variation distance (0 to 1) from the newest version of data.dataset before: of
+    the labels' shares, of the texts' lengths in tokens (in bins of 8), and of the shares of rows
+    kept and dropped by reason. The first version has none before, and is not judged."""
 
     @property
     def asks(self) -> bool:
@@ -216,65 +203,44 @@ class ExpectOptions(Section):
         return self != ExpectOptions()
 
 
-class ImageOptions(Section):
-    """Which images are rows (`kind: image`). The model's preprocessor_config.json gives the size
-    that they are resized to."""
-
-    min_side: int = Field(default=8, ge=1)
-    """Reject images of fewer pixels in width or height (too_small)."""
-    max_pixels: int = Field(default=50_000_000, ge=1, le=178_956_970)
-    """Reject images of more pixels (too_large), by their header, before they are decoded. At most
-    Pillow's own limit."""
-    max_bytes: Bytes = 64 * 2**20
-    """Reject larger image files (too_large), e.g. 64 MiB."""
-
-
 class TfrecordColumns(Section):
     """Feature names of records by another writer (`format: tfrecord`)."""
 
-    input_ids: str = "input_ids"
-    """int64_list (or bytes) feature of the token ids."""
-    attention_mask: str | None = None
-    """int64_list feature of the mask; null: trailing padding is cut off."""
-    label: str = "label"
-    """int64_list feature of the label's index."""
-    id: str | None = None
-    """bytes or int64 feature of the row's key."""
+    input_ids: Rare[str] = "input_ids"
+    """Feature (int64_list or bytes) of the token ids."""
+    attention_mask: Rare[str | None] = None
+    """Feature (int64_list) of the attention mask. null: trailing padding is cut off."""
 
 
 class SparkOptions(Section):
-    master: SparkMaster = "local[*]"
-    """Spark master: local[*], yarn, spark://..."""
+    master: Usual[SparkMaster] = "local[*]"
+    """Spark master, such as local[*], yarn or spark://host:7077."""
     deploy_mode: Literal["client", "cluster"] = "client"
-    """Where Spark's driver runs with `master: yarn`: here (client) or in a container (cluster)."""
-    home: AnyPath | None = None
+    """Where Spark's driver runs with `master: yarn`. client: in this process. cluster: in a
+    container."""
+    home: Rare[AnyPath | None] = None
     """SPARK_HOME of the cluster's own Spark, 3.5 to 4.2, whose spark-submit and jars are used.
-    null: the PySpark that is installed here."""
+    null: the PySpark that is installed with Howdah."""
     driver_memory: str = "4g"
-    """Memory of the driver; with local[*], of all of Spark."""
-    queue: Queue | None = None
-    """YARN queue; null: the cluster's default."""
-    executors: int | None = Field(default=None, ge=1)
-    """Executors on YARN; null: as in Spark's own settings (2, or dynamic allocation)."""
-    executor_memory: str = "4g"
+    """Memory of Spark's driver. With local[*] it is the memory of all of Spark."""
+    queue: Usual[Queue | None] = None
+    """YARN queue of the ETL and of other Spark applications. null: the cluster's default."""
+    executors: Usual[int | None] = Field(default=None, ge=1)
+    """Number of executors on YARN. null: as in Spark's own settings (2, or dynamic allocation)."""
+    executor_memory: Usual[str] = "4g"
     """Memory of an executor's JVM on YARN; set Python's as `spark.executor.memoryOverhead` in
     conf."""
     executor_cores: int = Field(default=2, ge=1)
-    """Cores of an executor on YARN, which is also the number of its tasks at once."""
-    staging: AnyPath | None = None
-    """Directory on the cluster's storage for shipped files (Python environment, wheel, Spark's
-    jars), named by their hashes; null: .howdah in the user's home of fs.defaultFS."""
-    java_archive: AnyPath | None = None
-    """A JRE as .tar.gz or .zip (any storage), shipped to nodes without a suitable Java."""
-    driver_edges: int = Field(default=2_000_000, ge=0)
-    """Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each; more
-    pairs are contracted on the executors first. The dataset is the same."""
-    keytab: AnyPath | None = None
-    """Local keytab file for a Kerberised cluster; null: the ticket cache."""
-    principal: User | None = None
-    """Principal of the keytab."""
-    conf: dict[Setting, str] = {}
-    """Additional Spark settings; they override those above."""
+    """Cores of an executor on YARN, and the number of its simultaneous tasks."""
+    java_archive: Rare[AnyPath | None] = None
+    """Archive of a JRE (.tar.gz or .zip, any storage) that is shipped to nodes without a suitable
+    Java."""
+    keytab: Rare[AnyPath | None] = None
+    """Local keytab file for a Kerberised cluster. null: the ticket cache is used."""
+    principal: Rare[User | None] = None
+    """Kerberos principal of data.spark.keytab."""
+    conf: Rare[dict[Setting, str]] = {}
+    """Additional Spark settings. They override those that follow from other keys."""
 
     @property
     def login(self) -> tuple[str | None, str | None, str]:
@@ -289,36 +255,35 @@ class SparkOptions(Section):
 
 
 class DataSection(Section):
-    kind: InputKind = "text"
-    """What the rows are. image: a directory <label>/<image file>, or Parquet with a column of image
-    files' bytes; a vision transformer is trained on them, with training.framework torch."""
-    task: Task = "single_label"
-    """What is predicted of a row: one label; multi_label: any number of labels; regression: a
-    number."""
-    source: Source | None = None
+    kind: Rare[InputKind] = "text"
+    """Kind of the rows. text: texts. image: a directory <label>/<image file>, or Parquet with a
+    column of image files' bytes, on which a vision transformer is trained (training.framework
+    torch)."""
+    task: Rare[Task] = "single_label"
+    """What the model predicts for a row. single_label: one label. multi_label: any number of
+    labels. regression: a number."""
+    source: Usual[Source | None] = None
     """Source of the rows: a file, a directory or a pattern; with `format: hive` or `jdbc` a table
     name; with `iceberg` or `delta` a table name or a directory."""
-    partitions: dict[str, list[str]] | None = None
+    partitions: Usual[dict[str, list[str]] | None] = None
     """Partitions of a Hive table: {partition column: [values]}; other columns: all values."""
-    query_file: Query | None = None
+    query_file: Rare[Query | None] = None
     """File (any storage) with one SELECT whose rows are the source, with `format: hive` or
     `jdbc`."""
-    as_of: int | str | None = None
+    as_of: Rare[int | str | None] = None
     """Snapshot of an Iceberg table or version of a Delta table: its number, or a time (ISO 8601,
     UTC unless it names a zone). null: the newest when the ETL begins."""
-    rejects_table: Table | None = None
+    rejects_table: Rare[Table | None] = None
     """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
-    format: Literal[
+    format: Usual[Literal[
         "auto", "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta",
         "tfrecord", "image",
-    ] = "auto"  # fmt: skip
-    """Format of the source; auto: by the file name's extension. image: image files, with
-    `kind: image`."""
-    dataset: RankPath = "dataset"
-    """Dataset directory, to write to and to train from, with versions v=<hash>."""
-    mode: Mode = "0750"
-    """Permission bits of a new dataset directory and its versions; nothing below them is open to
-    more users. An existing directory keeps its own."""
+    ]] = "auto"  # fmt: skip
+    """Format of the source. auto: it follows from the file name's extension. image: image files,
+    with `kind: image`."""
+    dataset: Usual[RankPath] = "dataset"
+    """Dataset directory, with versions v=<hash>. The ETL writes to it and training reads from
+    it."""
     columns: Columns = Columns()
     """Column mapping."""
     csv: CsvOptions = CsvOptions()
@@ -327,41 +292,31 @@ class DataSection(Section):
     """How a database is read."""
     tfrecord: TfrecordColumns = TfrecordColumns()
     """Feature names of a TFRecord source."""
-    labels: list[str] | dict[str, str] | None = None
-    """Labels in their order, or {value in the source: label name}; null: all values, sorted."""
-    max_length: int = Field(default=128, ge=8, le=8192)
-    """Texts are truncated to this many tokens, special ones ([CLS], [SEP]) included."""
+    labels: Usual[list[str] | dict[str, str] | None] = None
+    """Labels in their order, or {value in the source: label name}. null: all values, sorted."""
+    max_length: Usual[int] = Field(default=128, ge=8, le=8192)
+    """Most tokens of a text, [CLS] and [SEP] included. Longer texts are truncated."""
     clean: CleanOptions = CleanOptions()
     """Cleaning steps."""
     quality: QualityOptions = QualityOptions()
     """Quality gate."""
-    image: ImageOptions = ImageOptions()
-    """Quality gate of images."""
     dedup: DedupOptions = DedupOptions()
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
     append: AppendOptions = AppendOptions()
     """A new version from the one before and new rows, such as a day's partition."""
-    forgotten: Literal["drop", "keep"] = "drop"
-    """Rows that `howdah model forget` has removed from this dataset and that the source has again:
-    drop leaves them out and counts them; keep takes them as new rows."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
-    """Drop or repeat rows of the training split to reach `balance_ratio`."""
-    balance_ratio: float = Field(default=1.0, ge=1.0)
-    """Largest class / smallest class after balancing."""
-    shuffle_seed: int = Field(default=17, ge=0)
-    """Seed of the global shuffle into shards."""
-    shard_bytes: Bytes = 96 * 2**20
+    """How the training split's classes get the same number of rows. downsample: rows are dropped.
+    upsample: rows are repeated. none: the classes stay as they are."""
+    shard_bytes: Rare[Bytes] = 96 * 2**20
     """Target size of a shard, e.g. 96 MiB."""
-    num_shards: int | None = Field(default=None, ge=1)
-    """Number of shards of the training split; null: by `shard_bytes`."""
-    compression: Literal["none", "gzip"] = "none"
+    num_shards: Rare[int | None] = Field(default=None, ge=1)
+    """Number of shards of the training split. null: it follows from data.shard_bytes."""
+    compression: Rare[Literal["none", "gzip"]] = "none"
     """Compression of the shards."""
-    record_layout: Literal["bytes", "int64_list"] = "bytes"
-    """Encoding of token ids in a record; int64_list is for other readers (larger, slower)."""
     spark: SparkOptions = SparkOptions()
     """Spark for the ETL."""
 
@@ -467,5 +422,5 @@ class DataSection(Section):
 _ONLY_WITH = {
     "partitions": ("hive",), "query_file": ("hive", "jdbc"), "as_of": LAKES, "jdbc": ("jdbc",),
 }  # fmt: skip
-_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean", "record_layout")
+_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean")
 """Keys of `data` that say how texts are read, cleaned and stored."""

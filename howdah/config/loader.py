@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 
 from howdah import redact
 from howdah.config import yaml_text
-from howdah.config.job import JobSection
 from howdah.config.model import Config
 from howdah.config.options.removed import replacement
+from howdah.config.types import GROUPS, Group, group_of
 from howdah.errors import ConfigError, HowdahError, UsageError
 
 __all__ = [
@@ -25,13 +26,12 @@ __all__ = [
     "dump_yaml",
     "explain",
     "from_dict",
+    "grouped",
     "keys",
     "load",
-    "moved",
     "nearest",
     "read",
     "require_secrets",
-    "sections",
     "set_key",
     "starter_yaml",
     "to_yaml",
@@ -235,11 +235,6 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
-        if (now := moved(path)) is not None:
-            return HowdahError(
-                f"{where} is {now} now", where=where,
-                remedy=f"write it as {now}: what holds on every cluster is in the section job",
-            )  # fmt: skip
         if (sentence := replacement(path)) is not None:
             return HowdahError(f"the key {where} was removed", where=where, remedy=sentence)
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
@@ -268,22 +263,14 @@ def _is_key(part: object) -> bool:
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 
-def moved(path: Sequence[Any]) -> str | None:
-    """The present name of a key that was in the section `yarn` before `job` was there."""
-    if len(path) > 1 and path[0] == "yarn" and path[1] in JobSection.model_fields:
-        return ".".join(["job", *(str(part) for part in path[1:])])
-    return None
-
-
 _NEAR = 0.85
 """Lowest difflib ratio at which a key of another section is suggested. At difflib's default, 0.6,
 `training.fraction` suggested evaluation.predictions."""
 
 
 def nearest(path: Sequence[Any]) -> str:
-    """A remedy: the nearest key of the section, else of any section, else all of the section."""
-    if (now := moved(path)) is not None:
-        return f"it is {now} now"
+    """A remedy: what stands in the place of a removed key; else the nearest key of the section,
+    else of any section, else all of the section."""
     if (sentence := replacement(path)) is not None:
         return f"it was removed: {sentence}"
     known = dict(keys())
@@ -342,15 +329,6 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return first if isinstance(first, type) and issubclass(first, BaseModel) else None
 
 
-def sections() -> dict[str, list[str]]:
-    """The sections, each with the names of its keys."""
-    key_names: dict[str, list[str]] = {name: [] for name in Config.model_fields}
-    for key, _ in keys():
-        section, _, name = key.partition(".")
-        key_names[section].append(name)
-    return key_names
-
-
 def explain(key: str) -> list[dict]:
     """Key, type, default and help of `key`: a leaf, a section, or a leaf's bare name.
 
@@ -372,10 +350,26 @@ def explain(key: str) -> list[dict]:
             if field.is_required()
             else _plain(field.get_default(call_default_factory=True)),
             "required": field.is_required(),
-            "help": " ".join((field.description or "").split()),
+            "group": group_of(field),
+            "help": _help(field),
         }
         for name, field in found
     ]
+
+
+def grouped() -> dict[Group, dict[str, str]]:
+    """{group: {key: the first sentence of its help}}, the keys that most runs set first."""
+    groups: dict[Group, dict[str, str]] = {group: {} for group in GROUPS}
+    for key, field in keys():
+        groups[group_of(field)][key] = _SENTENCE_END.split(_help(field), maxsplit=1)[0]
+    return groups
+
+
+_SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
+
+
+def _help(field: Any) -> str:
+    return " ".join((field.description or "").split())
 
 
 def _plain(value: Any) -> Any:
@@ -436,7 +430,7 @@ def starter_yaml() -> str:
             value = yaml.safe_dump(
                 _plain(field.get_default(call_default_factory=True)), default_flow_style=True
             ).split("\n")[0]
-            help_text = " ".join((field.description or "").split())
+            help_text = _help(field)
             lines += [f"{indent}# {help_text}", f"{indent}{leaf}: {value}"]
         lines += as_comments.get(section, [])
     return "\n".join(lines) + "\n"

@@ -19,7 +19,6 @@ from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.publish import BaselineSection, GateSection, PublishSection
-from howdah.config.options.report import ReportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
 from howdah.config.ray import RaySection
@@ -33,27 +32,29 @@ from howdah.config.types import (
     Model,
     NodePath,
     RankPath,
+    Rare,
     Revision,
     Section,
     Tracking,
     User,
+    Usual,
 )
 from howdah.config.yarn import YarnSection
 
 
 # ------------------------------------------------------------------------------------- run
 class RunSection(Section):
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Usual[str] = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run: letters, digits, '.', '_' and '-'."""
-    directory: RankPath = "runs/run"
+    directory: Usual[RankPath] = "runs/run"
     """Run directory (any storage) for config, logs, metrics, checkpoints, export, predictions."""
-    user: User | None = None
+    user: Rare[User | None] = None
     """User to run as on the cluster (doAs), which must allow you to impersonate that user."""
     mode: Mode = "0750"
-    """Permission bits of a new run directory and checkpoint.directory. An existing directory keeps
-    its own. No file that a command writes is open to more users than this and data.mode say:
-    predictions, reports and published models neither."""
-    storage_retry_seconds: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Permission bits of a new run, checkpoint or dataset directory. An existing directory keeps
+    its own. No file that a command writes is open to more users than this, predictions, reports and
+    published models included."""
+    storage_retry_seconds: Rare[float | None] = Field(default=None, ge=0.0, allow_inf_nan=False)
     """Seconds to retry while storage does not answer (a NameNode restarts or is in safe mode).
     null: 120 for commands; 1,800 where giving up would lose a run: in the containers of a job or an
     ETL on YARN, and in training once its steps have begun."""
@@ -61,25 +62,22 @@ class RunSection(Section):
 
 # ----------------------------------------------------------------------------------- model
 class ModelSection(Section):
-    base: Model = "distilbert-base-uncased"
-    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa, ViT): a directory (any storage) or a hub
-    name."""
-    revision: Revision | None = None
-    """Revision (branch, tag or commit) on the hub."""
+    base: Usual[Model] = "distilbert-base-uncased"
+    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa or ViT): a directory (any storage) or a
+    hub name."""
+    revision: Rare[Revision | None] = None
+    """Revision of a hub model: a branch, tag or commit."""
     init_from: RankPath | None = None
-    """Begin with the weights of a published model, <publish.directory>/<name>, or <name>@N for its
-    version N, or of an export (any storage). The dataset has all of its labels, and maybe new ones.
-    A run that may be resumed after the next publication names the version."""
+    """Model whose weights a run begins with: a published model, <publish.directory>/<name>, or
+    <name>@N for its version N, or an export (any storage). The dataset has all of its labels, and
+    may have new ones. A run that may be resumed after the next publication names the version."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of the transformer; null: the base model's."""
-    attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout of the attention weights; null: the base model's."""
-    classifier_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
-    """Dropout before the classifier (seq_classif_dropout); null: the base model's."""
+    """Dropout rate of the transformer, of its attention weights and before the classifier. null:
+    the base model's rates."""
     freeze_embeddings: bool = False
-    """Do not train the embeddings."""
+    """Whether the embeddings are left untrained."""
     freeze_layers: int = Field(default=0, ge=0)
-    """Do not train the first N transformer layers."""
+    """Number of transformer layers, from the first one, that are left untrained."""
 
 
 # -------------------------------------------------------------------------------- training
@@ -100,7 +98,7 @@ Replay = Annotated[
 
 
 class ParallelSection(Section):
-    shard: Literal["none", "optimizer", "full"] = "none"
+    shard: Rare[Literal["none", "optimizer", "full"]] = "none"
     """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
     every rank has all of it. optimizer: each rank has AdamW's moments of its part of the weights
     (ZeRO-1), 8 bytes a weight divided by the number of ranks. full: weights and gradients too
@@ -110,19 +108,19 @@ class ParallelSection(Section):
     a step (torch.distributed only: `howdah train --launcher torchrun`). Checkpoints are the same,
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
-    tensor: int = Field(default=1, ge=1)
+    tensor: Rare[int] = Field(default=1, ge=1)
     """Number of neighbouring ranks that divide each layer: attention heads and feed-forward width
     (tensor parallel; framework torch over torch.distributed on CPUs, not for jobs on a
     cluster). They read the same rows, and exchange activations twice a layer: keep them on one
     machine. It must divide the ranks, the heads and the feed-forward width, and goes with shard
     none."""
 
-    pipeline: int = Field(default=1, ge=1)
+    pipeline: Rare[int] = Field(default=1, ge=1)
     """Number of neighbouring ranks that hold the layers one after the other (pipeline parallel,
     1F1B; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
     the same rows, and send the activations between their layers only. It must divide the ranks,
     be at most the layers, and goes with shard none, tensor 1 and nothing frozen."""
-    micro_batches: int = Field(default=4, ge=1)
+    micro_batches: Rare[int] = Field(default=4, ge=1)
     """With pipeline: cut each step's rows of a rank into at least so many micro-batches, which
     follow each other through the layers; of M, the ranks wait (pipeline - 1) / M of the time."""
 
@@ -158,161 +156,131 @@ class ParallelSection(Section):
 
 class EarlyStopping(Section):
     patience: int | None = Field(default=None, ge=1)
-    """Stop training after this many evaluations without improvement; null: never."""
-    min_delta: float = Field(default=0.0, ge=0.0)
-    """Smallest difference of the metric that counts as improvement."""
+    """Number of consecutive evaluations without improvement after which training stops. null: it
+    does not stop early."""
 
 
 class TrainingSection(Section):
-    framework: Literal["tensorflow", "torch"] = "tensorflow"
-    """Framework to train with."""
-    comm: CommChoice = "auto"
-    """What carries sums between ranks: horovod, or torch for torch.distributed (framework torch
-    only, and not for jobs). auto: torch.distributed where torchrun or its like has started
-    the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch has no Horovod beside it; else
-    Horovod. A run may go on under another one."""
+    framework: Usual[Literal["tensorflow", "torch"]] = "tensorflow"
+    """Framework that trains the model."""
+    comm: Rare[CommChoice] = "auto"
+    """Library that carries sums between ranks: horovod, or torch for torch.distributed (framework
+    torch only, and not for jobs). auto: torch.distributed where torchrun or a similar launcher has
+    started the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch is installed without Horovod;
+    else Horovod. A run may continue with another one."""
     parallel: ParallelSection = ParallelSection()
     """How the state of a model is divided among ranks."""
-    global_batch_size: int = Field(default=32, ge=1)
-    """Rows of one optimizer step over all ranks; it does not depend on the world size."""
+    global_batch_size: Usual[int] = Field(default=32, ge=1)
+    """Rows of one optimizer step over all ranks. It does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
-    replay: Replay = None
+    replay: Rare[Replay] = None
     """How many of an appended dataset's older training rows are trained on in addition to those of
     new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
     by the seed. A part is new if the dataset version of the model in model.init_from lacks it;
     without model.init_from only the newest part is new. null: all rows."""
-    num_train_epochs: float = Field(default=3.0, gt=0)
-    """Epochs; fractions are allowed."""
-    max_steps: int | None = Field(default=None, ge=1)
-    """Stop after this many optimizer steps; overrides num_train_epochs."""
-    learning_rate: float = Field(default=5e-5, gt=0, lt=1)
+    num_train_epochs: Usual[float] = Field(default=3.0, gt=0)
+    """Number of epochs; fractions are allowed."""
+    max_steps: Usual[int | None] = Field(default=None, ge=1)
+    """Number of optimizer steps after which training stops. It overrides num_train_epochs."""
+    learning_rate: Usual[float] = Field(default=5e-5, gt=0, lt=1)
     """Peak learning rate."""
-    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """Scale learning_rate by global_batch_size / lr_reference_batch_size (never by world size)."""
-    lr_reference_batch_size: int = Field(default=32, ge=1)
-    """Global batch size that learning_rate was chosen for."""
     lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
-    """Decay after the warm-up, to zero at the last step (constant: no decay)."""
-    warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Fraction of the steps with linear warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Steps with linear warm-up; above 0 it overrides warmup_ratio."""
+    """Decay of the learning rate after the warm-up, to zero at the last step. constant: no
+    decay."""
+    warmup_ratio: Usual[float] = Field(default=0.0, ge=0.0, lt=1.0)
+    """Fraction of the steps in which the learning rate rises linearly to its peak."""
     weight_decay: float = Field(default=0.01, ge=0)
-    """Decoupled weight decay; not for biases and norms."""
-    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
-    """AdamW beta 1."""
-    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
-    """AdamW beta 2."""
-    adam_epsilon: float = Field(default=1e-8, gt=0)
-    """AdamW epsilon."""
+    """Decoupled weight decay, which is not applied to biases and norms."""
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Clip the reduced gradient to this global norm; 0: off."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto: bf16 if it is faster on all ranks (GPUs of compute capability 8.0 and above, processors
-    with AMX, AMD's with AVX512-BF16), else fp32. fp16 uses loss scaling, and is for GPUs only.
-    Evaluations during training use this precision; the last one, which the gate reads, uses fp32,
-    as the model is served."""
+    """Largest global norm of the reduced gradient, which is clipped to it. 0: no clipping."""
+    precision: Usual[Literal["auto", "fp32", "bf16", "fp16"]] = "auto"
+    """Precision of computations. auto: bf16 if it is faster on all ranks (GPUs of compute
+    capability 8.0 and above, processors with AMX, AMD's with AVX512-BF16), else fp32. fp16 uses
+    loss scaling, and is for GPUs only. Evaluations during training use this precision; the last
+    one, which the gate reads, uses fp32, as the model is served."""
     label_smoothing_factor: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Label smoothing; 0: off."""
+    """Share of a label that is spread over all labels. 0: no label smoothing."""
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
     """Class weights in the loss: balanced, or {label: weight}. A row's whole loss is multiplied by
     its label's weight. (With label smoothing torch's cross_entropy differs: it weights each class's
     term by that class.) With data.task multi_label: weights of the rows that have the label, as
     torch's pos_weight; balanced: rows without it / rows with it."""
-    length_window: int = Field(default=50, ge=1)
+    length_window: Rare[int] = Field(default=50, ge=1)
     """Global batches whose rows are sorted by length together, so that a batch has rows of like
     length and little padding. 1: batches of random rows, which learn better where a row's labels go
     with its length, at more padding."""
     gradient_checkpointing: bool = False
-    """Recompute activations to save memory (torch only)."""
-    sparse_embeddings: Literal["auto", "dense", "sparse"] = "auto"
-    """How ranks exchange the gradient of the embeddings: all rows, or only those of the batch."""
-    fusion_groups: int | None = Field(default=None, ge=1)
-    """Reduce gradients in this many fixed groups: bitwise equal runs also with 3 and more ranks."""
+    """Whether activations are recomputed to save memory (torch only)."""
     early_stopping: EarlyStopping = EarlyStopping()
     """Early stopping on evaluation.metric."""
-    logging_steps: int = Field(default=10, ge=1)
-    """Steps between progress lines."""
-    gpu_collective_seconds: float | None = Field(default=3600.0, ge=1, allow_inf_nan=False)
-    """On GPUs, and on CPUs with MPI or torch.distributed: a rank fails if a collective takes
-    longer, since NCCL waits for ever for a lost peer, MPI for a stopped one. Allow for what ranks
-    may have to wait for (an export, a dataset's check, storage that does not answer:
-    run.storage_retry_seconds). null: no limit."""
-    threads_per_rank: int | None = Field(default=None, ge=1)
-    """Compute threads of a rank; null: cores / ranks on the node."""
-    shard_cache_bytes: Bytes = 20 * 2**30
+    logging_steps: Rare[int] = Field(default=10, ge=1)
+    """Number of steps between progress lines."""
+    threads_per_rank: Rare[int | None] = Field(default=None, ge=1)
+    """Compute threads of a rank. null: the node's cores divided by its ranks."""
+    shard_cache_bytes: Rare[Bytes] = 20 * 2**30
     """Disk space for local copies of remote (or compressed) shards on a machine, shared by all runs
     and datasets, e.g. 20 GiB. It must hold two groups of shards (16 shards)."""
-    shard_cache_directory: NodePath | None = None
+    shard_cache_directory: Rare[NodePath | None] = None
     """Local directory of those copies, the same for all ranks of a machine; null:
     $HOWDAH_CACHE/shards, or the user's cache."""
-    seed: int = Field(default=42, ge=0)
+    seed: Usual[int] = Field(default=42, ge=0)
     """Seed of the batch order, the classifier's initial weights and dropout."""
 
 
-_FAILURE_MINUTES = 60.0
-"""Twice as long as one save retries in a container: one failed save does not end a run."""
-
-
 class CheckpointSection(Section):
-    directory: RankPath | None = None
+    directory: Rare[RankPath | None] = None
     """Directory of the checkpoints (any storage); null: <run.directory>/checkpoints."""
-    every_minutes: float | None = Field(default=10.0, gt=0)
-    """Save after this many minutes; null: not by time."""
+    every_minutes: Usual[float | None] = Field(default=10.0, gt=0)
+    """Minutes between checkpoints. null: checkpoints do not follow the time."""
     every_steps: int | None = Field(default=None, ge=1)
-    """Save also after this many steps."""
+    """Steps between checkpoints, in addition to those by time. null: checkpoints do not follow the
+    steps."""
     every_epoch: bool = True
-    """Save at the end of each epoch."""
-    keep: int = Field(default=3, ge=2)
-    """Newest checkpoints to keep, besides the best one. At least 2, since the newest one may be
-    incomplete when a save is interrupted."""
-    resume: Checkpoint = "auto"
-    """auto: from the newest complete checkpoint, if any; never; or the path of a checkpoint."""
-    max_failures: int | None = Field(default=None, ge=1)
-    """Stop training when this many saves in a row fail because storage is full or does not answer.
-    Until then it continues with a warning, and tries again within a minute. null: only
-    max_failure_minutes applies."""
-    max_failure_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Stop training when saves have failed like this for so many minutes, counted from the
-    beginning of the first failed one. null: 60, or no limit if max_failures is given. If both are
-    given, the limit that is reached first applies."""
-    grace_seconds: float = Field(default=30.0, gt=0)
+    """Whether a checkpoint is saved at the end of each epoch."""
+    keep: Usual[int] = Field(default=3, ge=2)
+    """Number of newest checkpoints to keep, besides the best one. It is at least 2, since the
+    newest one may be incomplete when a save is interrupted."""
+    resume: Usual[Checkpoint] = "auto"
+    """Checkpoint to resume from. auto: the newest complete one, if there is any. never: none.
+    Otherwise the path of a checkpoint."""
+    # Twice as long as one save retries in a container: one failed save does not end a run.
+    max_failure_minutes: Rare[float | None] = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Minutes for which saves may fail because storage is full or does not answer, counted from the
+    beginning of the first failed one; then training stops. Until then it continues with a warning,
+    and tries again within a minute. null: no limit."""
+    grace_seconds: Rare[float] = Field(default=30.0, gt=0)
     """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
     train` and on YARN. Bare launchers have their own limits."""
 
     @property
     def failure_seconds(self) -> float | None:
-        """Seconds for which saves may keep failing; None: only their number counts."""
-        if self.max_failure_minutes is not None:
-            return 60.0 * self.max_failure_minutes
-        return None if self.max_failures is not None else 60.0 * _FAILURE_MINUTES
+        """Seconds for which saves may keep failing; None: no limit."""
+        return None if self.max_failure_minutes is None else 60.0 * self.max_failure_minutes
 
 
 class EvaluationSection(Section):
     every_steps: int | None = Field(default=None, ge=1)
-    """Evaluate on validation after this many steps; null: at the end of each epoch."""
-    metric: Literal[SELECTABLE] = "macro_f1"
+    """Steps between evaluations on validation. null: one at the end of each epoch."""
+    metric: Usual[Literal[SELECTABLE]] = "macro_f1"
     """Metric that chooses the best checkpoint and drives early stopping. If it is not given:
     micro_f1 for data.task multi_label, mse for regression."""
-    splits: list[HeldOut] = [VALIDATION, TEST]
-    """Splits evaluated at the end."""
-    max_rows: int | None = Field(default=None, ge=1)
-    """Rows of each evaluation during training (the last one uses all); null: all."""
-    predictions: bool = True
-    """Write the last evaluation's predictions to predictions/ (Parquet, a part for each rank)."""
+    splits: Usual[list[HeldOut]] = [VALIDATION, TEST]
+    """Splits that are evaluated at the end."""
+    max_rows: Rare[int | None] = Field(default=None, ge=1)
+    """Most rows of each evaluation during training; the last one uses all. null: all rows."""
 
 
 class MlflowOptions(Section):
     uri: Tracking
-    """URI of the tracking server."""
-    experiment: str = "howdah"
-    """Name of the experiment."""
+    """URI of the MLflow tracking server, to which a run of all ranks is logged."""
+    experiment: Rare[str] = "howdah"
+    """Name of the MLflow experiment."""
 
 
 class TrackingSection(Section):
     tensorboard: bool = True
-    """Write TensorBoard events to <run.directory>/tensorboard."""
+    """Whether TensorBoard events are written to <run.directory>/tensorboard."""
     mlflow: MlflowOptions | None = None
     """Also log to MLflow, as one run for all ranks."""
 
@@ -332,8 +300,6 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
-    report: ReportSection = ReportSection()
-    """The run's page."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
     export: ExportSection = ExportSection()
@@ -363,8 +329,8 @@ class Config(Section):
 
     @property
     def most_open(self) -> int:
-        """Permission bits that no new file or directory exceeds: of run.mode and data.mode."""
-        return int(self.run.mode, 8) | int(self.data.mode, 8)
+        """Permission bits that no new file or directory exceeds."""
+        return int(self.run.mode, 8)
 
     @model_validator(mode="before")
     @classmethod
@@ -462,8 +428,7 @@ class Config(Section):
         on_nodes = self.job.on in ("yarn", "spark", "ray")
         if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
             raise ValueError(
-                "job.controller: mpi needs yarn.environment: path (MPI must be installed on the"
-                " nodes)"
+                "job.controller: mpi needs yarn.python (MPI must be installed on the nodes)"
             )
         if self.publish.mlflow.enabled and self.tracking.mlflow is None:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from howdah.config.types import Cluster, Section
+from howdah.config.types import Cluster, Rare, Section
 
 __all__ = ["RaySection"]
 
@@ -10,6 +10,6 @@ __all__ = ["RaySection"]
 class RaySection(Section):
     """A Ray cluster."""
 
-    address: Cluster | None = None
-    """host:port of a Ray cluster's head (6379), on whose nodes Howdah is installed; null: one that
-    is started on this machine for the job alone, and ends with it."""
+    address: Rare[Cluster | None] = None
+    """Address host:port of a Ray cluster's head (6379), on whose nodes Howdah is installed. null: a
+    Ray that is started on this machine for the job, and ends with it."""

@@ -80,10 +80,9 @@ def check_data(data: DataSection) -> None:
             "dedup.conflict majority counts labels: for task regression choose reject (with a"
             " tolerance) or keep"
         )
-    if data.expect.min_rows_per_class is not None or data.expect.max_shift.labels is not None:
+    if data.expect.min_rows_per_class is not None:
         raise ValueError(
-            "expect.min_rows_per_class and expect.max_shift.labels count labels, and task"
-            " regression has none: leave them out"
+            "expect.min_rows_per_class counts labels, and task regression has none: leave it out"
         )
 
 

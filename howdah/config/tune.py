@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.job import Place
 from howdah.config.metric_table import METRICS, unknown_metric
-from howdah.config.types import AnyPath, Section
+from howdah.config.types import AnyPath, Rare, Section
 
 __all__ = ["JOURNAL", "SQLITE", "Dimension", "Scalar", "TuneSection"]
 
@@ -78,48 +78,33 @@ class TuneSection(Section):
     """A study of hyperparameters (`howdah tune`)."""
 
     space: dict[str, Dimension] = {}
-    """{key of the configuration: {low, high, log, step} or {choices}}, e.g.
-    {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}. Keys of `model` and `training`,
-    and data.dataset with choices that exist."""
+    """Values that trials may give each key, {key: {low, high, log, step} or {choices}}, such as
+    {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}. The keys are of `model` and
+    `training`, or data.dataset with choices that exist."""
     metric: str | None = None
-    """Metric of the validation split to optimise, in the direction that is better for it; null:
+    """Metric of the validation split to optimise, in the direction that is better for it. null:
     evaluation.metric."""
     trials: int = Field(default=20, ge=1)
-    """Trials of the study, over all machines. More can be asked for later."""
+    """Number of trials of the study, over all machines. A later call may ask for more."""
     parallel: int = Field(default=1, ge=1)
-    """Trials at once on each machine; of jobs (tune.on), at once for each worker of the study."""
+    """Number of simultaneous trials on each machine; with tune.on, of simultaneous jobs of each
+    worker of the study."""
     on: Place | None = None
-    """Where trials run, each as a job of `howdah submit --on` with the section `job`; null: as
-    trainings of the machine that runs `howdah tune`."""
-    sampler: Literal["tpe", "random"] = "tpe"
-    """How values are chosen: from what earlier trials reached (TPE), or at random."""
-    startup_trials: int = Field(default=10, ge=1)
-    """Trials with random values before tpe begins, and full ones before the median pruner does."""
-    seed: int = Field(default=42, ge=0)
-    """Seed of the sampler; trials themselves have training.seed."""
-    pruner: Literal["asha", "hyperband", "median", "none"] = "asha"
-    """Stops trials that are behind others after as many evaluations: asha (successive halving),
-    hyperband, median, or none. What it counts are evaluations (evaluation.every_steps)."""
-    min_evaluations: int = Field(default=1, ge=1)
-    """No trial is pruned before it has this many evaluations."""
-    max_evaluations: int | None = Field(default=None, ge=1)
-    """Evaluations of a full trial, for hyperband; null: found from the first full trials."""
-    reduction_factor: int = Field(default=3, ge=2)
-    """asha and hyperband let about one trial in this many go on at each rung."""
-    storage: AnyPath | None = None
-    """What all workers share: a journal file (also on NFS), or sqlite:///FILE for workers of one
-    machine; null: study.journal in run.directory."""
-    storage_url_file: AnyPath | None = None
-    """File of mode 0600 with the URL of a database, instead of `storage`:
-    postgresql://user:password@host/database. So no password is in a configuration, log or ps."""
-    retries: int = Field(default=2, ge=0)
-    """How often a trial that was lost (killed, out of memory, its machine gone) is tried again. It
-    goes on from its newest checkpoint."""
-    lease_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """A worker that has not been heard of for so long is taken for dead, and another one takes its
-    trials over."""
+    """Where trials run, each as a job of `howdah submit --on` with the section `job`. null: as
+    processes of the machine that runs `howdah tune`."""
+    sampler: Rare[Literal["tpe", "random"]] = "tpe"
+    """How values are chosen. tpe: from the results of earlier trials (TPE). random: at random."""
+    pruner: Rare[Literal["asha", "hyperband", "median", "none"]] = "asha"
+    """What stops trials that are behind others after the same number of evaluations
+    (evaluation.every_steps): asha (successive halving), hyperband, median or none."""
+    storage: Rare[AnyPath | None] = None
+    """Storage that all workers share: a journal file (also on NFS), or sqlite:///FILE for workers
+    of one machine. null: study.journal in run.directory."""
+    storage_url_file: Rare[AnyPath | None] = None
+    """File of mode 0600 with the URL of a database, postgresql://user:password@host/database, in
+    place of tune.storage, so that no password is in a configuration, log or process list."""
     publish: bool = False
-    """Publish the best trial's export at the end, if it passes the gate."""
+    """Whether the best trial's export is published at the end, if it passes the gate."""
 
     @field_validator("metric")
     @classmethod

@@ -6,7 +6,7 @@ import difflib
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -14,10 +14,10 @@ from pydantic.fields import FieldInfo
 from howdah.errors import HowdahError
 
 __all__ = [
-    "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "NodePath",
-    "Query", "Queue", "RankPath",
+    "GROUPS", "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Group", "Mode", "Model",
+    "Names", "NodePath", "Query", "Queue", "RankPath", "Rare",
     "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "UsedBy", "Variable", "mark_of", "name_of_variable", "named_by",
+    "UsedBy", "Usual", "Variable", "group_of", "mark_of", "name_of_variable", "named_by",
     "number_as_text", "parse_bytes", "parse_mode", "problem_of",
 ]  # fmt: skip
 
@@ -28,6 +28,37 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
     )
+
+
+# ------------------------------------------------------------------------- groups of keys
+Group = Literal["usual", "tuning", "rare"]
+
+GROUPS: dict[Group, str] = {
+    "usual": "Keys that most runs set.",
+    "tuning": "Keys that fit a run to its data, its model or its cluster.",
+    "rare": "Keys for one kind of source, table or cluster, and limits that few have to change.",
+}
+"""{group of keys: what is in it}, in the order in which `howdah config explain` shows them."""
+
+
+@dataclass(frozen=True)
+class InGroup:
+    """Marks a key that is in another group than tuning."""
+
+    group: Group
+
+
+_Value = TypeVar("_Value")
+Usual = Annotated[_Value, InGroup("usual")]
+"""Type of a key that most runs set."""
+Rare = Annotated[_Value, InGroup("rare")]
+"""Type of a key that few runs set."""
+
+
+def group_of(field: FieldInfo) -> Group:
+    """The group of a key."""
+    marks = [mark.group for mark in field.metadata if isinstance(mark, InGroup)]
+    return marks[0] if marks else "tuning"
 
 
 _UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

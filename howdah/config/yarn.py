@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import AnyPath, Bytes, NodePath, Queue, Section, User
+from howdah.config.types import AnyPath, Bytes, NodePath, Queue, Rare, Section, User, Usual
 
 __all__ = ["DriverResources", "YarnSection"]
 
@@ -14,10 +14,8 @@ __all__ = ["DriverResources", "YarnSection"]
 class DriverResources(Section):
     """Resources of the job's driver, which does not train."""
 
-    memory: Bytes = 2**30
+    memory: Rare[Bytes] = 2**30
     """Memory of the driver's container, including skein's JVM (below 200 MiB)."""
-    vcores: int = Field(default=1, ge=1)
-    """Vcores of the driver."""
 
 
 class YarnSection(Section):
@@ -25,36 +23,40 @@ class YarnSection(Section):
 
     driver: DriverResources = DriverResources()
     """The driver's resources."""
-    queue: Queue | None = None
-    """Queue; null: the cluster's default."""
-    node_label: str | None = None
-    """Label of the nodes to run on; null: the queue's default."""
-    priority: int | None = Field(default=None, ge=0)
-    """Priority among the queue's applications, set right after the submission; null: 0."""
-    tags: list[str] = []
-    """Additional tags of the application: ASCII without blanks and commas."""
-    view_users: list[User] = []
+    queue: Usual[Queue | None] = None
+    """YARN queue of the job. null: the cluster's default."""
+    node_label: Rare[str | None] = None
+    """Label of the nodes to run on. null: the queue's default."""
+    priority: Rare[int | None] = Field(default=None, ge=0)
+    """Priority among the queue's applications, set right after the submission. null: 0."""
+    tags: Rare[list[str]] = []
+    """Additional tags of the application, of ASCII without blanks and commas."""
+    view_users: Rare[list[User]] = []
     """Users who may see the application and its logs, besides its owner; '*': everyone."""
-    modify_users: list[User] = []
+    modify_users: Rare[list[User]] = []
     """Users who may kill the application, besides its owner; '*': everyone."""
-    files: list[AnyPath] = []
-    """Files (any storage) that are put into each container's working directory."""
-    environment: Literal["archive", "path"] = "archive"
-    """The nodes' Python: an archive that is shipped to them, or the interpreter at `python`."""
-    python: NodePath | None = None
-    """Python interpreter on every node, with Howdah's packages (environment: path)."""
-    staging: AnyPath | None = None
-    """Directory on the cluster's storage for shipped files, named by their hashes; null: .howdah in
-    the user's home of fs.defaultFS."""
-    keytab: AnyPath | None = None
-    """Local keytab file for a Kerberised cluster; null: the ticket cache."""
-    principal: User | None = None
-    """Principal of the keytab."""
+    files: Rare[list[AnyPath]] = []
+    """Files (any storage) that are put into the working directory of each container."""
+    python: Rare[NodePath | None] = None
+    """Python interpreter on every node that has Howdah's packages. null: the nodes need no Python,
+    since an archive with one is shipped to them."""
+    staging: Rare[AnyPath | None] = None
+    """Directory on the cluster's storage for files that jobs and Spark applications are shipped,
+    which are named by their hashes. null: .howdah in the user's home of fs.defaultFS."""
+    keytab: Rare[AnyPath | None] = None
+    """Local keytab file for a Kerberised cluster. null: the ticket cache is used."""
+    principal: Rare[User | None] = None
+    """Kerberos principal of yarn.keytab."""
 
     @property
     def login(self) -> tuple[str | None, str | None, str]:
         """What howdah/hadoop/kerberos.py `logged_in` takes."""
         return self.keytab, self.principal, "yarn.keytab"
+
+    @property
+    def environment(self) -> Literal["archive", "path"]:
+        """Where the nodes' Python comes from: an archive, or the interpreter at `python`."""
+        return "archive" if self.python is None else "path"
 
     @field_validator("tags")
     @classmethod
@@ -70,8 +72,6 @@ class YarnSection(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> YarnSection:
-        if self.environment == "path" and self.python is None:
-            raise ValueError("yarn.environment: path needs yarn.python, the nodes' interpreter")
         if (self.keytab is None) != (self.principal is None):
             raise ValueError("give yarn.keytab and yarn.principal together, or neither")
         return self

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import re
 import signal
@@ -13,9 +14,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from typing import IO
+from typing import IO, Any
 
-__all__ = [
+__all__ = ["LIMITS", "limit",
     "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "is_named", "locked",
     "marked", "pid_space", "process_start", "reap", "session_members", "stat_fields",
     "stderr_without", "yield_to_other_threads",
@@ -229,3 +230,18 @@ def stderr_without(pattern: str) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(shown, 2)
         os.close(shown)
+
+
+LIMITS = "HOWDAH_TEST_LIMITS"
+"""Environment variable of tests: {name: value} as JSON."""
+
+
+def limit(name: str, value: Any) -> Any:
+    """The value, or that of the same name in $HOWDAH_TEST_LIMITS.
+
+    A limit that no user has a reason to set is a constant beside its use, and a test of one process
+    patches that constant. What a test starts as another process (a server, a job's driver, a rank)
+    reads the test's value from the environment.
+    """
+    replaced = os.environ.get(LIMITS)
+    return value if replaced is None else json.loads(replaced).get(name, value)

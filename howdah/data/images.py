@@ -17,17 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from howdah.config.data import ImageOptions
 from howdah.data.family import IMAGE_FILES, family_of
 from howdah.data.family_record import ImageFamily
 from howdah.data.manifest import ImageEntry, content_hash
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
-__all__ = ["FORMATS", "ImageEncoder", "UnusableImage", "open_image"]
+__all__ = ["FORMATS", "MAX_BYTES", "MAX_PIXELS", "ImageEncoder", "UnusableImage", "open_image"]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 """The formats that are decoded: no other parser of Pillow's sees a byte of the source."""
+MAX_BYTES = 64 * 2**20
+"""Larger image files are rejected without being read (too_large); photographs have 2 to 10 MiB."""
+MAX_PIXELS = 50_000_000
+"""Images of more pixels are rejected by their header, before they are decoded (too_large): decoded
+they would take 150 MB of a Spark task. Below the limit at which Pillow warns of a bomb."""
+_MIN_SIDE = 8
+"""Images of fewer pixels in width or height are rejected (too_small): icons and tracking pixels."""
 _PROCESSOR = IMAGE_FILES[0]
 _CONFIG = "config.json"
 _MODE = "RGB"
@@ -124,13 +130,13 @@ class ImageEncoder:
         """
         return cls({**files, _CONFIG: json.dumps(dict(config)).encode()}, source)
 
-    def decode(self, data: bytes, options: ImageOptions) -> np.ndarray:
+    def decode(self, data: bytes) -> np.ndarray:
         """The pixels of an image file, uint8 [height * width * channels].
 
         Raises:
             UnusableImage: no image, a broken, too small or too large one.
         """
-        image = open_image(data, options)
+        image = open_image(data)
         height, width = self.image.height, self.image.width
         if image.size != (width, height):
             image = image.resize((width, height), resample=self._resample)
@@ -195,7 +201,7 @@ class ImageEncoder:
             )
 
 
-def open_image(data: bytes, options: ImageOptions) -> Any:
+def open_image(data: bytes) -> Any:
     """A Pillow image in RGB, upright, of an image file's bytes.
 
     The header's size is judged before a pixel is decoded: a small file can claim any number.
@@ -207,7 +213,7 @@ def open_image(data: bytes, options: ImageOptions) -> Any:
 
     if not data:
         raise UnusableImage("empty", "0 bytes")
-    if len(data) > options.max_bytes:
+    if len(data) > MAX_BYTES:
         raise UnusableImage("too_large", f"{len(data):,} bytes")
     try:
         with warnings.catch_warnings():
@@ -215,9 +221,9 @@ def open_image(data: bytes, options: ImageOptions) -> Any:
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 width, height = image.size
-                if width * height > options.max_pixels:
+                if width * height > MAX_PIXELS:
                     raise UnusableImage("too_large", f"{width} x {height} pixels")
-                if min(width, height) < options.min_side:
+                if min(width, height) < _MIN_SIDE:
                     raise UnusableImage("too_small", f"{width} x {height} pixels")
                 image.load()
                 return _rgb(ImageOps.exif_transpose(image))

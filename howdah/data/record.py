@@ -279,7 +279,8 @@ def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record
             where=where,
             expected=missing.args[1],
             got="features " + ", ".join(sorted(missing.args[2])),
-            remedy="map the columns: data.tfrecord.input_ids, .label, .id, .attention_mask",
+            remedy="map the columns: data.tfrecord.input_ids and .attention_mask,"
+            " data.columns.label and .id",
         ) from None
     except (ValueError, IndexError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise DataError("a record is not a tf.train.Example", where=where, got=str(error)) from None

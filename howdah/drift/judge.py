@@ -20,7 +20,18 @@ from howdah.drift.statistics import (
 )
 from howdah.errors import DataError
 
-__all__ = ["COLUMNS", "Column", "State", "Verdict", "judge"]
+__all__ = ["COLUMNS", "QUANTILE", "Column", "State", "Verdict", "judge"]
+
+QUANTILE = 0.999
+"""Share of the partitions in which chance alone stays below a limit: one false alarm in a thousand
+days for each column."""
+_UNSEEN = 0.05
+"""Smallest rise that matters of the share of tokens that training never had: from 8 % to 13 %."""
+_TOKENS = 0.1
+"""Smallest Jensen-Shannon distance of token counts that matters, above the mean distance of as many
+tokens of the training split from its other half."""
+_FAILED = 0.02
+"""Smallest rise that matters of the share of rows without text, or of rows that failed."""
 
 State = Literal["alarm", "ok", "too few rows", "not measured"]
 
@@ -173,7 +184,7 @@ class _Judging:
     def __init__(self, reference: Profile, counts: Counts, limits: DriftSection) -> None:
         self.bins, self.known = reference.bins, reference.reference
         self.old, self.new, self.limits = reference.counts, counts, limits
-        self.sigma = normal_quantile(limits.quantile)
+        self.sigma = normal_quantile(QUANTILE)
 
     def _refused(self, name: str, old: int, new: int, *, texts: bool = False) -> Column | None:
         """The column where there are not enough rows on both sides."""
@@ -201,7 +212,7 @@ class _Judging:
         old_B, new_B = pool(old_B, new_B)
         bins = int(np.count_nonzero((old_B > 0) | (new_B > 0)))
         old, new = int(old_B.sum()), int(new_B.sum())
-        noise = psi_noise(bins, old, new, self.limits.quantile)
+        noise = psi_noise(bins, old, new, QUANTILE)
         return self._above(
             name,
             psi(old_B, new_B),
@@ -226,7 +237,7 @@ class _Judging:
             "unseen",
             self.new.unseen / self.new.tokens,
             reference=share,
-            limit=share + max(self.limits.unseen, noise),
+            limit=share + max(_UNSEEN, noise),
         )
 
     def tokens(self) -> Column:
@@ -247,7 +258,7 @@ class _Judging:
             "tokens",
             js_distance(self.old.cells, self.new.cells),
             reference=mean,
-            limit=mean + max(self.limits.tokens, self.sigma * deviation),
+            limit=mean + max(_TOKENS, self.sigma * deviation),
         )
 
     def failed(self, name: str, expected: float) -> Column:
@@ -261,7 +272,7 @@ class _Judging:
             name,
             getattr(self.new, name) / rows,
             reference=expected,
-            limit=expected + max(self.limits.failed, noise),
+            limit=expected + max(_FAILED, noise),
         )
 
     def estimated_accuracy(self) -> Column:

@@ -11,7 +11,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.drift.findings import Findings
-from howdah.drift.judge import COLUMNS
+from howdah.drift.judge import COLUMNS, QUANTILE
 
 __all__ = ["lines", "render", "write"]
 
@@ -57,6 +57,7 @@ def render(found: Findings, words: Mapping[int, str]) -> str:
             "not measured": "Not measured",
         },
         what=COLUMNS,
+        quantile=QUANTILE,
         plots=[_plot(found, name) for name in COLUMNS if _measured(found, name)],
         labels=found.labels(),
         histograms={name: found.histogram(name) for name in ("confidence", "length")},

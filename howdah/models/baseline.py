@@ -94,7 +94,7 @@ class Baseline:
 def options(config: Config) -> dict[str, Any]:
     """What of a configuration decides a baseline's metrics, besides the dataset."""
     return {
-        **config.baseline.model_dump(mode="json", exclude={"max_bytes"}),
+        **config.baseline.model_dump(mode="json"),
         "class_weights": config.training.class_weights,
         "metric": config.evaluation.metric,
         "splits": list(config.evaluation.splits),

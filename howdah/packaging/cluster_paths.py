@@ -2,7 +2,7 @@
 directory a submission uses.
 
 One place for jobs on YARN (`yarn.*`) and applications of Spark (`data.spark.*`), whose sections
-both have `staging` and `principal`.
+both have a `principal`.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def home(config: Config, section: Section) -> str:
 
 
 def staging(config: Config, section: Section) -> str:
-    """The staging directory: the section's `staging`, else `home`.
+    """The staging directory: yarn.staging, else `home`.
 
     Raises:
         ConfigError: neither is known.
     """
-    return home(config, section) if section.staging is None else section.staging
+    return config.yarn.staging or home(config, section)
 
 
 def refuse_local(paths: Mapping[str, str]) -> None:

@@ -27,16 +27,15 @@ __all__ = [
 
 _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
-    "gpu_collective_seconds", "threads_per_rank", "per_device_max_tokens",
-    "gradient_checkpointing", "sparse_embeddings", "fusion_groups",
+    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
 }  # fmt: skip
 """Keys of `training` that change how the steps are computed, and not what is learnt in them."""
 _EVALUATION = ("every_steps", "metric", "max_rows")
 """Keys of `evaluation` that choose the step whose weights are exported, or end the training."""
 _GOALS = ("training.max_steps", "training.num_train_epochs")
-_STOPPING = ("training.early_stopping.patience", "training.early_stopping.min_delta")
+_STOPPING = ("training.early_stopping.patience",)
 _AFTERWARDS = {
-    "evaluation.splits": "howdah evaluate --split", "evaluation.predictions": "howdah predict",
+    "evaluation.splits": "howdah evaluate --split",
     "export.formats": "howdah export",
 }  # fmt: skip
 """What a run does with its best weights: {key: the command that does it for a finished run}."""

@@ -89,7 +89,7 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
             others may write to the staging directory.
     """
     options = config.data.spark
-    target = ready(cluster_paths.staging(config, options), "data.spark.staging")
+    target = ready(cluster_paths.staging(config, options), "yarn.staging")
     environment = target.put(package.environment(kind, progress=progress, extra=extra), progress)
     wheel = target.put(package.wheel(), progress)
     archives = [f"{environment}#{ENVIRONMENT}"]

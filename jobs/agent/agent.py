@@ -2,7 +2,7 @@
 
 It registers with the driver, starts the training process on the driver's order, passes orders to it
 and its messages to the driver, and serves its rendezvous (jobs/net/relay.py). An agent that ends,
-or has no contact with its driver for `job.contact_seconds`, leaves no process behind.
+or has no contact with its driver for CONTACT_SECONDS, leaves no process behind.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from jobs import training_process, world
 from jobs.agent import facts
 from jobs.agent.driver_connection import DriverConnection
 from jobs.backend import AgentBackend
+from jobs.hang import CONTACT_SECONDS
 from jobs.mpi import node as mpi_node
 from jobs.net.relay import Relay
 from jobs.net.wire import Client
@@ -81,7 +82,7 @@ class _Agent:
         client = _WatchedClient(
             Client(driver.address, driver.port, driver.key),
             gone=lambda: self._inbox.put(("driver gone", None)),
-            seconds=min(_DRIVER_GONE_SECONDS, config.job.contact_seconds),
+            seconds=min(_DRIVER_GONE_SECONDS, CONTACT_SECONDS),
         )
         ports = config.job.port_range
         self._relay = Relay(
@@ -95,7 +96,7 @@ class _Agent:
             self._me,
             on_order=lambda order: self._inbox.put(("order", order)),
             on_lost=lambda: self._inbox.put(("driver lost", None)),
-            patience=config.job.contact_seconds,
+            patience=CONTACT_SECONDS,
         )
 
     def serve(self) -> int:
@@ -131,7 +132,7 @@ class _Agent:
             self._driver.event({"type": "leaving", "signal": name})
             return Terminated.exit_code
         elif kind == "driver lost":
-            seconds = self._config.job.contact_seconds
+            seconds = CONTACT_SECONDS
             _say(
                 f"the driver has given this agent up, or was not heard for {seconds:.0f} s: leaving"
             )

@@ -9,11 +9,15 @@ from collections.abc import Callable
 from howdah import alerts
 from howdah.config.loader import Config
 from howdah.core import threads
+from howdah.core.processes import limit
 from howdah.errors import HowdahError
 from jobs.stall import Stall
 
 __all__ = ["Alerting"]
 
+_STALL_FACTOR = limit("stall_factor", 20.0)
+"""A job has stalled when no step has ended for so many times its median step, and for
+alerts.stall_seconds: steps of one run differ by less."""
 _LOOK_SECONDS = 2.0
 _DISK_SECONDS = 300.0
 
@@ -46,7 +50,7 @@ class Alerting:
 
     def _watch(self) -> None:
         asked = self._config.alerts
-        stall = Stall(asked.stall_factor, asked.stall_seconds)
+        stall = Stall(_STALL_FACTOR, asked.stall_seconds)
         disk_at = 0.0
         pause = min(_LOOK_SECONDS, asked.stall_seconds / 4)
         while not self._over.wait(pause):

@@ -27,7 +27,8 @@ from jobs.driver.faults import shared_paths
 from jobs.driver.job import Job
 from jobs.driver.job_status import JobStatus, exit_code
 from jobs.driver.reconciler import Reconciler
-from jobs.driver.workers import Limits
+from jobs.driver.workers import GANG_ATTEMPTS, NODE_FAILURES, Limits
+from jobs.hang import CONTACT_SECONDS
 from jobs.mpi.launch import Mpirun
 from jobs.net import rendezvous, wire
 from jobs.status.claim import Claim, Superseded
@@ -92,13 +93,13 @@ def limits(config: Config) -> Limits:
         most=job.most,
         elastic=job.elastic,
         tries=job.attempts,
-        max_restarts=job.max_restarts,
+        max_restarts=job.restarts,
         gang_seconds=job.gang_seconds,
-        gang_attempts=job.gang_attempts,
-        node_failures=job.node_failures,
+        gang_attempts=GANG_ATTEMPTS,
+        node_failures=NODE_FAILURES,
         hang_seconds=job.hang_seconds,
         gloo_timeout_seconds=job.gloo_timeout,
-        contact_seconds=job.contact_seconds,
+        contact_seconds=CONTACT_SECONDS,
         grace_seconds=config.checkpoint.grace_seconds,
         threads=job.worker.vcores,
         gpus=job.worker.gpus,

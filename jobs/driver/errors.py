@@ -49,12 +49,12 @@ def no_gpus(
     )
 
 
-def excluded_node(node: str, member: str, failures: int, why: str) -> ClusterError:
+def excluded_node(node: str, member: str, failures: int, why: str, *, allowed: int) -> ClusterError:
     """A container is on a node that the job has excluded."""
     return ClusterError(
         "this node is excluded from the job, and its container given back",
         where=f"node {node}, container {member}",
-        expected="fewer failures of workers on it than job.node_failures",
+        expected=f"fewer than {allowed} failures of workers on it",
         got=f"{failures}; the last: {why}",
         remedy=f"repair {node}; the job asks for another node by itself",
     )

@@ -105,7 +105,8 @@ class Job:
             self._refuse_for_node(name, node, now)
             count, why = self.nodes.all_excluded()[node], self.nodes.why(node)
             member.phase = "gone"
-            member.refused = errors.excluded_node(node, name, count, why)
+            most = self.limits.node_failures
+            member.refused = errors.excluded_node(node, name, count, why, allowed=most)
             self.members[name] = member
             return False
         self.budget.registered()
@@ -351,8 +352,7 @@ class Job:
         if self.nodes.failed(node, container, why, now):
             count = self.nodes.all_excluded()[node]
             self._actions.event(
-                f"node {node} is excluded: {count} failure(s) of workers there"
-                f" (job.node_failures), the last: {why}"
+                f"node {node} is excluded: {count} failure(s) of workers there, the last: {why}"
             )
 
     def _check_node_of(self, one: Container, now: float) -> None:

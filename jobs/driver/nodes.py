@@ -23,7 +23,7 @@ class NodeLedger:
     """Counts failures by node.
 
     Args:
-        limit: failures of a node after which it is excluded (job.node_failures).
+        limit: failures of a node after which it is excluded.
     """
 
     def __init__(self, limit: int) -> None:
@@ -63,7 +63,7 @@ class NodeLedger:
 
     def excluded(self, node: str) -> bool:
         """Workers have failed there too often, and less often on another node of the job: where all
-        nodes fail, the cause is not a node, and job.max_restarts or job.attempts decides."""
+        nodes fail, the cause is not a node, and job.max_restarts decides."""
         return self._count(node) >= self._limit and any(
             self._count(other) < self._limit for other in self._seen
         )

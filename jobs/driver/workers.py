@@ -6,18 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from howdah.core.processes import limit
 from jobs import hang
 from jobs.driver.members import Member
 
-__all__ = ["DriverActions", "Limits", "Workers"]
+__all__ = ["GANG_ATTEMPTS", "NODE_FAILURES", "DriverActions", "Limits", "Workers"]
 
+GANG_ATTEMPTS = limit("gang_attempts", 10)
+"""How often the workers of a start are requested: with job.gang_seconds a job waits for most of an
+hour, longer than a queue is usually full for one short job, and then says what it lacks."""
+NODE_FAILURES = limit("node_failures", 3)
+"""Failures of workers on a node after which the job takes no more containers there, as long as
+another of its nodes has fewer. A full disk, a broken GPU or a missing library ends each worker of a
+node, while one or two failures may be chance."""
 _LOST_NODE_SHARE = 0.25
 """Of contact_seconds, where all but one node is heard and the world has lost a rank."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the configuration says of the job (yarn.*)."""
+    """Limits of the job, most of them from the section `job`."""
 
     workers: int
     fewest: int

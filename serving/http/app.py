@@ -21,7 +21,7 @@ from serving.http import faces, oip, pages
 from serving.http.answers import json_response, refused
 from serving.http.question import Question
 from serving.http.reading import deadline_ms, header, read_body
-from serving.http.state import State
+from serving.http.state import MAX_BYTES, READ_SECONDS, REQUEST_SECONDS, State
 from training.deployment.requests import Refusal, UnknownRoute, WrongMethod
 from training.prediction.rows import EMPTY
 
@@ -46,7 +46,7 @@ def build(state: State) -> FastAPI:
 
     async def classify(request: Request) -> Response:
         return await _ask(
-            state, request, lambda body: faces.plain(body, settings.max_texts, settings.max_bytes)
+            state, request, lambda body: faces.plain(body, settings.max_texts, MAX_BYTES)
         )
 
     async def predict(request: Request) -> Response:
@@ -153,16 +153,15 @@ def _of_routing(request: Request, error: Any) -> Refusal:
 
 # --------------------------------------------------------------------------- one request
 async def _ask(state: State, request: Request, parse: Callable[[bytes], Question]) -> Response:
-    settings = state.settings
     began = request.scope["howdah.began"]
-    limit = settings.request_seconds
+    limit = REQUEST_SECONDS
     given = deadline_ms(request.scope)
     if given is not None:
         limit = min(limit, given / 1000)
     if state.draining:
         raise Draining("the server is ending", remedy="ask another one")
     body = await read_body(
-        request.scope, request.receive, most=settings.max_bytes, seconds=settings.read_seconds,
+        request.scope, request.receive, most=MAX_BYTES, seconds=READ_SECONDS,
         held=state.held,
     )  # fmt: skip
     size = len(body)
@@ -240,7 +239,7 @@ async def _classified(
         state.metrics.errors.labels("client gone").inc()
         raise Gone("the client has closed the connection")
     state.metrics.errors.labels("deadline passed").inc()
-    seconds = state.settings.request_seconds
+    seconds = REQUEST_SECONDS
     limit = f"{given:g} ms (X-Timeout-Ms)" if given else f"{seconds:g} s"
     raise DeadlinePassed(
         "the answer was not there in time", expected=f"within {limit}",

@@ -8,6 +8,7 @@ from typing import Any
 
 from howdah.config.options.serve import ServeSection
 from serving.compute.generation import Generation
+from serving.http.state import MAX_BYTES
 
 __all__ = ["OIP", "PLAIN", "TEI", "docs"]
 
@@ -83,7 +84,7 @@ pre{{background:#8881;padding:.6em;overflow:auto}}td{{padding:.1em 1em .1em 0}}
 <p>run {html.escape(generation.model.run_id)}; {html.escape(generation.model.task)};
 labels: {html.escape(labels)}</p>
 <h2>Ask</h2>{calls}
-<p>At most {settings.max_texts} texts and {settings.max_bytes:,} bytes a request;
+<p>At most {settings.max_texts} texts and {MAX_BYTES:,} bytes a request;
 <code>X-Timeout-Ms</code> says how long you wait. With a token:
 <code>Authorization: Bearer ...</code>.</p>
 <h2>Refusals</h2><p>JSON: error, error_type, what, where, expected, got, remedy.</p>

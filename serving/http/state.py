@@ -7,16 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from howdah.config.options.serve import ServeSection
+from howdah.core.processes import limit
 from serving.compute.batcher import Batcher
 from serving.compute.metrics import Metrics
 from serving.http.reading import Held
 from serving.http.tokens import TokenFile
 
-__all__ = ["State"]
+__all__ = ["MAX_BYTES", "READ_SECONDS", "REQUEST_SECONDS", "State"]
+
+MAX_BYTES = 2 * 2**20
+"""Most bytes of a request's body; more: 413. 32 texts (serve.max_texts) of 64 kB are below it, of
+which a model reads the first tokens only."""
+REQUEST_SECONDS = limit("request_seconds", 60.0)
+"""Longest wait of a request for its answer; then 504. Clients and proxies seldom wait longer; a
+request may shorten it by its header X-Timeout-Ms."""
+READ_SECONDS = limit("read_seconds", 30.0)
+"""Longest time in which a client sends its request; then 408. A slow client holds one of the
+connections, so that a thousand of them would keep all others out."""
 
 _HELD_BYTES = 64 * 2**20
 _UNREADY, _DEAD = 0.5, 2.0
-"""Parts of serve.request_seconds without any progress, while texts wait, after which the server is
+"""Parts of REQUEST_SECONDS without any progress, while texts wait, after which the server is
 not ready, and after which it has to be replaced."""
 
 
@@ -48,10 +59,10 @@ class State:
     @property
     def ready(self) -> bool:
         """True while requests are answered: the server is not ending, and texts progress."""
-        seconds = self.settings.request_seconds
+        seconds = REQUEST_SECONDS
         return not self.draining and self.batcher.stalled_seconds < _UNREADY * seconds
 
     @property
     def alive(self) -> bool:
         """False if computation hangs: no thread can be ended, so the process must exit."""
-        return self.batcher.stalled_seconds < _DEAD * self.settings.request_seconds
+        return self.batcher.stalled_seconds < _DEAD * REQUEST_SECONDS

@@ -69,7 +69,7 @@ def defaults(place, mlflow):
         "tracking": {"mlflow": {"uri": mlflow}},
         "gate": {"minimum": {"accuracy": 0.3}},
         "publish": {"directory": f"{place}/models"},
-        "yarn": {"environment": "path", "python": sys.executable},
+        "yarn": {"python": sys.executable},
         "job": {"worker": {"memory": "1536 MiB"}},
     }  # fmt: skip
 

@@ -62,7 +62,6 @@ FORMS = [
         "yarn.files": (["airflow.cfg", "/etc/ssh/ssh_host_rsa_key"], KEYS),
         "data.spark.home": ("/tmp/spark", KEYS),
         "yarn.python": ("/tmp/python", KEYS),
-        "yarn.environment": ("path", KEYS),
         "job.env": ({"LD_PRELOAD": "/tmp/evil.so"}, KEYS),
         "publish.directory": ("/var/www/html", ROOTS),
         "tracking.mlflow.uri": ("http://attacker:5000", KEYS),
@@ -72,7 +71,6 @@ FORMS = [
     {  # more of their kind
         "data.spark.conf": ({"SPARK.JARS": "/tmp/x.jar", "spark.plugins ": "Evil"}, KEYS),
         "data.spark.java_archive": ("/etc/shadow", KEYS),
-        "data.spark.staging": ("hdfs://other-nn/x", KEYS),
         "yarn.staging": ("/tmp/x", KEYS),
         "data.spark.master": ("spark://attacker:7077", KEYS),
         "data.rejects_table": ("hr.salaries", KEYS),

@@ -129,7 +129,8 @@ def test_kinds_that_are_not_asked_for_are_not_sent(tmp_path, lines):
     assert os.listdir(tmp_path / "models" / "zoo" / "alerts")  # a model's, not a run's
 
 
-def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, lines):
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(alerts, "_TIMEOUT_SECONDS", 3)
     script = (
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -137,9 +138,7 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, lines):
         "time.sleep(600)\n"
     )
     pids = tmp_path / "pids"
-    config = config_of(
-        tmp_path, command=[sys.executable, "-c", script, str(pids)], timeout_seconds=3
-    )
+    config = config_of(tmp_path, command=[sys.executable, "-c", script, str(pids)])
     assert not alerts.send(config, "failure", "x", say=lines.append)
     for pid in pids.read_text().split():
         # A killed process is there for a moment; an orphan may wait for init to collect it.
@@ -166,15 +165,16 @@ def test_without_room_for_the_marker_it_is_sent_all_the_same(tmp_path, lines):
     assert "may be sent again" in lines[0]
 
 
-def test_a_disk_that_fills_up_is_said_once(tmp_path, lines):
+def test_a_disk_that_fills_up_is_said_once(tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(alerts, "_LEAST_FREE_BYTES", 900 * 2**40)
     with receiving() as receiver:
-        config = config_of(tmp_path, command=receiver.command, disk_bytes="900 TiB")
+        config = config_of(tmp_path, command=receiver.command)
         alerts.low_disk(config, say=lines.append)
         alerts.low_disk(config, say=lines.append)
         assert [alert["kind"] for alert in receiver.alerts] == ["disk"]
-        alerts.low_disk(
-            config_of(tmp_path, command=receiver.command, disk_bytes=1), say=lines.append
-        )
+        with monkeypatch.context() as roomy:
+            roomy.setattr(alerts, "_LEAST_FREE_BYTES", 1)
+            alerts.low_disk(config, say=lines.append)
         assert len(receiver.alerts) == 1
         alerts.low_disk(config, say=lines.append)  # there was room in between
         assert len(receiver.alerts) == 2

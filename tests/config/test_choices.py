@@ -12,8 +12,7 @@ from howdah.config.model import Config, DataSection, TrainingSection
 from howdah.config.types import Kind, Section
 from howdah.policy.check import Judge
 from training.data.planner import pad_multiple
-from training.optim.schedule import Schedule, peak_learning_rate
-from training.planning.scaling import Gradient
+from training.optim.schedule import Schedule
 from yarn.preflight import ports
 
 
@@ -27,15 +26,6 @@ def lr(choice: Any) -> float:
     return Schedule(peak=1.0, steps=10, warmup=0, decay=choice).lr(5)
 
 
-def peak(choice: Any) -> float:
-    return peak_learning_rate(TrainingSection().model_copy(update={"lr_scaling": choice}))
-
-
-def rows_on_the_network(choice: Any) -> bool:
-    gradient = Gradient(dense=(), without_words=(), vocabulary=100, width=8, choice=choice)
-    return gradient.sparse(10.0, 2)
-
-
 def ports_needed(choice: Any) -> int:
     options = JobSection().model_copy(update={"controller": choice})
     return ports.needed(options, 4, 2, driver=False)
@@ -45,8 +35,6 @@ def ports_needed(choice: Any) -> int:
     ("use", "known"),
     [
         (lr, choices(TrainingSection, "lr_scheduler_type")),
-        (peak, choices(TrainingSection, "lr_scaling")),
-        (rows_on_the_network, choices(TrainingSection, "sparse_embeddings")),
         (
             lambda choice: pad_multiple(False, choice),
             set(choices(TrainingSection, "precision")) - {"auto"},
@@ -57,7 +45,7 @@ def ports_needed(choice: Any) -> int:
         ),
         (ports_needed, choices(JobSection, "controller")),
     ],
-    ids=["lr", "scaling", "sparse", "precision", "balance", "controller"],
+    ids=["lr", "precision", "balance", "controller"],
 )
 def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
     for choice in known:

@@ -159,12 +159,15 @@ def test_start_imports_no_framework():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_explain_without_a_key_lists_the_sections():
+def test_explain_without_a_key_shows_the_usual_ones_first_each_with_a_sentence():
     done = howdah("config", "explain", "--json")
-    sections = json.loads(done.stdout)["sections"]
-    assert done.returncode == 0 and "learning_rate" in sections["training"]
+    groups = json.loads(done.stdout)["groups"]
+    assert done.returncode == 0 and list(groups) == ["usual", "tuning", "rare"]
+    assert groups["usual"]["training.learning_rate"] == "Peak learning rate."
     lines = howdah("config", "explain").stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines] == list(sections)
+    assert lines[0].startswith(f"usual ({len(groups['usual'])}): ")
+    shown = [line.split(":")[0].strip() for line in lines if line.startswith(" ")]
+    assert shown == [key for keys in groups.values() for key in keys]
 
 
 @pytest.mark.parametrize(

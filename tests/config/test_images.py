@@ -11,9 +11,10 @@ TORCH = {"framework": "torch"}
 
 
 def test_images_take_their_own_keys_and_every_default():
-    config = from_dict({"data": {"kind": "image", "image": {"min_side": 3}}, "training": TORCH})
+    data = {"kind": "image", "columns": {"image": "picture"}}
+    config = from_dict({"data": data, "training": TORCH})
     again = from_dict(config.model_dump(mode="json"))  # as the form sends it: every key
-    assert again == config and again.data.image.min_side == 3
+    assert again == config and again.data.columns.image == "picture"
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,6 @@ def test_the_same_source_under_another_format_is_another_source():
         ("checkpoint.resume=/tmp/step-1", "roots"),
         ("training.shard_cache_directory=/root", "roots"),
         ("data.spark.home=/tmp/spark", "roots"),
-        ("data.spark.staging=/tmp/spark", "roots"),
         ("data.spark.java_archive=/tmp/jre.zip", "roots"),
         ("yarn.python=/tmp/python", "roots"),
         ("yarn.staging=hdfs://other/x", "roots"),

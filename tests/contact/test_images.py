@@ -6,7 +6,6 @@ import zlib
 import numpy as np
 import pytest
 
-from howdah.config.data import ImageOptions
 from howdah.data.images import open_image
 
 SIDE = 16
@@ -42,7 +41,7 @@ def part(kind: bytes, data: bytes) -> bytes:
 
 
 def opened(data: bytes) -> np.ndarray:
-    return np.asarray(open_image(data, ImageOptions()))
+    return np.asarray(open_image(data))
 
 
 def test_sixteen_bits_are_scaled():

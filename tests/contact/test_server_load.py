@@ -30,9 +30,9 @@ def start(tmp_path, tiny_model_dir):
     """Starts servers of a model that is published as the test says; they end with the test."""
     servers = []
 
-    def go(*words: str, base: str = tiny_model_dir, gate=None, **more) -> Server:
+    def go(*words: str, base: str = tiny_model_dir, gate=None, limits=None, **more) -> Server:
         publish_version(tmp_path, base, 2, **more)
-        servers.append(Server(tmp_path, tmp_path, *words, gate=gate))
+        servers.append(Server(tmp_path, tmp_path, *words, gate=gate, limits=limits))
         servers[-1].wait_until_ready()
         return servers[-1]
 
@@ -77,7 +77,7 @@ def test_idle_connections_of_one_address_and_of_many_give_way(start, descriptors
 
 
 def test_connections_that_are_all_busy_leave_the_other_addresses_room(start, descriptors):
-    server = start("--set", "serve.read_seconds=60")
+    server = start(limits={"read_seconds": 60})
     part = post(b" " * 100)[:-50]
     held = [connect(server) for _ in range(500)]
     try:
@@ -130,7 +130,7 @@ def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
     path = tmp_path / "tokens"
     path.write_text(f"{old}\nmetrics {metrics}\n")
     path.chmod(0o600)
-    server = start("--set", f"serve.token_file={path}", "--set", "serve.reload_seconds=0.1")
+    server = start("--set", f"serve.token_file={path}", limits={"reload_seconds": 0.1})
 
     def status(token: str, at: str = "/docs") -> int:
         return server.ask(at, Authorization=f"Bearer {token}")[0]
@@ -265,7 +265,7 @@ def test_a_panic_of_the_tokenizer_fails_its_request_alone(tmp_path, panicking_ba
 def test_a_computation_that_hangs_is_not_ready_and_the_process_ends(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--set", "serve.request_seconds=2", "--set", "serve.grace_seconds=0", gate=gate)
+    server = start(gate=gate, limits={"grace_seconds": 0, "request_seconds": 2})
     assert server.ask(body={"text": "a"})[0] == 200
     gate.unlink()
     asking = threading.Thread(target=lambda: server.ask(body={"text": "a"}))
@@ -280,7 +280,7 @@ def test_a_computation_that_hangs_is_not_ready_and_the_process_ends(start, tmp_p
 def test_a_pointer_that_is_a_named_pipe_is_an_error_and_later_looks_go_on(
     start, tmp_path, tiny_model_dir
 ):
-    server = start("--set", "serve.reload_seconds=0.1")
+    server = start(limits={"reload_seconds": 0.1})
     pointer = tmp_path / "models" / "zoo" / "current.json"
     whole = pointer.read_bytes()
     pointer.unlink()

@@ -57,7 +57,7 @@ class Probe:
 def server(tmp_path_factory, tiny_model_dir):
     place = tmp_path_factory.mktemp("requests")
     publish_version(place, tiny_model_dir, 2)
-    server = Server(place, place, "--set", "serve.read_seconds=1")
+    server = Server(place, place, limits={"read_seconds": 1})
     server.wait_until_ready()
     probe = Probe(server)
     yield server

@@ -169,7 +169,7 @@ def test_its_sizes_are_checked_by_its_own_keys(other):
 
 def test_order_freezing_and_dropouts_go_by_its_names(other, tiny_model_dir):
     found, plain = load_base(other), load_base(tiny_model_dir)
-    frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, attention_dropout=0.4)
+    frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, dropout=0.4)
     names = parameters.trainable_names(found.config, frozen)
     theirs = parameters.trainable_names(plain.config, frozen)
     assert len(names) == len(theirs) == 20

@@ -17,8 +17,8 @@ import yaml
 
 from howdah.cli import app
 from howdah.config import loader
-from howdah.config.options.serve import ServeSection
 from serving.http import access
+from serving.server import GRACE_SECONDS
 from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"
@@ -167,7 +167,7 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
     assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert int(keys["serve.threads"]) <= int(container["resources"]["limits"]["cpu"])
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    grace = ServeSection().grace_seconds
+    grace = GRACE_SECONDS
     assert pause + grace < pod_of(deployment)["terminationGracePeriodSeconds"]
     model = loader.load(str(PLACE / "training" / "run.yaml"))
     assert given["model"] == model.model_directory  # what the training's run publishes

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from howdah.cli import app
-from howdah.config.options.serve import ServeSection
+from serving.server import GRACE_SECONDS
 from tests import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "howdah-serve.service"
@@ -24,7 +24,7 @@ def test_its_command_is_one_that_howdah_takes_and_its_times_fit():
     program, command, *words = shlex.split(setting("ExecStart"))
     given = typer.main.get_command(app).commands[command].make_context(command, words).params
     assert program.endswith("/howdah") and given["on"] is None and given["host"] == "127.0.0.1"
-    assert int(setting("TimeoutStopSec")) > ServeSection().grace_seconds
+    assert int(setting("TimeoutStopSec")) > GRACE_SECONDS
     assert setting("SuccessExitStatus") == "143"
 
 

@@ -58,29 +58,29 @@ def test_rows_classes_and_duplicates_are_counted_from_the_manifest(versions):
 
 def test_shifts_are_total_variations_against_the_version_before(versions):
     old, new = versions
-    shift = {"labels": 0.01, "length": 0.01, "rejects": 0.3}
-    found = judged(new.manifest, old, max_shift=shift)
+    found = judged(new.manifest, old, max_shift=0.01)
     before, now = expect.label_counts(old.manifest), expect.label_counts(new.manifest)
     expected = sum(abs(before[n] / 145 - now[n] / 100) for n in before) / 2
     assert found["max_shift.labels"].found == round(expected, 6) and expected > 0.15
     assert "stars" in found["max_shift.labels"].detail  # the class that is gone
     assert not found["max_shift.length"].met
-    rejects = found["max_shift.rejects"]
+    assert not found["max_shift.rejects"].met
+    rejects = judged(new.manifest, old, max_shift=0.3)["max_shift.rejects"]
     assert rejects.met and rejects.found == round(145 / 180 - 100 / 135, 6)
-    same = judged(old.manifest, old, max_shift=shift)
+    same = judged(old.manifest, old, max_shift=0.01)
     assert all(one.met and one.found == 0 for one in same.values())
 
 
 def test_what_cannot_be_compared_is_said_and_fails_nothing(versions):
     old, new = versions
-    first = judged(new.manifest, None, max_shift={"labels": 0.1})["max_shift.labels"]
+    first = judged(new.manifest, None, max_shift=0.1)["max_shift.labels"]
     assert first.met and first.found is None and "no version before" in first.detail
     for changed in (
         {"max_length": 128},
         {"tokenizer": old.manifest.tokenizer.model_copy(update={"hash": "other"})},
     ):
         other = new.manifest.model_copy(update=changed)
-        assert judged(other, old, max_shift={"length": 0.1})["max_shift.length"].found is None
+        assert judged(other, old, max_shift=0.1)["max_shift.length"].found is None
 
 
 def test_the_version_before_is_the_newest_older_one(tmp_path, tiny_model_dir):
@@ -106,7 +106,7 @@ def test_a_version_that_misses_one_is_not_committed(spark, tmp_path, tiny_model_
     def config(count, **expected):
         return make_config(tmp_path, tiny_model_dir, source=sources[count], expect=expected)
 
-    bounds = {"min_rows": 100, "max_shift": {"labels": 0.1, "rejects": 0.1}}
+    bounds = {"min_rows": 100, "max_shift": 0.1}
     first, lines = run(config(80, **bounds))
     assert any("max_shift.labels is not judged" in line for line in lines)
     assert first.as_dict()["expectations"]["found"][0]["found"] == 160

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import pipeline
+from etl import pipeline, version
 from etl.workspace.staging import Lease, attempt_name
 from etl.write import shards
 from howdah import storage
@@ -335,11 +335,12 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
 
 @pytest.mark.full  # in every run: test_shards.py
 @pytest.mark.parametrize("how", ["downsample", "upsample"])
-def test_balance_touches_training_rows_only(spark, tmp_path, tiny_model_dir, how):
+def test_balance_touches_training_rows_only(spark, tmp_path, tiny_model_dir, monkeypatch, how):
+    monkeypatch.setattr(version, "BALANCE_RATIO", 2.0)
     rows = [(t, "rare" if n % 8 == 0 else "often") for n, t in enumerate(sentences(160))]
     source = write_csv(tmp_path / "r.csv", rows)
     plain, _ = run(make_config(tmp_path, tiny_model_dir, source=source))
-    config = make_config(tmp_path, tiny_model_dir, source=source, balance=how, balance_ratio=2.0)
+    config = make_config(tmp_path, tiny_model_dir, source=source, balance=how)
     result, _ = run(config)
     before, after = rows_of(plain), rows_of(result)
     number = {name: n for n, name in enumerate(result.manifest.labels)}
@@ -392,7 +393,8 @@ def test_records_of_another_writer_become_a_dataset(spark, tmp_path, tiny_model_
         source=str(tmp_path / "in"),
         max_length=40,
         labels=["no", "yes"],
-        tfrecord={"input_ids": "ids", "label": "y"},
+        tfrecord={"input_ids": "ids"},
+        columns={"label": "y"},
     )
     result, _ = run(config)
     rows = rows_of(result)

@@ -31,9 +31,9 @@ DEFAULTS = {
     },
     "csv": {
         "header": True, "names": None, "delimiter": ",", "quote": '"', "escape": None,
-        "encoding": "UTF-8", "multiline": True, "max_line_breaks": 1000,
+        "encoding": "UTF-8", "multiline": True,
     },
-    "tfrecord": {"input_ids": "input_ids", "attention_mask": None, "label": "label", "id": None},
+    "tfrecord": {"input_ids": "input_ids", "attention_mask": None},
     "labels": None,
     "max_length": 128,
     "clean": {
@@ -43,29 +43,23 @@ DEFAULTS = {
     "quality": {
         "min_characters": 3, "max_characters": 20000, "reject_wrong_encoding": True,
         "unknown_label": "fail", "max_reject_fraction": 0.5, "leakage_sample": 1000,
-        "leakage_similarity": 0.6, "max_leakage": None,
+        "max_leakage": None,
     },
     "dedup": {
-        "exact": True, "near": True, "ngram": "auto", "num_permutations": 128,
-        "bands": "auto",
-        "threshold": 0.7, "conflict": {"policy": "reject", "share": 0.9, "tolerance": 0.0},
-        "max_bucket_size": 1000,
+        "exact": True, "near": True, "ngram": "auto",
+        "threshold": 0.7, "conflict": {"policy": "reject", "tolerance": 0.0},
     },
     "split": {
         "validation": 0.1, "test": 0.1, "seed": 13, "fold": None,
-        "column": None, "values": {}, "unknown": "fail", "group": [], "stratify": None,
+        "column": None, "values": {}, "group": [], "stratify": None,
         "sources": {"validation": None, "test": None},
         "time": {"column": None, "validation_from": None, "test_from": None},
     },
     "kind": "text",
-    "image": {"min_side": 8, "max_pixels": 50_000_000, "max_bytes": 64 * 2**20},
     "balance": "none",
-    "balance_ratio": 1.0,
-    "shuffle_seed": 17,
     "shard_bytes": 96 * 2**20,
     "num_shards": None,
     "compression": "none",
-    "record_layout": "bytes",
 }  # fmt: skip
 
 NOT_DEFAULT = {
@@ -127,12 +121,12 @@ OTHERS = {
     "format": "csv", "text": ["body"], "id": "key", "names": ["a", "b"], "escape": "\\",
     "delimiter": ";", "quote": "'", "encoding": "latin-1", "attention_mask": "mask",
     "labels": ["a", "b"], "num_shards": 4,
-    "balance": "upsample", "compression": "gzip", "record_layout": "int64_list",
-    "unknown_label": "reject", "num_permutations": 64, "bands": 64, "threshold": 0.8, "ngram": 5,
-    "leakage_similarity": 0.5, "max_leakage": 0.1,
+    "balance": "upsample", "compression": "gzip",
+    "unknown_label": "reject", "threshold": 0.8, "ngram": 5,
+    "max_leakage": 0.1,
     "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
-    "column": "kind", "unknown": "reject", "group": ["user"], "stratify": 5, "policy": "keep",
-    "share": 0.8, "sources.validation": "v.csv", "sources.test": "t.csv",
+    "column": "kind", "group": ["user"], "stratify": 5, "policy": "keep",
+    "sources.validation": "v.csv", "sources.test": "t.csv",
     "kind": "image", "task": "multi_label", "text_pair": ["title"],
 }  # fmt: skip
 WITH_ANOTHER = {"validation_from", "test_from"}  # and split.values: they need a column
@@ -195,7 +189,7 @@ def test_the_order_in_which_keys_are_given_does_not_count_but_that_of_labels_doe
 
 
 def test_where_it_goes_and_how_spark_runs_make_no_new_version():
-    given = {"dataset": "elsewhere", "mode": "0755", "spark": {"master": "yarn"}, "source": "b.csv"}
+    given = {"dataset": "elsewhere", "spark": {"master": "yarn"}, "source": "b.csv"}
     assert version(given) == version()
     assert version({"expect": {"min_rows": 7}}) == version()
 

@@ -187,7 +187,7 @@ def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
     """Few rows are learnt by heart at a high rate, and the loss on validation rises: by this seed
     the third trial of four has it."""
     rates = {"training.learning_rate": {"choices": [1e-2, 1e-7]}}
-    tune = {"space": rates, "trials": 4, "metric": "loss", "seed": 1, "reduction_factor": 2}
+    tune = {"space": rates, "trials": 4, "metric": "loss"}
     path = config(**{"training.max_steps": 600, "evaluation.every_steps": 50})
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tune": tune}))
     with Example("ray_tune", path) as example:

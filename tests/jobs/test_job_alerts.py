@@ -13,9 +13,10 @@ def job(tmp_path, receiver, *, fault, **asked):
         tmp_path,
         nodes="a,b",
         env={"FAULT": json.dumps(fault)},
+        limits={"stall_factor": 3},
         training={"max_steps": 10**6},
         job={"workers": 2, "commit_every": 5, **asked},
-        alerts={"command": receiver.command, "stall_factor": 3, "stall_seconds": 1},
+        alerts={"command": receiver.command, "stall_seconds": 1},
     )
 
 

@@ -84,7 +84,7 @@ def test_a_job_runs_to_its_end(job):
 
 @pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=full)])
 def test_a_lost_worker_ends_the_job_or_begins_the_next_try(job, attempts):
-    one = job(steps=60, attempts=attempts, env=fault(rank=1, step=45, do="crash"))
+    one = job(steps=60, max_restarts=attempts - 1, env=fault(rank=1, step=45, do="crash"))
     code, verdict, status = one.end()
     if attempts == 2:
         assert (code, status["state"], status["tries"]) == (0, "finished", 2)
@@ -104,7 +104,7 @@ def test_a_lost_worker_ends_the_job_or_begins_the_next_try(job, attempts):
 
 @full
 def test_an_error_that_would_come_again_is_not_tried_again(job):
-    one = job(attempts=3, env=fault(rank=1, step=5, do="data error"))
+    one = job(max_restarts=2, env=fault(rank=1, step=5, do="data error"))
     code, verdict, status = one.end()
     assert (code, status["tries"], status["error"]["error"]) == (3, 1, "DataError")
     assert "a shard is damaged" in verdict["diagnostics"]
@@ -308,7 +308,7 @@ def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job):
     wait_until(lambda: not one.processes())
     assert not (one.job / "finish.json").exists()
     before = {row["pid"] for row in one.did()}
-    code, _, status = job(steps=saved + 200, attempt=2, attempts=2, env={"STEP_SECONDS": "0"}).end()
+    code, _, status = job(steps=saved + 200, attempt=2, env={"STEP_SECONDS": "0"}).end()
     assert (code, status["attempt"], status["step"]) == (0, 2, saved + 200)
     first = next(r for r in check_state(one) if r["pid"] not in before)
     assert first["step"] > saved
@@ -366,7 +366,7 @@ def test_a_driver_that_wakes_after_the_next_attempt_s_end_changes_nothing(job):
     one.wait(lambda s: s["last_checkpoint"], "a checkpoint")
     one.driver.send_signal(signal.SIGSTOP)  # as if its machine was asleep: YARN starts another one
     wait_until(lambda: not one.processes())
-    two = job(steps=100, attempt=2, attempts=2, env={"STEP_SECONDS": "0"})
+    two = job(steps=100, attempt=2, env={"STEP_SECONDS": "0"})
     code, verdict, status = two.end()
     assert (code, verdict["status"], status["attempt"]) == (0, "SUCCEEDED", 2)
     run = one.run_directory
@@ -386,7 +386,7 @@ def test_a_driver_that_wakes_while_the_next_attempt_trains_forms_no_world(job):
     one = elastic(job, contact_seconds=60)
     before = one.trains(2)
     one.driver.send_signal(signal.SIGSTOP)
-    two = job(steps=ENDLESS, attempt=2, attempts=2)
+    two = job(steps=ENDLESS, attempt=2)
     trains = two.trains(2)
     one.driver.send_signal(signal.SIGCONT)
     assert one.driver.wait(60) == 5

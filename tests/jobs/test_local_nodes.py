@@ -83,7 +83,7 @@ def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):
 def test_a_full_disk_sends_a_static_job_to_other_nodes(tmp_path):
     with small_disk(tmp_path / "job1" / "nodes" / "b"):
         fault = {"do": "disk", "step": 20}
-        with job(tmp_path, fault, steps=60, workers=2, attempts=2, node_failures=1) as one:
+        with job(tmp_path, fault, steps=60, workers=2, max_restarts=1, node_failures=1) as one:
             code, verdict, status = one.end()
             assert (code, verdict["status"], status["tries"]) == (0, "SUCCEEDED", 2)
             assert said(one, "node b is excluded")
@@ -108,7 +108,7 @@ def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
 @pytest.mark.full  # in every run with real training: below
 def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
     fault = {"do": "gpu", "rank": 1, "step": 20}
-    with job(tmp_path, fault, steps=60, workers=3, attempts=2) as one:
+    with job(tmp_path, fault, steps=60, workers=3, max_restarts=1) as one:
         code, _, status = one.end()
         assert (code, status["tries"], status["state"]) == (0, 2, "finished")
         assert len(said(one, "is given back for another")) == 1
@@ -117,7 +117,7 @@ def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
 
 def test_the_same_error_at_the_same_step_on_another_node_ends_the_job(tmp_path):
     fault = {"do": "gpu", "rank": 1, "step": 20, "always": 1}
-    with job(tmp_path, fault, workers=2, attempts=5) as one:
+    with job(tmp_path, fault, workers=2, max_restarts=4) as one:
         code, verdict, status = one.end()
         assert (code, verdict["status"], status["tries"]) == (6, "FAILED", 2)
         assert "uncorrectable ECC" in status["error"]["what"]
@@ -160,7 +160,7 @@ def test_real_training_goes_on_without_the_node(tmp_path, tiny_model_dir, fault,
     }  # fmt: skip
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "broken"), str(ROOT)])
     env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "HOWDAH_CACHE": str(tmp_path / "cache")}
-    asked = {"workers": 3, "commit_every": 5, "attempts": 2, "node_failures": 1}
+    asked = {"workers": 3, "commit_every": 5, "node_failures": 1}
     if fault == "broken GPU":
         env["BROKEN"] = "b:15"
     if kind == "elastic":

@@ -101,9 +101,7 @@ def test_an_agent_starts_mpirun_s_daemon_and_nothing_else(tmp_path):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "asked", [{"environment": "archive"}, {"environment": "path", "python": "x", "min_workers": 1}]
-)
+@pytest.mark.parametrize("asked", [{}, {"python": "x", "min_workers": 1}])
 def test_mpi_is_refused_where_it_cannot_work(asked):
     with pytest.raises(ConfigError) as caught:
         config.from_dict(sections({"controller": "mpi", **asked}))

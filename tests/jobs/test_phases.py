@@ -126,7 +126,7 @@ KINDS = [
 @pytest.mark.parametrize(("phase", "how"), WAYS)
 def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, elastic, phase, how):
     """After hang_seconds, and 10 s at most: twice that detects a hang of the driver itself."""
-    settings = {} if elastic else {"job.attempts": 2}
+    settings = {} if elastic else {"job.max_restarts": 1}
     stop = {"phase": phase, "how": how, "rank": 0}
     slow = {"away": 4.0 * HANG} if phase == "away" else None
     one = job(framework, elastic=elastic, slow=slow, stop=stop, **settings)
@@ -151,7 +151,7 @@ def test_a_stopped_rank_that_the_others_gave_up_before_hang_seconds_is_named(job
     """Gloo's limit is shorter: the rank that waited ends first. (Where only the main thread hangs,
     Horovod's own still answers, and hang_seconds finds it.)"""
     stop = {"phase": "evaluate", "how": "SIGSTOP", "rank": 0}
-    limits = {"job.attempts": 2, "job.gloo_timeout_seconds": 3}
+    limits = {"job.max_restarts": 1, "job.gloo_timeout_seconds": 3}
     one = job(framework, elastic=False, stop=stop, hang=120, **limits)
     code, verdict, status = one.end(LIMIT)
     events = [event["what"] for event in status["events"]]

@@ -27,7 +27,9 @@ def hadoop(tmp_path, monkeypatch):
 
 
 def config(section, run=None, **options):
-    held = {"yarn": options} if section == "yarn" else {"data": {"spark": options}}
+    staging = {"staging": options.pop("staging")} if "staging" in options else {}
+    held = {"yarn": staging | (options if section == "yarn" else {})}
+    held["data"] = {} if section == "yarn" else {"spark": options}
     return loader.from_dict({**held, "run": run or {}})
 
 

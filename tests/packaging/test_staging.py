@@ -51,7 +51,7 @@ def test_a_submission_ships_its_files_privately(place, secret_file, monkeypatch)
     monkeypatch.setenv("HADOOP_USER_NAME", "ada")
     config = config_module.from_dict(
         {"yarn": {"staging": f"file://{place}", "files": [str(secret_file)],
-                  "environment": "path", "python": "/usr/bin/python3"}}
+                  "python": "/usr/bin/python3"}}
     )  # fmt: skip
     shipment, packages = shipping.plan(config, print)
     shipping.upload(config, packages, print)

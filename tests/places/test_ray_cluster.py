@@ -99,7 +99,7 @@ def ray_job(ray_cluster, tmp_path, tiny_dataset, tiny_model_dir, framework):
         data={"dataset": tiny_dataset.path, "max_length": 64}, model={"base": tiny_model_dir},
         training={**measured.TRAINING, "framework": framework}, checkpoint=measured.CHECKPOINT,
         evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-        job={**measured.JOB, "contact_seconds": 10, "worker": {"memory": "1 GiB"}},
+        job={**measured.JOB, "worker": {"memory": "1 GiB"}},
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from howdah.core.processes import LIMITS as VARIABLE
 from howdah.models.publish import publish
 from tests import ROOT
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
@@ -33,9 +34,13 @@ class Server:
     Args:
         words: options of `howdah serve`.
         gate: a file while whose absence the model does not compute; None: always.
+        limits: limits that are no keys of the configuration.
     """
 
-    def __init__(self, place: Path, home: Path, *words: str, gate: Path | None = None) -> None:
+    def __init__(
+        self, place: Path, home: Path, *words: str,
+        gate: Path | None = None, limits: dict | None = None,
+    ) -> None:  # fmt: skip
         self.errors = home / "stderr"
         module = ["-m", "howdah.cli"] if gate is None else ["-m", "tests.workers.gated_server"]
         options = [] if "--model" in words else ["--model", "zoo"]
@@ -45,6 +50,7 @@ class Server:
                  "serve.threads=2", "--set", f"publish.directory={place}/models", *words],
                 stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd=home,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+                     VARIABLE: json.dumps(limits or {}),
                      **({} if gate is None else {"GATE": str(gate)})},
             )  # fmt: skip
         self.port = 0

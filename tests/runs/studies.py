@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from howdah.core.processes import LIMITS as VARIABLE
 from tests.runs.training_runs import ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
@@ -33,7 +34,6 @@ def configuration(directory: Path, *, dataset: str, base: str, **settings) -> di
         "training.framework": "torch",
         "evaluation.metric": "loss",
         "evaluation.every_steps": 4,
-        "evaluation.predictions": False,
     }
     return {**nested(values | settings), "tune": tune}
 
@@ -50,12 +50,14 @@ class Studies:
         self.directory = directory
         self.study = Path(sections["run"]["directory"])
         self.config = directory / "study.yaml"
-        self.config.write_text(json.dumps(sections))  # JSON is YAML
+        tune = dict(sections["tune"])
+        self.limits = {"study_seed": tune.pop("seed")} if "seed" in tune else {}
+        self.config.write_text(json.dumps({**sections, "tune": tune}))  # JSON is YAML
         self.workers: list[Worker] = []
 
     def start(self, *options: str) -> Worker:
         log = self.directory / f"worker-{len(self.workers)}.log"
-        self.workers.append(Worker(self.config, log, options))
+        self.workers.append(Worker(self.config, log, options, self.limits))
         return self.workers[-1]
 
     def trial(self, number: int) -> Path:
@@ -109,12 +111,12 @@ class Studies:
 class Worker:
     """A `howdah tune` that runs."""
 
-    def __init__(self, config: Path, log: Path, options: tuple[str, ...]) -> None:
+    def __init__(self, config: Path, log: Path, options: tuple[str, ...], limits: dict) -> None:
         self.log = log
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "howdah.cli", "tune", "--config", str(config), *options],
-                cwd=ROOT, env=environment(), stdout=file, stderr=subprocess.STDOUT,
+                cwd=ROOT, env=environment(limits), stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
     def said(self) -> str:
@@ -131,9 +133,13 @@ class Worker:
         return self.process.wait(LIMIT)
 
 
-def environment() -> dict[str, str]:
+def environment(limits: dict | None = None) -> dict[str, str]:
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    return os.environ | {"PATH": path, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}
+    return (
+        os.environ
+        | {"PATH": path, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}
+        | ({VARIABLE: json.dumps(limits)} if limits else {})
+    )
 
 
 def run(options: list[str]) -> subprocess.CompletedProcess:

@@ -13,6 +13,7 @@ import numpy as np
 
 from howdah import storage
 from tests import ROOT as REPOSITORY
+from tests.support.small_limits import divided
 from training.checkpoint.manager import load
 from training.run.metrics_log import read_metrics
 
@@ -36,9 +37,7 @@ SETTINGS = {
     "evaluation.splits": ["validation"],
     "tracking.tensorboard": False,
 }
-NO_DROPOUT = {
-    "model.dropout": 0.0, "model.attention_dropout": 0.0, "model.classifier_dropout": 0.0,
-}  # fmt: skip
+NO_DROPOUT = {"model.dropout": 0.0}
 
 # For runs that must learn something: steps of 32 rows in few micro-batches.
 LEARNING = {
@@ -117,13 +116,15 @@ def train(
     }  # fmt: skip
     config = os.path.join(directory, "given.yaml")
     with open(config, "w", encoding="utf-8") as file:
-        json.dump(_nested(values | (settings or {})), file)  # JSON is YAML
+        keys, limits = divided(values | (settings or {}))
+        json.dump(_nested(keys), file)  # JSON is YAML
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     done = subprocess.run(
         [*launcher(kind, np_), sys.executable, "-m", "training", "--config", config],
         cwd=ROOT,
         env=os.environ
         | {"PATH": path, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}
+        | limits
         | (env or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

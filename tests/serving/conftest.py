@@ -27,8 +27,8 @@ def start(zoo, tmp_path):
     """Starts servers that end with the test."""
     servers = []
 
-    def go(*words: str, place=zoo, gate=None) -> Server:
-        servers.append(Server(place, tmp_path, *words, gate=gate))
+    def go(*words: str, place=zoo, **more) -> Server:
+        servers.append(Server(place, tmp_path, *words, **more))
         servers[-1].wait_until_ready()
         return servers[-1]
 

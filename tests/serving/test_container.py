@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 import yaml
 
+from howdah.core.processes import LIMITS as VARIABLE
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import package
@@ -27,13 +28,14 @@ def container(place, base: str) -> dict[str, str]:
     publish_version(place, base, 1)
     work = place / "container"
     work.mkdir()
-    sections = {"publish": {"directory": f"{place}/models"}, "serve": {"reload_seconds": 0.2}}
+    sections = {"publish": {"directory": f"{place}/models"}}
     (work / "run.yaml").write_text(yaml.safe_dump(sections))
     (work / TOKENS).write_text(TOKEN + "\n")
     os.chmod(work / TOKENS, 0o500)
     model = f"{place}/models/zoo"
     return {
         MODEL_VARIABLE: model, ADDRESS_VARIABLE: server_file.path_of(model), "NM_HOST": "127.0.0.1",
+        VARIABLE: json.dumps({"reload_seconds": 0.2}),
         "CONTAINER_ID": "container_e17_1410901177871_0001_02_000005", "HOME": str(work),
         "HOWDAH_CACHE": str(work / "cache"), "PATH": "/usr/bin:/bin",
     }  # fmt: skip

@@ -13,7 +13,7 @@ from tests.runs.finished_runs import LABELS, config_of
 from tests.runs.servers import LIMIT, Server, publish_version
 from tests.support.waiting import wait_until
 
-FAST = ("--set", "serve.reload_seconds=0.05")
+FAST = {"reload_seconds": 0.05}
 MIB = 2**20
 
 
@@ -76,7 +76,7 @@ class Load:
 
 
 def publish_under_load(start, place, base, count: int, grows: int) -> None:
-    server = start(*FAST, place=place)
+    server = start(place=place, limits=FAST)
     with Load(server) as load:
         wait_until(lambda: load.answers > 20)
         for number in range(2, 2 + count):
@@ -115,7 +115,7 @@ def refusals(server: Server, result: str = "refused") -> float:
 
 
 def test_a_damaged_version_never_serves_until_it_is_repaired(start, place, base):
-    server = start(*FAST, place=place)
+    server = start(place=place, limits=FAST)
     # Published, then damaged before the server looks: current.json is moved last.
     publish_version(place, base, 2)
     wait_until(lambda: version_of(server) == 2)
@@ -145,7 +145,7 @@ def point_to(pointer, content: dict) -> None:
 
 
 def test_a_version_with_other_labels_and_a_pointer_that_is_away_change_nothing(start, place, base):
-    server = start(*FAST, place=place)
+    server = start(place=place, limits=FAST)
     publish_version(place, base, 2, labels=["cat", "dog", "cow"], answers="cow")
     wait_until(lambda: refusals(server, "labels changed") == 1)
     assert version_of(server) == 1
@@ -164,13 +164,13 @@ def test_a_version_with_other_labels_and_a_pointer_that_is_away_change_nothing(s
 
 @pytest.mark.full
 def test_a_version_that_is_named_stays(start, zoo, base):
-    server = start(*FAST, "--model", "zoo/v=1")
+    server = start("--model", "zoo/v=1", limits=FAST)
     assert version_of(server) == 1
     assert server.ask("/v2/models/zoo")[1]["versions"] == ["1"]
 
 
 def test_an_export_is_served_by_its_runs_name(start, zoo):
-    server = start("--model", str(zoo / "run-1"), "--set", "serve.max_wait_ms=0")
+    server = start("--model", str(zoo / "run-1"))
     status, answer = server.ask(body={"text": "the cat"})
     assert (status, answer["model"], answer["version"]) == (200, "zoo", None)
     status, about = server.ask("/v2/models/zoo")

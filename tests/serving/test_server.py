@@ -23,7 +23,7 @@ MIB = 2**20
 def server(zoo, tmp_path_factory):
     """One of version 2, which says "cat" of every text; a request must arrive within 2 s."""
     home = tmp_path_factory.mktemp("server")
-    server = Server(zoo, home, "--set", "serve.read_seconds=2", "--set", "serve.max_queue=64")
+    server = Server(zoo, home, limits={"read_seconds": 2, "max_queue": 64})
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_what_is_counted_is_what_was_asked(server):
 def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--set", "serve.max_queue=32", "--set", "serve.grace_seconds=60", gate=gate)
+    server = start(gate=gate, limits={"grace_seconds": 60, "max_queue": 32})
     assert server.ask(body=texts_of("a"))[0] == 200
     gate.unlink()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -309,7 +309,7 @@ def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_pa
 def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--set", "serve.grace_seconds=60", gate=gate)
+    server = start(gate=gate, limits={"grace_seconds": 60})
     gate.unlink()
     found = []
 
@@ -333,7 +333,7 @@ def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):
 def test_requests_beyond_the_grace_are_refused_and_not_left_open(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--set", "serve.grace_seconds=0.5", gate=gate)
+    server = start(gate=gate, limits={"grace_seconds": 0.5})
     gate.unlink()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         held = pool.submit(server.ask, body=texts_of("a"))
@@ -422,8 +422,8 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--set", f"serve.token_file={tmp_path / 'none'}"], 2, "cannot be read"),
             (["--set", f"serve.token_file={loose}"], 2, "other users may read"),
             (["--set", f"serve.token_file={empty}"], 2, "no usable token"),
-            (["--set", "serve.max_queue=3"], 2, "one key of the configuration"),
-            (["--set", "serve.grace_seconds=-1"], 2, "one key of the configuration"),
+            (["--set", "serve.max_texts=1000"], 2, "one key of the configuration"),
+            (["--set", "serve.max_texts=-1"], 2, "one key of the configuration"),
             (["--replicas", "2"], 2, "are for --on ray"),
             (["--on", "ray", "--set", "serve.max_texts=2"], 2, "serve.max_texts"),
             (["--on", "ray", "--set", f"serve.token_file={loose}"], 2, "serve.token_file"),

@@ -59,14 +59,11 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     token.write_text("0123456789abcdef0123456789abcdef\n")
     os.chmod(token, 0o600)
     publish_to(hdfs_dir, tmp_path, tiny_model_dir, 1)
-    yarn = {"environment": environment}
-    if environment == "path":
-        yarn["python"] = sys.executable
+    yarn = {"python": sys.executable} if environment == "path" else {}
     config = jobs.config(
         {
             "run": {"name": "zoo", "directory": f"{hdfs_dir}/run"},
             "publish": {"directory": f"{hdfs_dir}/models"},
-            "serve": {"reload_seconds": 0.5},
             "yarn": yarn,
         }
     )

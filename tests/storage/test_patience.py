@@ -78,7 +78,7 @@ def test_spark_s_executors_are_patient_too(given, seconds, tmp_path, monkeypatch
     monkeypatch.setattr(shipping, "package", made)
     place = types.SimpleNamespace(put=lambda what, *_: f"hdfs://nn/{what}")
     monkeypatch.setattr(shipping, "ready", lambda *_: place)
-    config = from_dict({"data": {"spark": {"staging": str(tmp_path)}}})
+    config = from_dict({"yarn": {"staging": str(tmp_path)}})
     storage.configure(retry_seconds=given)
     conf = shipping.ship(config, "etl", lambda line: None).conf
     assert conf[f"spark.executorEnv.{retry.ENVIRONMENT}"] == seconds

@@ -72,8 +72,7 @@ def test_a_full_local_disk_is_a_save_that_failed(start, tmp_path):
     """What rank 0 collects the state in cannot be made: training goes on, up to the last save."""
     file = tmp_path / "file"
     file.write_text("")
-    settings = {"training.shard_cache_directory": str(file), "training.max_steps": 6,
-                "checkpoint.max_failures": 9}  # fmt: skip
+    settings = {"training.shard_cache_directory": str(file), "training.max_steps": 6}
     job = start("torch", "torchrun", **DIVIDED, **settings)
     assert job.end() == 5, job.stderr
     job.wait_until_nothing_is_left()

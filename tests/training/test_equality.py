@@ -78,7 +78,7 @@ FORMS = [
 @pytest.mark.parametrize(("framework", "embeddings"), FORMS)
 def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
     one = trained(framework, dropout=False)
-    two = trained(framework, 2, dropout=False, **{"training.sparse_embeddings": embeddings})
+    two = trained(framework, 2, dropout=False, **{"limit.sparse_embeddings": embeddings})
     assert ("as rows" in two.output) is (embeddings == "sparse")
     assert len(one.losses()) == len(two.losses()) == STEPS
     np.testing.assert_allclose(two.losses(), one.losses(), atol=1e-5, rtol=0)
@@ -117,7 +117,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(trained, framework, n
 @pytest.mark.full
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
-    groups = {"training.fusion_groups": 3}
+    groups = {"limit.fusion_groups": 3}
     whole = trained(framework, 3, **groups)
     resumed = trained(framework, 3, **groups, **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
     assert_same_bits(whole, resumed)
@@ -138,7 +138,7 @@ def test_a_run_goes_on_over_torch_distributed_bit_by_bit(trained):
 @pytest.mark.full
 @pytest.mark.parametrize("embeddings", ["dense", "sparse"])
 def test_every_carrier_learns_the_same_bit_by_bit(trained, tmp_path, embeddings):
-    rows = {"training.sparse_embeddings": embeddings}
+    rows = {"limit.sparse_embeddings": embeddings}
     one, *others = [trained("torch", 2, kind, **rows) for kind in ("mpirun", "torchrun")]
     store = {"HOWDAH_STORE": str(tmp_path / "ranks")}
     others.append(trained("torch", 2, "mpirun", env=store, **rows, **{"training.comm": "torch"}))
@@ -185,7 +185,7 @@ def test_a_divided_optimizer_learns_and_saves_the_same_bit_by_bit(trained):
 @pytest.mark.parametrize("kind", ["mpirun", "horovodrun", "torchrun"])
 @pytest.mark.parametrize("embeddings", ["dense", "sparse"])
 def test_a_divided_optimizer_is_the_same_on_every_carrier(trained, kind, embeddings):
-    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
+    settings = {"limit.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
     whole, divided = (
         trained("torch", 2, *k, **settings, **d) for k, d in (((), {}), ((kind,), DIVIDED))
     )
@@ -271,7 +271,7 @@ def test_a_run_goes_on_with_divided_parameters(trained):
 @pytest.mark.parametrize("embeddings", ["dense", "sparse"])
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_divided_parameters_learn_the_same(trained, embeddings, recomputed):
-    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3,
+    settings = {"limit.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3,
                 "training.gradient_checkpointing": recomputed}  # fmt: skip
     whole, full = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, FULL))
     assert_learns(full, whole.losses(), whole)
@@ -324,7 +324,7 @@ SAID = {"tensor": "2 of which divide each layer", "pipeline": "have layers one a
 @pytest.mark.parametrize("embeddings", ["dense", "sparse"])
 def test_divided_layers_learn_the_same(trained, layout, np_, embeddings):
     """With two pairs of ranks the pairs divide the rows."""
-    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
+    settings = {"limit.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
     one = trained("torch", dropout=False, **settings)
     split = trained("torch", np_, "torchrun", dropout=False, **settings, **layout)
     kind = "tensor" if layout is SPLIT else "pipeline"

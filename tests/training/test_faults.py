@@ -129,7 +129,7 @@ def test_an_interrupt_ends_a_job_one_of_whose_ranks_is_stopped(start, framework,
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_mpi_does_not_wait_for_ever_for_a_rank_that_is_stopped(start, framework):
-    limits = {"training.gpu_collective_seconds": 5, "checkpoint.grace_seconds": 5}
+    limits = {"limit.collective_seconds": 5, "checkpoint.grace_seconds": 5}
     job = start(framework, "mpirun", **limits)
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGSTOP)
@@ -137,7 +137,7 @@ def test_mpi_does_not_wait_for_ever_for_a_rank_that_is_stopped(start, framework)
     job.wait_until_nothing_is_left()
     said = job.stderr.split("howdah: ")[-1]
     assert "a collective does not come back" in said
-    assert "at most 5 s (training.gpu_collective_seconds)" in said
+    assert "at most 5 s" in said
     saved = re.findall(r"saving step (\d+), the last one completed", job.stderr)
     assert job.steps_saved()[0] == int(saved[-1])
 

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from howdah.core.processes import LIMITS as VARIABLE
 from tests.runs.studies import Studies
 from tests.support.waiting import wait_until
 from tests.tuning.test_tune import studies  # noqa: F401 - a fixture
@@ -61,9 +62,10 @@ def test_after_its_worker_was_killed_the_same_command_goes_on_with_a_trial(studi
 
 
 @full
-def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies):  # noqa: F811
+def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies, monkeypatch):  # noqa: F811
+    monkeypatch.setenv(VARIABLE, json.dumps({"lease_seconds": 2.0}))
     study = studies(
-        tune={"trials": 1, "lease_seconds": 2.0},
+        tune={"trials": 1},
         **LONG | {"training.max_steps": 100_000, "checkpoint.grace_seconds": 1.0},
     )
     first = study.start()

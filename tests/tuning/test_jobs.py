@@ -72,7 +72,7 @@ def studies(tmp_path, tiny_dataset, tiny_model_dir, monkeypatch):
         sections = configuration(
             tmp_path, dataset=tiny_dataset.path, base=tiny_model_dir,
             tune={"on": on, **(tune or {})},
-            **{"job.workers": 1, "job.attempts": 1, "data.spark.master": "local[1]",
+            **{"job.workers": 1, "job.max_restarts": 0, "data.spark.master": "local[1]",
                "data.spark.driver_memory": "512m", **settings},
         )  # fmt: skip
         made.append(JobStudies(tmp_path, sections))

@@ -32,8 +32,9 @@ def study(healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path, monke
         sections = configuration(
             tmp_path, dataset=f"{hdfs_dir}/set", base=f"{hdfs_dir}/model", tune=tune,
             **{"run.directory": directory, "data.max_length": 64, "job.workers": 1,
-               "job.attempts": 1, "job.worker.memory": "1536 MiB", "yarn.driver.memory": "512 MiB",
-               "yarn.environment": "path", "yarn.python": sys.executable,
+               "job.max_restarts": 0, "job.worker.memory": "1536 MiB",
+               "yarn.driver.memory": "512 MiB",
+               "yarn.python": sys.executable,
                "evaluation.every_steps": 20, **settings},
         )  # fmt: skip
         made.append(Studies(tmp_path, sections))

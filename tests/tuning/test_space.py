@@ -209,7 +209,7 @@ def test_distributions_follow_the_keys_types(study):
                     **SPACE,
                     "training.global_batch_size": {"low": 8, "high": 30, "step": 8},
                     "training.weight_decay": {"low": 0, "high": 0.1},
-                    "training.warmup_steps": {"low": 0.0, "high": 10.0},
+                    "training.max_steps": {"low": 1.0, "high": 10.0},
                     "model.dropout": {"low": 0, "high": 0.25, "step": 0.1},
                 }
             }
@@ -221,7 +221,7 @@ def test_distributions_follow_the_keys_types(study):
         "training.lr_scheduler_type": "CategoricalDistribution",
         "training.global_batch_size": "IntDistribution",
         "training.weight_decay": "FloatDistribution",
-        "training.warmup_steps": "IntDistribution",
+        "training.max_steps": "IntDistribution",
         "model.dropout": "FloatDistribution",
     }
     assert found["training.learning_rate"].log

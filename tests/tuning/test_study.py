@@ -139,7 +139,8 @@ def test_hyperband_prunes_what_is_worse_than_the_others_of_its_bracket(
     config, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)  # a trial's bracket follows from the study's name and its number
-    hyperband = {"pruner": "hyperband", "max_evaluations": 9, "reduction_factor": 3}
+    monkeypatch.setattr(studies, "_MOST_EVALUATIONS", 9)
+    hyperband = {"pruner": "hyperband"}
     losses = [0.1 + 0.01 * number for number in range(12)]
     # Three brackets judge for the first time after 1, 3 and 9 evaluations. The first trial of each
     # has no other to fall behind.
@@ -154,7 +155,9 @@ def test_the_median_pruner_prunes_what_is_worse_than_half_of_the_finished(
 ):
     monkeypatch.chdir(tmp_path)
     losses = [0.9, 0.1, 0.3, 0.5, 0.2]
-    found = evaluated(config, losses, 4, pruner="median", startup_trials=3, min_evaluations=2)
+    monkeypatch.setattr(studies, "_STARTUP_TRIALS", 3)
+    monkeypatch.setattr(studies, "_LEAST_EVALUATIONS", 2)
+    found = evaluated(config, losses, 4, pruner="median")
     assert found == [None, None, None, 2, None]
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from etl import pipeline
 from howdah import storage
-from howdah.config.data import ImageOptions
 from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.data.manifest import load_dataset
@@ -132,7 +131,7 @@ def test_shards_hold_each_image_once_as_resized_pixels(made, folder, base):
     for name in ("above/0000.png", "left/0001.png", "above/wide.jpg"):
         _, label, pixels = rows[name]
         assert label == name.split("/")[0]
-        wanted = encoder.decode((folder / name).read_bytes(), from_dict({}).data.image)
+        wanted = encoder.decode((folder / name).read_bytes())
         np.testing.assert_array_equal(pixels, wanted)
     manifest = result.manifest
     assert manifest.kind == "image" and manifest.record.image.values == 16 * 16 * 3
@@ -209,7 +208,7 @@ def test_a_key_that_looks_like_a_copy_s_is_one_row_with_its_own_pixels(spark, tm
     total = sum(map(result.manifest.rows, result.manifest.splits))
     assert set(made) == set(keys) and total == len(made) == len(keys) - 1
     assert result.manifest.quality["drops"] == {"duplicate_id": 1}
-    expected = ImageEncoder.load(base).decode(images[2], ImageOptions())
+    expected = ImageEncoder.load(base).decode(images[2])
     np.testing.assert_array_equal(made["a#2"][2], expected)
 
 

@@ -54,7 +54,7 @@ def digits(tmp_path_factory):
             "training": {
                 "framework": "torch", "precision": "fp32", "threads_per_rank": 1,
                 "global_batch_size": 64, "max_steps": 320, "learning_rate": 2e-3,
-                "lr_scheduler_type": "constant", "warmup_steps": 20,
+                "lr_scheduler_type": "constant", "warmup_ratio": 0.1,
             },
             "checkpoint": {"every_steps": 80, "keep": 4},
             "evaluation": {"metric": "accuracy", "every_steps": 160},

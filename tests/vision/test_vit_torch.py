@@ -12,7 +12,6 @@ os.environ.setdefault("USE_TF", "0")  # where TensorFlow is there too, transform
 import torch
 from transformers import ViTForImageClassification, ViTImageProcessor
 
-from howdah.config.data import ImageOptions
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import VIT
 from howdah.data.images import ImageEncoder
@@ -50,7 +49,7 @@ def test_logits_are_those_of_transformers_for_images_of_any_size(vit):
 
     for shape in ((32, 32, 3), (50, 20, 3), (40, 90), (8, 8)):
         pixels = rng.integers(0, 256, shape, dtype=np.uint8)
-        mine = forward(encoder.decode(png(pixels), ImageOptions())[None], np.ones((1, 17), int))
+        mine = forward(encoder.decode(png(pixels))[None], np.ones((1, 17), int))
         given = processor(Image.fromarray(pixels).convert("RGB"), return_tensors="pt")
         with torch.no_grad():
             expected = theirs.eval()(**given).logits.numpy()

@@ -18,7 +18,7 @@ from training.model.pretrained import load_base
 from training.process import env
 
 CLASSES = 3
-RATES = {"dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.0}
+RATES = {"dropout": 0.0}
 LEARNING_RATES = (0.01, 0.005, 0.002)
 WEIGHT_DECAY, SMOOTHING = 0.1, 0.1
 
@@ -93,7 +93,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
             out[f"fused/gradient/{name}"] = array
 
     # -- dropout depends on the seed only, also where activations are recomputed
-    dropping = ModelSection(dropout=0.5, attention_dropout=0.5)
+    dropping = ModelSection(dropout=0.5)
     again = training.model_copy(update={"gradient_checkpointing": True})
     for label, section in (("kept", training), ("again", again)):
         net = forward_torch.build(
@@ -170,7 +170,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     out["traces"] = np.array(steps.traces)
 
     # -- dropout depends on the seed only
-    dropping, _ = steps_of(build(ModelSection(dropout=0.5, attention_dropout=0.5)))
+    dropping, _ = steps_of(build(ModelSection(dropout=0.5)))
     losses = [float(_backward(dropping, given, micro=0, seed=seed)) for seed in (1, 1, 2)]
     out["dropout/kept"] = np.array(losses)
     out |= {f"activation/{n}": act(tf.linspace(-4.0, 4.0, 99)).numpy()

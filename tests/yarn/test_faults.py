@@ -322,7 +322,7 @@ def test_preempted_by_another_queue(submit, cluster, framework):
 @full  # without YARN in every run: tests/jobs/test_local.py
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_static_job_ends_with_its_cause(submit, framework):
-    job = submit(framework, elastic=False, **{"job.attempts": 1})
+    job = submit(framework, elastic=False, **{"job.max_restarts": 0})
     job.trains(2)
     victim = job.rank(1)
     started = time.monotonic()
@@ -345,7 +345,7 @@ def test_a_static_job_ends_with_its_cause(submit, framework):
 def test_two_jobs_that_each_half_fit_both_end_well(submit):
     """Each node has room for one worker: a job that holds one of two must give it back."""
     settings = {
-        "job.worker.memory": "4 GiB", "job.gang_seconds": 10, "job.gang_attempts": 50,
+        "job.worker.memory": "4 GiB", "job.gang_seconds": 20,
         "training.max_steps": 10, "evaluation.splits": [],
     }  # fmt: skip
     jobs = [submit("torch", elastic=False, **settings) for _ in range(2)]

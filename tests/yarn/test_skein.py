@@ -170,7 +170,7 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
     del jobs.env["HOWDAH_CACHE"]  # the user's: an archive is made once
     held = settings(
         home, f"archive-{framework}", training={"framework": framework},
-        yarn={"environment": "archive", "python": None, "staging": f"{home}/staging"},
+        yarn={"python": None, "staging": f"{home}/staging"},
     )  # fmt: skip
     held["training"]["max_steps"] = 1500  # it must still run when its processes are looked at
     config = jobs.config(held)

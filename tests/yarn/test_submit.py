@@ -32,7 +32,7 @@ def job(**asked):
             "run": {"name": "tiny", "directory": f"{HDFS}/runs/tiny"},
             "data": {"dataset": "hdfs://other:8020/data/set"},
             "model": {"base": f"{HDFS}/models/base"},
-            **sections({"environment": "path", "python": "/opt/my python/bin/python", **asked}),
+            **sections({"python": "/opt/my python/bin/python", **asked}),
         }
     )
 
@@ -56,10 +56,9 @@ def asked(settings, secure=True, **more):
     [
         ({"workers": 4, "max_workers": 2}, "must ascend"),
         ({"min_workers": 3}, "must ascend"),
-        ({"environment": "path"}, "yarn.python"),
-        ({"controller": "mpi"}, "environment: path"),
+        ({"controller": "mpi"}, "yarn.python"),
         (
-            {"controller": "mpi", "environment": "path", "python": "/p", "max_workers": 4},
+            {"controller": "mpi", "python": "/p", "max_workers": 4},
             "fixed number of workers",
         ),
         ({"keytab": "k"}, "together"),
@@ -87,7 +86,7 @@ def test_either_bound_makes_a_job_elastic():
 # ----------------------------------------------------------------------------------------- spec
 def test_a_job_asks_for_what_the_configuration_says():
     settings = job(
-        workers=3, queue="research", node_label="fast", priority=7, attempts=4, tags=["team-a"],
+        workers=3, queue="research", node_label="fast", priority=7, max_restarts=3, tags=["team-a"],
         worker={"memory": "3 GiB", "vcores": 2, "gpus": 1}, driver={"memory": "700 MiB"},
         view_users=["bob"],
     )  # fmt: skip
@@ -111,7 +110,7 @@ def test_scripts_are_valid_bash(tmp_path):
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
-    archive = asked(job(environment="archive"), environment=spec.Source(url="x", kind="archive"))
+    archive = asked(job(python=None), environment=spec.Source(url="x", kind="archive"))
     assert "exec ./environment/bin/python -P -m yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 

@@ -13,7 +13,16 @@ from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset
 from howdah.errors import ClusterError, ConfigError
 from training.baseline import linear, ngrams
-from training.baseline.measured import Measured, gib, memory_limit, strengths, wanted_splits
+from training.baseline.measured import (
+    MAX_FEATURES,
+    MIN_ROWS,
+    NGRAMS,
+    Measured,
+    gib,
+    memory_limit,
+    strengths,
+    wanted_splits,
+)
 from training.data.class_weights import class_weights
 from training.data.shards import ShardSet, node_cache
 from training.evaluation import metrics
@@ -31,13 +40,13 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
     _require_sklearn()
     _refuse_too_large(config, dataset)
     splits = wanted_splits(config, dataset)
-    options, manifest = config.baseline, dataset.manifest
+    manifest = dataset.manifest
     train = _shards(config, dataset, TRAIN)
     words = ngrams.learn(
-        train, ngrams=options.ngrams, vocab_size=manifest.tokenizer.vocab_size,
-        min_rows=options.min_rows, max_features=options.max_features,
+        train, ngrams=NGRAMS, vocab_size=manifest.tokenizer.vocab_size,
+        min_rows=MIN_ROWS, max_features=MAX_FEATURES,
     )  # fmt: skip
-    progress(f"{train.rows:,} rows, {len(words.keys_F):,} n-grams of up to {options.ngrams} ids")
+    progress(f"{train.rows:,} rows, {len(words.keys_F):,} n-grams of up to {NGRAMS} ids")
     matrix, labels_N = _matrix(train, words)
     weights_C = class_weights(config.training, train)
 
@@ -130,21 +139,21 @@ def _refuse_too_large(config: Config, dataset: Dataset) -> None:
     Raises:
         ConfigError: with the estimate and the limit.
     """
-    options, manifest = config.baseline, dataset.manifest
-    limit, named = memory_limit(config)
+    manifest = dataset.manifest
+    limit, named = memory_limit()
     rows = manifest.rows(TRAIN)
     tokens = sum(shard.tokens for shard in manifest.splits.get(TRAIN, []))
     needed, features = ngrams.estimated_bytes(
-        rows=rows, tokens=tokens, classes=len(manifest.labels), ngrams=options.ngrams,
-        max_features=options.max_features,
+        rows=rows, tokens=tokens, classes=len(manifest.labels), ngrams=NGRAMS,
+        max_features=MAX_FEATURES,
     )  # fmt: skip
     if needed > limit:
         raise ConfigError(
             "the baseline would take too much memory",
-            where="baseline.max_bytes",
+            where="howdah baseline",
             expected=f"at most {gib(limit)} ({named})",
-            got=f"up to {gib(needed)}: {rows:,} rows with {tokens * options.ngrams:,} n-grams in"
+            got=f"up to {gib(needed)}: {rows:,} rows with {tokens * NGRAMS:,} n-grams in"
             f" all, {features:,} features, {len(manifest.labels)} classes",
-            remedy="raise it if this machine has the memory; lower baseline.max_features or"
-            " baseline.ngrams; or run the command on a machine with more memory",
+            remedy="run the command on a machine with more memory, or leave gate.min_over_baseline"
+            " out",
         )

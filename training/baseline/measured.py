@@ -12,7 +12,22 @@ from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
+__all__ = [
+    "MAX_BYTES", "MAX_FEATURES", "MIN_ROWS", "NGRAMS", "Measured", "gib", "memory_limit",
+    "strengths", "wanted_splits",
+]  # fmt: skip
+
+NGRAMS = 2
+"""Longest n-grams of token ids: single ids and pairs. Triples multiply the memory, and a
+baseline is to be cheap."""
+MIN_ROWS = 2
+"""N-grams that fewer rows of the training split have are left out: they say nothing of other
+rows."""
+MAX_FEATURES = 200_000
+"""Most n-grams that are used, those that most rows have; with Spark, the number of hash buckets."""
+MAX_BYTES = 8 * 2**30
+"""The baseline is refused if its estimated memory is more: it is a comparison, which must not take
+a machine from the training that it is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +71,10 @@ def strengths(config: Config) -> tuple[float, ...]:
     return (1.0, 10.0) if config.baseline.c is None else (config.baseline.c,)
 
 
-def memory_limit(config: Config) -> tuple[int, str]:
+def memory_limit() -> tuple[int, str]:
     """(bytes, name): what a baseline's estimated memory may be at most."""
-    asked, there = config.baseline.max_bytes, machine.memory_bytes()[0]
-    return (asked, "baseline.max_bytes") if asked <= there else (there, "this machine's memory")
+    there = machine.memory_bytes()[0]
+    return (MAX_BYTES, "its limit") if there >= MAX_BYTES else (there, "this machine's memory")
 
 
 def gib(size: int) -> str:

@@ -73,10 +73,10 @@ def keys_of(
     if base**ngrams >= 2**63:
         raise ConfigError(
             "n-grams this long cannot be counted for a tokenizer this large",
-            where="baseline.ngrams",
+            where="model.base",
             expected=f"ngrams with {base:,} ** ngrams below 2 ** 63",
             got=str(ngrams),
-            remedy="lower it",
+            remedy="use a tokenizer with a smaller vocabulary",
         )
     row_L = np.repeat(np.arange(len(lengths_N)), lengths_N)
     digits_L = ids_L.astype(np.int64) + 1
@@ -150,7 +150,7 @@ def learn(
             expected=f"n-grams in at least {min_rows} of the {shards.rows:,} training rows, and not"
             " in all of them",
             got="none",
-            remedy="give more rows, or lower baseline.min_rows",
+            remedy="give more rows",
         )
     if len(key_U) > max_features:
         best = np.sort(np.lexsort((key_U, -rows_U))[:max_features])

@@ -38,7 +38,7 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
     Returns:
         The contents of baseline.json, and `path`.
     Raises:
-        ConfigError: it would take more memory than `baseline.max_bytes`.
+        ConfigError: it would take more memory than `MAX_BYTES`.
         DataError: no dataset, or none that a classifier can be fitted to.
         ClusterError: scikit-learn is not installed.
     """

@@ -60,7 +60,7 @@ class TrainState:
     best_metric: str | None = None
     """The metric of `best_score`: scores of two metrics cannot be compared."""
     evaluations_without_better: int = 0
-    """Evaluations since `best_score` last rose by more than min_delta."""
+    """Evaluations since `best_score` last rose."""
     stopped_early: bool = False
     """Early stopping has ended the run."""
     rows: int = 0
@@ -98,11 +98,9 @@ class TrainState:
             metric: name of the score's metric.
         """
         is_best = score is not None and (self.best_score is None or score > self.best_score)
-        margin = early_stopping.min_delta
-        better = is_best and (self.best_score is None or score > self.best_score + margin)
         if is_best:
             self.best_score, self.best_step, self.best_metric = score, self.step, metric
-        self.evaluations_without_better = 0 if better else self.evaluations_without_better + 1
+        self.evaluations_without_better = 0 if is_best else self.evaluations_without_better + 1
         patience = early_stopping.patience
         stop = patience is not None and self.evaluations_without_better >= patience
         self.stopped_early = self.stopped_early or stop

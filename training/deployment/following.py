@@ -94,7 +94,7 @@ def complete(config: Config, say: Say) -> dict[str, Any]:
 
 def name_of(config: Config) -> str:
     """Of the registered model."""
-    return config.publish.mlflow.name or config.publish.name or config.run.name
+    return config.publish.name or config.run.name
 
 
 _RECORD = Fields(

@@ -37,7 +37,7 @@ def write(
 
     Args:
         check: called before it is written; raises where this process must not write any more.
-        texts: none or worst, in place of the run's own report.texts.
+        texts: none or worst; None: worst.
     Raises:
         DataError: not a run directory.
     """

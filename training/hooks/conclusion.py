@@ -125,7 +125,7 @@ def _final_evaluation(
     job: Job, groups: Groups, run: Run, split: str, served: Forward, kept: reference.Kept | None
 ) -> dict[str, Any]:
     predictions = None
-    if job.config.evaluation.predictions and groups.first_copy:
+    if groups.first_copy:
         predictions = storage.join(run.directory, "predictions", split)
     source = job.eval_source(split, groups.rows, row_ids=predictions is not None)
     return evaluation.evaluate(

@@ -251,10 +251,7 @@ class CheckpointSaver:
         seconds = saves.failed()
         saves.saved_step = -1
         saves.best_lost |= step == self._state.best_step
-        failures, most, limit = saves.failures, rules.max_failures, rules.failure_seconds
-        if give_up and most is not None and failures >= most:
-            error.what += f" (failure {failures} in a row, checkpoint.max_failures)"
-            raise error
+        failures, limit = saves.failures, rules.failure_seconds
         if give_up and limit is not None and seconds >= limit:
             error.what += (
                 f" (failure {failures} in a row, for {seconds / 60:.0f} minutes by now:"
@@ -262,11 +259,10 @@ class CheckpointSaver:
             )
             raise error
         self._owned.save_times.failed()
-        many = "" if most is None else f" of {most}"
         long = "" if limit is None else f", {seconds / 60:.1f} of {limit / 60:g} minutes"
         self._run.say(
             f"warning: {render(error)}\n  training goes on and tries again within a minute"
-            f" (failure {failures}{many} in a row{long})"
+            f" (failure {failures} in a row{long})"
         )
 
     # ------------------------------------------------------------------ when the loop cannot save

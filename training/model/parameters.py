@@ -148,12 +148,11 @@ def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, f
     """(transformer, attention weights, before the classifier), by `model`, else by the base."""
     keys = family_of(config).dropouts
 
-    def rate(chosen: float | None, key: str) -> float | None:
-        return config[key] if chosen is None else chosen
-
-    hidden = rate(model.dropout, keys.hidden)
-    attention = rate(model.attention_dropout, keys.attention)
-    classifier = rate(model.classifier_dropout, keys.classifier)
+    if model.dropout is not None:
+        return (model.dropout,) * 3
+    hidden, attention, classifier = (
+        config[key] for key in (keys.hidden, keys.attention, keys.classifier)
+    )
     # BERT's config.json has null for "as the transformer's".
     return float(hidden), float(attention), float(hidden if classifier is None else classifier)
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 from howdah.config.model import TrainingSection
 from training.checkpoint.read import ADAM_M, ADAM_V
 from training.model.parameters import decays
+from training.optim.schedule import BETAS, EPSILON
 
 __all__ = ["AdamW"]
 
@@ -28,13 +29,11 @@ class AdamW:
 
     Args:
         variables: trainable variables by Hugging Face's torch names.
-        training: weight_decay, adam_beta1, adam_beta2, adam_epsilon.
+        training: weight_decay.
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable], training: TrainingSection) -> None:
         self._variables = dict(variables)
-        self._betas = (training.adam_beta1, training.adam_beta2)
-        self._epsilon = training.adam_epsilon
         self._weight_decay = training.weight_decay
         self._m = {name: _zeros(variable) for name, variable in self._variables.items()}
         self._v = {name: _zeros(variable) for name, variable in self._variables.items()}
@@ -55,13 +54,13 @@ class AdamW:
         """
         self.updates += 1
         # In double precision, on the host: in float32 1 - 0.999^t loses four digits at t = 1.
-        correction_1 = 1.0 - self._betas[0] ** self.updates
-        root_2 = math.sqrt(1.0 - self._betas[1] ** self.updates)
+        correction_1 = 1.0 - BETAS[0] ** self.updates
+        root_2 = math.sqrt(1.0 - BETAS[1] ** self.updates)
         self._apply(
             [gradient.handle for gradient in gradients],
             tf.constant(factor, tf.float32),
             tf.constant(lr * root_2 / correction_1, tf.float32),
-            tf.constant(self._epsilon * root_2, tf.float32),
+            tf.constant(EPSILON * root_2, tf.float32),
             tf.constant(1.0 - lr * self._weight_decay, tf.float32),
         )
 
@@ -74,7 +73,7 @@ class AdamW:
         keep: tf.Tensor,
     ) -> None:
         zero = tf.zeros([])
-        beta1, beta2 = (tf.constant(beta, tf.float32) for beta in self._betas)
+        beta1, beta2 = (tf.constant(beta, tf.float32) for beta in BETAS)
         for (name, variable), handle in zip(self._variables.items(), handles, strict=True):
             if self._weight_decay and decays(name):
                 variable.assign(variable * keep)

@@ -19,6 +19,7 @@ from training.comm.base import NODE_MESSAGE, Comm
 from training.model import parameters
 from training.optim.flat_torch import Shares
 from training.optim.gradients_torch import FlatGradients
+from training.optim.schedule import BETAS, EPSILON
 
 __all__ = ["AdamW", "DividedAdamW", "WholeAdamW"]
 
@@ -84,11 +85,11 @@ class AdamW:
                 [state["step"] for state in states],
                 fused=True,
                 amsgrad=False,
-                beta1=self._training.adam_beta1,
-                beta2=self._training.adam_beta2,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
                 lr=lr,
                 weight_decay=self._training.weight_decay if decays else 0.0,
-                eps=self._training.adam_epsilon,
+                eps=EPSILON,
                 maximize=False,
             )
 

@@ -39,7 +39,7 @@ class Gradients:
         A `reduce` that was traced before does not change.
 
         Args:
-            groups: training.fusion_groups: messages of a reduction; None: by size.
+            groups: messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
         """

@@ -40,7 +40,7 @@ class FlatGradients:
         """Set how gradients are sent from now on; the same on all ranks of a world.
 
         Args:
-            groups: training.fusion_groups: messages of a reduction; None: by size.
+            groups: messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
             shares: each rank needs the sum of its share alone; None: of everything.

@@ -11,8 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from howdah.config.model import TrainingSection
+from howdah.core.processes import limit
 
-__all__ = ["Schedule", "peak_learning_rate", "total_steps", "warmup_steps"]
+__all__ = ["BETAS", "EPSILON", "FUSION_GROUPS", "Schedule", "total_steps", "warmup_steps"]
+
+FUSION_GROUPS = limit("fusion_groups", None)
+"""Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
+and more ranks the order of sums then differs between runs; tests of equal bits fix it."""
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""AdamW's, as in the paper and in Hugging Face's Trainer: fine-tuning is tuned by learning rate and
+weight decay, and another value would also change what the saved moments mean."""
 
 
 def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
@@ -31,20 +39,8 @@ def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
 
 
 def warmup_steps(training: TrainingSection, steps: int) -> int:
-    """Steps of the warm-up: `warmup_steps`, or `warmup_ratio` of all steps rounded up."""
-    if training.warmup_steps > 0:
-        return training.warmup_steps
+    """Steps of the warm-up: `warmup_ratio` of all steps, rounded up."""
     return math.ceil(training.warmup_ratio * steps)
-
-
-def peak_learning_rate(training: TrainingSection) -> float:
-    """`learning_rate`, scaled by global_batch_size / lr_reference_batch_size as `lr_scaling` says.
-
-    The world size has no effect: the optimizer sees the global batch.
-    """
-    ratio = training.global_batch_size / training.lr_reference_batch_size
-    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[training.lr_scaling]
-    return training.learning_rate * factor
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Schedule:
         steps = total_steps(training, steps_per_epoch)
         shift = done - place if training.max_steps is None else 0
         return cls(
-            peak=peak_learning_rate(training),
+            peak=training.learning_rate,
             steps=steps + shift,
             warmup=warmup_steps(training, steps),
             decay=training.lr_scheduler_type,

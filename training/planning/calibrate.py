@@ -28,6 +28,7 @@ from training.data.replay import training_rows
 from training.data.shards import ShardSet, node_cache
 from training.model import parameters
 from training.model.pretrained import load_base
+from training.optim import schedule
 from training.planning import scaling, short_runs
 from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
 from training.preparation.job import training_planner
@@ -111,7 +112,7 @@ class Sizes:
 
     def gradient(self) -> Gradient:
         """The messages of a step's reduction."""
-        training, model = self._config.training, self._config.model
+        model = self._config.model
         base = load_base(model.base, revision=model.revision)
         labels = len(self._dataset.manifest.labels)
         family = base.family
@@ -121,11 +122,10 @@ class Sizes:
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
         return Gradient(
-            dense=_messages(every, training.fusion_groups),
-            without_words=_messages(rest, training.fusion_groups),
+            dense=_messages(every, schedule.FUSION_GROUPS),
+            without_words=_messages(rest, schedule.FUSION_GROUPS),
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
-            choice=training.sparse_embeddings,
         )
 
 

@@ -92,8 +92,6 @@ class Gradient:
     """Rows of the word embeddings; 0: they are frozen."""
     width: int
     """Elements of such a row."""
-    choice: str
-    """training.sparse_embeddings: auto, dense or sparse."""
 
     @property
     def row_bytes(self) -> int:
@@ -108,9 +106,7 @@ class Gradient:
         """
         if ranks == 1 or not self.vocabulary:
             return False
-        if self.choice == "auto":
-            return ranks * rows < 2 * self.vocabulary
-        return {"dense": False, "sparse": True}[self.choice]
+        return ranks * rows < 2 * self.vocabulary
 
     def seconds(self, network: Network, rows: float, ranks: int) -> float:
         """Seconds of the whole reduction over `ranks`."""

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
-from howdah.config.data import ImageOptions
 from howdah.data import ids
 from howdah.data.files.listing import files_of
-from howdah.data.images import UnusableImage
+from howdah.data.images import MAX_BYTES, UnusableImage
 from howdah.errors import DataError, HowdahError, NotFound, UsageError
 from howdah.storage.charsets import spelled
 from training.prediction.classify import outputs_of
@@ -39,15 +38,11 @@ class ImageRow:
     error: str | None = None
 
 
-def classify_images(
-    served: ServedModel, rows: Sequence[ImageRow], options: ImageOptions | None = None
-) -> list[Prediction]:
+def classify_images(served: ServedModel, rows: Sequence[ImageRow]) -> list[Prediction]:
     """Predictions of images, in their order; one that cannot be decoded gets an error.
 
     Args:
-        options: the limits of a file; None: the defaults.
     """
-    options = options or ImageOptions()
     out: list[Prediction | None] = [None] * len(rows)
     pixels, numbers = [], []
     for number, row in enumerate(rows):
@@ -55,7 +50,7 @@ def classify_images(
             out[number] = Prediction(row.id, None, None, row.error)
             continue
         try:
-            pixels.append(served.encoder.decode(row.data, options))
+            pixels.append(served.encoder.decode(row.data))
             numbers.append(number)
         except UnusableImage as error:
             out[number] = Prediction(row.id, None, None, str(error))
@@ -72,7 +67,6 @@ def predict_images(
     *,
     image_column: str | None = None,
     id_column: str | None = None,
-    options: ImageOptions | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict:
@@ -88,7 +82,6 @@ def predict_images(
         DataError: no rows, a missing column, a broken Parquet file.
         AlreadyExists: the output exists.
     """
-    options = options or ImageOptions()
     files, root = _files(source)
     columns = served.columns
     column, key = image_column or columns.image, id_column or columns.id
@@ -98,9 +91,9 @@ def predict_images(
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
-        images = _rows(files, root, column, key, id_column is not None, options)
+        images = _rows(files, root, column, key, id_column is not None)
         while chunk := list(itertools.islice(images, _CHUNK_ROWS)):
-            predictions = classify_images(served, chunk, options)
+            predictions = classify_images(served, chunk)
             writer.write(predictions)
             rows += len(predictions)
             errors += sum(one.error is not None for one in predictions)
@@ -127,10 +120,10 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
     Returns:
         The number of lines.
     """
-    options, number = ImageOptions(), 0
+    number = 0
     for line in lines:
         path = line.rstrip("\r\n")
-        [found] = classify_images(served, [_file(path, path, options)], options)
+        [found] = classify_images(served, [_file(path, path)])
         out.write(as_json(found, outputs_of(served), served.run_id) + "\n")
         out.flush()
         number += 1
@@ -168,22 +161,21 @@ def _rows(
     column: str,
     key: str | None,
     key_required: bool,
-    options: ImageOptions,
 ) -> Iterator[ImageRow]:
     if format_of(files[0]) != "parquet":
         for path in files:
-            yield _file(path, spelled(path.removeprefix(root)), options)
+            yield _file(path, spelled(path.removeprefix(root)))
         return
     number = itertools.count()
     for path in files:
         yield from _parquet_rows(path, column, key, key_required, number)
 
 
-def _file(path: str, row_id: str, options: ImageOptions) -> ImageRow:
+def _file(path: str, row_id: str) -> ImageRow:
     """The file's row: one that is too large is not read, one that is not there has an error."""
     try:
         size = storage.size(path)
-        if size > options.max_bytes:
+        if size > MAX_BYTES:
             return ImageRow(row_id, None, f"too_large: {size:,} bytes")
         return ImageRow(row_id, storage.read_bytes(path))
     except HowdahError as error:

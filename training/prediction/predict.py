@@ -139,7 +139,6 @@ def predict(
             output,
             image_column=_one_column(text_columns),
             id_column=id_column,
-            options=config.data.image,
             overwrite=overwrite,
             progress=progress,
         )

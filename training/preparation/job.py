@@ -14,6 +14,7 @@ from howdah.config.loader import Config
 from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
+from howdah.core.processes import limit
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.errors import ConfigError, DataError
@@ -47,7 +48,10 @@ from training.run.run import Run
 from training.run.run_json import config_hash
 from training.serving import formats
 
-__all__ = ["Job", "prepare", "training_planner"]
+__all__ = ["EMBEDDINGS", "Job", "prepare", "training_planner"]
+
+EMBEDDINGS = limit("sparse_embeddings", "auto")
+"""How the word embeddings' gradient is sent. auto: in fewer bytes; tests also dense and sparse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,14 +461,13 @@ def _sparse_embeddings(
     Decided by rank 0's estimate of U (rows that a rank's step touches) for all ranks: if each chose
     for itself, they could wait for each other in different collectives.
     """
-    wanted = config.training.sparse_embeddings
     ranks = _row_ranks(config, comm)
     if ranks == 1 or config.model.freeze_embeddings or base.family.kind == "image":
         return False
     if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike
         return False
-    if wanted != "auto":
-        return {"dense": False, "sparse": True}[wanted]
+    if EMBEDDINGS != "auto":
+        return {"dense": False, "sparse": True}[EMBEDDINGS]
     unique = 0.0
     if comm.rank == 0:
         steps = min(4, planner.steps_per_epoch)

@@ -3,7 +3,7 @@
 NCCL waits for ever for a peer that has vanished, and so does MPI for one that is stopped: neither
 has a time limit of its own, and Horovod's stall check only warns, and sees only ranks that have not
 entered a collective, not one that hangs in it (docs/decisions/gpus.md). Gloo on CPUs has
-job.gloo_timeout_seconds, or with torch.distributed this very limit, which gloo keeps itself.
+a limit below job.hang_seconds, or with torch.distributed this very limit, which gloo keeps itself.
 
 Tried with a stopped rank under mpirun, and with a main thread that is held up: no machine with
 several GPUs was at hand.
@@ -17,11 +17,16 @@ import sys
 import time
 
 from howdah.core import threads
+from howdah.core.processes import limit
 from howdah.errors import ClusterError, render
 from training.comm.base import Waits
 from training.run.run import Run
 
-__all__ = ["CollectiveLimit"]
+__all__ = ["COLLECTIVE_SECONDS", "CollectiveLimit"]
+
+COLLECTIVE_SECONDS = limit("collective_seconds", 3_600.0)
+"""Longest collective. It allows for all that ranks may have to wait for: an export, the check of a
+dataset, and storage that does not answer for half an hour (run.storage_retry_seconds)."""
 
 _MARGIN_SECONDS = 10.0
 """To write down why this process ends, after the save."""
@@ -62,11 +67,11 @@ class CollectiveLimit:
         error = ClusterError(
             "a collective does not come back",
             where=f"rank {run.rank} of {run.world_size}",
-            expected=f"at most {self._seconds:g} s (training.gpu_collective_seconds)",
+            expected=f"at most {self._seconds:g} s",
             got=f"{waited:.0f} s",
             remedy="look for a rank that is stopped or lost, or a broken link between GPUs"
             " (NCCL_DEBUG=INFO tells more); started again, the run goes on from its newest"
-            " checkpoint. Raise the limit where a rank may rightly be waited for so long",
+            " checkpoint",
         )
         print(render(error), file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)

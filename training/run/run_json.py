@@ -43,8 +43,7 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {
-    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
-    "tune",
+    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "job", "yarn", "ray", "tune",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
@@ -284,7 +283,7 @@ def config_hash(config: Config) -> str:
     hash by trying.
     """
     sections = redact.config(config).model_dump(mode="json")
-    for key in ("mode", "expect", "append", "forgotten"):  # what changes no row that is trained on
+    for key in ("expect", "append"):  # what changes no row that is trained on
         del sections["data"][key]
     sections["training"] = {
         key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING

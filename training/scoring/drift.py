@@ -29,6 +29,10 @@ from training.serving import variants
 
 __all__ = ["LEAST_ROWS", "of_source", "of_table", "reference_from_table", "words_of"]
 
+SHOWN_PARTITIONS = 30
+"""Partitions that drift.html shows, the newest last: a month of days. `howdah drift --last` shows
+more."""
+
 LEAST_ROWS = 1_000
 """Scored rows that may stand for a model's dataset: fewer would themselves be noise."""
 
@@ -56,7 +60,7 @@ def of_table(
         model: the model as `howdah score` was given it.
         table: its output.
         partition: column=value/..., of the source.
-        last: partitions in the history; None: drift.history.
+        last: partitions in the history; None: SHOWN_PARTITIONS.
         labels: table with the true labels of rows, by id; None: there are none.
     Raises:
         ModelError: no model, or one without a profile.
@@ -76,7 +80,7 @@ def of_table(
             id_column=id_column, label_column=label_column, progress=progress,
         )  # fmt: skip
     points = []
-    for each in scored.history(root, table, until=this.name, most=last or config.drift.history):
+    for each in scored.history(root, table, until=this.name, most=last or SHOWN_PARTITIONS):
         own = scored.reference_for(root, each, found.path)
         if own is None or own.bins_id != each.profile.bins_id:
             progress(f"{each.name} is left out: the profile it was counted with is gone")

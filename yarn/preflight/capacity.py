@@ -105,7 +105,7 @@ def problems(
             )
         ]
     worker = _worker(config)
-    driver = Size(-(-config.yarn.driver.memory // _MIB), config.yarn.driver.vcores)
+    driver = Size(-(-config.yarn.driver.memory // _MIB), 1)
     found += _too_large("worker", worker, sizes, queue)
     found += _too_large("driver", driver, sizes, queue)
     if found:

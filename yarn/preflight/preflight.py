@@ -173,8 +173,8 @@ def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None
     most = conf.get("yarn.resourcemanager.am.max-attempts")
     if most is not None and most.strip().isdigit() and int(most) < config.job.attempts:
         progress(
-            f"the cluster starts an application {most} times at most: job.attempts"
-            f" {config.job.attempts} is more"
+            f"the cluster starts an application {most} times at most, and the job may"
+            f" begin {config.job.attempts} times (job.max_restarts)"
         )
     if conf.kerberos:
         life = conf.get("dfs.namenode.delegation.token.max-lifetime")

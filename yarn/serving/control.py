@@ -253,11 +253,11 @@ def application(
         nodes=(),
         restarts=-1,
         driver=spec.ContainerRequest(
-            memory_mib=-(-options.driver.memory // 2**20), vcores=options.driver.vcores, gpus=0,
+            memory_mib=-(-options.driver.memory // 2**20), vcores=1, gpus=0,
             script="", files={}, env=spec.MASTER_ENV,
         ),
         worker=spec.ContainerRequest(
-            memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.vcores, gpus=0,
+            memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.threads or 1, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
             + f"exec {spec.words(config, 'serving')}\n",
             files=files,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from howdah.config.types import Bytes, Names, Section
+from howdah.config.types import Names, Rare, Section
 
 __all__ = ["KINDS", "AlertKind", "AlertsSection"]
 
@@ -25,18 +25,14 @@ class AlertsSection(Section):
     stdin. Sending never changes the exit code of the command that has failed."""
 
     command: list[Annotated[str, Names("alert")]] | None = None
-    """Program and arguments, started without a shell; gets the JSON object on its stdin."""
+    """Program and its arguments, started without a shell, that gets each alert as a JSON object on
+    its stdin."""
     on: list[AlertKind] = list(KINDS)
-    """Of what: failure, stall (no step for long), gate (missed), drift, disk (full or nearly)."""
-    timeout_seconds: float = Field(default=10.0, gt=0, le=120, allow_inf_nan=False)
-    """Seconds after which the command is killed."""
-    stall_factor: float = Field(default=20.0, ge=2.0, allow_inf_nan=False)
-    """A job has stalled when no step has ended for so many times its median step."""
-    stall_seconds: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """... and for at least so long: evaluations and checkpoints lie between steps, too."""
-    disk_bytes: Bytes | None = None
-    """Less free than this where the run directory lies is an alert of kind disk; null: only a
-    storage that is full."""
+    """Kinds of alerts that are sent: failure, stall (no step for long), gate (missed), drift, disk
+    (full or nearly)."""
+    stall_seconds: Rare[float] = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Seconds without a finished step after which a job may have stalled; they must exceed an
+    evaluation or a checkpoint. The alert also waits for 20 times the job's median step."""
 
     @field_validator("command")
     @classmethod

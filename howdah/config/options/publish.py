@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.options.registry import RegistryOptions
 from howdah.config.splits import TEST, HeldOut
-from howdah.config.types import AnyPath, Bytes, Section
+from howdah.config.types import AnyPath, Rare, Section, Usual
 
 __all__ = ["BaselineSection", "GateSection", "PublishSection"]
 
@@ -18,19 +18,19 @@ __all__ = ["BaselineSection", "GateSection", "PublishSection"]
 class GateSection(Section):
     split: HeldOut = TEST
     """Split whose metrics the gate checks."""
-    minimum: dict[str, float] = {}
-    """{metric: minimum}, e.g. {accuracy: 0.9}; for loss, ece, mse and mae the value is the
-    maximum."""
-    better_than_published: bool = False
-    """Compare evaluation.metric with that of the currently published model on the same rows; if
-    that model was evaluated on other data, it is evaluated again."""
-    margin: float = Field(default=0.0, allow_inf_nan=False)
-    """How much better than the published model it must be; 0: as good; below 0: it may be that much
-    worse."""
+    minimum: Usual[dict[str, float]] = {}
+    """Smallest values of metrics, {metric: minimum}, such as {accuracy: 0.9}. For loss, ece, mse
+    and mae the value is the maximum."""
+    better_than_published: Usual[bool] = False
+    """Whether evaluation.metric is compared with that of the currently published model on the same
+    rows. If that model was evaluated on other data, it is evaluated again."""
+    margin: Rare[float] = Field(default=0.0, allow_inf_nan=False)
+    """How much better than the published model the run must be in evaluation.metric. 0: as good.
+    Below 0: it may be that much worse."""
 
     min_over_baseline: float | None = Field(default=None, allow_inf_nan=False)
-    """How much better than `howdah baseline` on the same dataset the run must be, in
-    evaluation.metric; 0: as good. null: the baseline is not compared with."""
+    """How much better than `howdah baseline` on the same dataset the run must be in
+    evaluation.metric. 0: as good. null: the run is not compared with the baseline."""
 
     @field_validator("minimum")
     @classmethod
@@ -52,23 +52,15 @@ class GateSection(Section):
 class BaselineSection(Section):
     """`howdah baseline`: TF-IDF over token ids, and logistic regression."""
 
-    ngrams: int = Field(default=2, ge=1, le=3)
-    """Longest n-grams of token ids that are counted; 2: single ids and pairs."""
-    min_rows: int = Field(default=2, ge=1)
-    """Leave out n-grams that fewer rows of the training split have."""
-    max_features: int = Field(default=200_000, ge=1)
-    """Most n-grams that are used: those that most rows have."""
-    c: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Inverse strength of the L2 regularisation; null: 1 or 10, whichever is better in
+    c: Rare[float | None] = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Inverse strength of the L2 regularisation. null: 1 or 10, whichever is better in
     evaluation.metric on validation."""
-    max_bytes: Bytes = 8 * 2**30
-    """The baseline is refused if its estimated memory is more, or more than this machine has."""
 
 
 class PublishSection(Section):
-    directory: AnyPath = "models"
+    directory: Usual[AnyPath] = "models"
     """Directory of published models: <directory>/<name>/v=N."""
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Model name: letters, digits, '.', '_' and '-'; null: run.name."""
+    name: Usual[str | None] = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the published model: letters, digits, '.', '_' and '-'. null: run.name."""
     mlflow: RegistryOptions = RegistryOptions()
     """MLflow's model registry, which follows what is published."""

@@ -15,5 +15,6 @@ class ScoreSection(Section):
     """Scoring partitions of a Hive table (`howdah score`), and predictions (`howdah predict`)."""
 
     max_error_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
-    """A partition is not replaced if more of its rows have an error (a null or empty text);
-    `howdah predict` writes all rows and ends with exit code 3 then. 1: any number."""
+    """Largest fraction of rows with an error (a null or empty text). With more, `howdah score` does
+    not replace the partition, and `howdah predict` writes all rows and ends with exit code 3. 1:
+    any number of rows."""

@@ -6,9 +6,7 @@ import re
 from datetime import UTC, date, datetime
 from typing import Any
 
-from pydantic import Field, model_validator
-
-from howdah.config.types import AnyPath, Query, Section
+from howdah.config.types import AnyPath, Rare, Section
 
 __all__ = ["LAKES", "TABLE_NAME", "JdbcOptions", "check_as_of", "moment_of"]
 
@@ -22,29 +20,17 @@ TABLE_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 class JdbcOptions(Section):
     """How rows come from a PostgreSQL database (`format: jdbc`)."""
 
-    url_file: AnyPath | None = None
-    """File of mode 0600 with one line, postgresql://user:password@host:5432/database. null: the
-    environment variable HOWDAH_JDBC_URL. So no password is in a configuration, log or ps."""
-    partition_column: str | None = None
-    """Column of numbers, dates or times by whose ranges several tasks read; null: one task reads
-    all, unless `predicates` are given."""
-    partitions: int = Field(default=8, ge=1, le=1_000)
-    """Tasks, and connections at once, with `partition_column`."""
-    predicates: list[Query] = []
-    """SQL conditions, one for each task, instead of a column. Rows that fit none are not read, and
-    rows that fit several are read as often."""
-    fetch_size: int = Field(default=1_000, ge=1)
-    """Rows that a task fetches at once."""
-    watermark: str | None = None
-    """Column that grows with every change (a time of change, a serial number): the source is
-    identified by its maximum and the number of rows. null: by a digest of all rows, which reads
-    them one time more before and after."""
-
-    @model_validator(mode="after")
-    def _one_way_to_divide(self) -> JdbcOptions:
-        if self.partition_column is not None and self.predicates:
-            raise ValueError("partition_column and predicates divide the rows: give one")
-        return self
+    url_file: Rare[AnyPath | None] = None
+    """File of mode 0600 with one line, postgresql://user:password@host:5432/database, so that no
+    password is in a configuration, log or process list. null: the environment variable
+    HOWDAH_JDBC_URL."""
+    partition_column: Rare[str | None] = None
+    """Column of numbers, dates or times by whose ranges eight tasks read. null: one task reads
+    all rows."""
+    watermark: Rare[str | None] = None
+    """Column that grows with every change, such as a time of change or a serial number. The source
+    is identified by its maximum and the number of rows. null: it is identified by a digest of all
+    rows, which reads them once more before and after."""
 
 
 def check_as_of(value: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from datetime import UTC, date, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
-from howdah.config.types import Section, Source
+from howdah.config.types import Rare, Section, Source, Usual
 
 __all__ = ["MOST_FOLDS", "SplitOptions", "SplitSources", "SplitTime", "is_number", "moment"]
 
@@ -58,11 +58,12 @@ def moment(text: str) -> float:
 
 
 class SplitSources(Section):
-    validation: Source | None = None
+    validation: Rare[Source | None] = None
     """Source of an official validation set: files or a table, as data.source and with its columns.
     null: drawn from data.source."""
-    test: Source | None = None
-    """Source of an official test set, likewise."""
+    test: Rare[Source | None] = None
+    """Source of an official test set: files or a table, as data.source and with its columns. null:
+    drawn from data.source."""
 
     @property
     def given(self) -> dict[Split, str]:
@@ -72,14 +73,15 @@ class SplitSources(Section):
 
 
 class SplitTime(Section):
-    column: str | None = None
-    """Column of a row's date, time or number: the newest rows go to test, those before to
+    column: Rare[str | None] = None
+    """Column of a row's date, time or number. The newest rows go to test, and those before them to
     validation."""
-    validation_from: str | None = None
-    """Rows from this date, time or number on go to validation; null: the newest `validation` before
-    test."""
-    test_from: str | None = None
-    """Rows from this date, time or number on go to test; null: the newest `test`."""
+    validation_from: Rare[str | None] = None
+    """First date, time or number of validation. null: the newest rows before test, as many as
+    data.split.validation says."""
+    test_from: Rare[str | None] = None
+    """First date, time or number of test. null: the newest rows, as many as data.split.test
+    says."""
 
     @property
     def cuts(self) -> dict[str, str]:
@@ -117,33 +119,34 @@ class SplitTime(Section):
 
 
 class SplitOptions(Section):
-    validation: Size = 0.1
+    validation: Usual[Size] = 0.1
     """Size of validation where the data does not give it: a fraction of the duplicate clusters, or
     a number of rows (1 or more), which is met to within a cluster."""
-    test: Size = 0.1
-    """Size of test where the data does not give it, likewise."""
+    test: Usual[Size] = 0.1
+    """Size of test where the data does not give it: a fraction of the duplicate clusters, or a
+    number of rows (1 or more), which is met to within a cluster."""
     seed: int = Field(default=13, ge=0)
-    """Seed of the split's hash."""
-    fold: str | None = Field(default=None, pattern=r"^[1-9]\d*/[1-9]\d*$")
-    """K/N: the test split is part K of N (2 to 20) of the duplicate clusters, each of which is in
-    one part; `test` is not used then. `howdah train --folds` sets it. null: no folds."""
+    """Seed of the hash that draws the splits."""
+    fold: Rare[str | None] = Field(default=None, pattern=r"^[1-9]\d*/[1-9]\d*$")
+    """Fold K/N, which `howdah train --folds` sets: the test split is part K of N (2 to 20) of the
+    duplicate clusters, each of which is in one part, and data.split.test is not used. null: no
+    folds."""
     column: str | None = None
     """Column that names each row's split. Near copies of its test and validation rows are removed
     from the splits before them. A split that no row names is drawn from train."""
-    values: dict[str, Split] = {}
-    """{value in `column`: train, validation or test}; empty: the usual words (train, dev, ...)."""
-    unknown: Literal["reject", "fail"] = "fail"
-    """For a value of `column` that is none of them: reject the row (bad_split), or fail the ETL."""
+    values: Rare[dict[str, Split]] = {}
+    """Split of each value of data.split.column, {value: train, validation or test}. Empty: the
+    usual words (train, dev, ...)."""
     sources: SplitSources = SplitSources()
     """Official validation and test sets in sources of their own."""
     time: SplitTime = SplitTime()
     """Split by time."""
-    group: list[str] = []
-    """Columns (user, document, thread): rows with the same value in one of them stay in one split,
-    together with their duplicate clusters."""
-    stratify: int | None = Field(default=None, ge=1)
-    """Divide each class by the sizes above; a class with at least this many rows has rows in each
-    split. null: clusters are divided whatever their class."""
+    group: Rare[list[str]] = []
+    """Columns, such as a user, document or thread. Rows with the same value in one of them stay in
+    one split, together with their duplicate clusters."""
+    stratify: Rare[int | None] = Field(default=None, ge=1)
+    """Fewest rows of a class that has rows in each split; each class is divided by the sizes of the
+    splits. null: clusters are divided regardless of their class."""
 
     @field_validator("group", mode="before")
     @classmethod

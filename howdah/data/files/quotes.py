@@ -35,6 +35,9 @@ from howdah.errors import DataError
 
 __all__ = ["Quotes", "cr_ends_lines", "refused", "scan", "scan_file"]
 
+MAX_LINE_BREAKS = 1_000
+"""More line breaks in one quoted field count as an unclosed quote. A correct file can hold a longer
+field, but by its length alone can a field that swallows the rest of a file be told from it."""
 _BLOCK_CHARACTERS = 2**20
 _SHOWN_CHARACTERS = 60
 _LINE_BREAK = re.compile("\r*\n|\r(?=[^\r\n])")
@@ -78,12 +81,11 @@ def refused(bad: Sequence[tuple[str, Quotes]], options: CsvOptions) -> DataError
         "a quoted field swallows the lines after it: its closing quote is missing",
         where=f"{path}, line {first.line}",
         expected=f"a closing {options.quote} before the delimiter or the end of the line, on this"
-        f" line or after at most {options.max_line_breaks:,} line breaks",
+        f" line or after at most {MAX_LINE_BREAKS:,} line breaks",
         got=f"{first.problem}; the field begins with {first.begin!r}{more}",
         remedy="close the quote on that line, or double it where it is part of the text. If quotes"
         " are escaped in this file, set data.csv.escape; if they mean nothing, data.csv.quote: ''."
-        " If no field holds line breaks, data.csv.multiline: false reads each line by itself. For"
-        " texts of more lines raise data.csv.max_line_breaks",
+        " If no field holds line breaks, data.csv.multiline: false reads each line by itself.",
     )
 
 
@@ -130,7 +132,7 @@ class _Scanner:
     def __init__(self, text: TextIO, options: CsvOptions, delimiter: str) -> None:
         self.source, self.options = text, options
         self.quote = options.quote
-        self.most = options.max_line_breaks
+        self.most = MAX_LINE_BREAKS
         self.delimiter = delimiter
         self.text = ""
         self.at = 0

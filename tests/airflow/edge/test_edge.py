@@ -147,8 +147,8 @@ def test_from_rows_to_a_published_model_all_by_the_edge_node(
         "training.max_steps": 12, "training.learning_rate": 0.01,
         "training.global_batch_size": 32, "training.precision": "fp32",
         "tracking.tensorboard": False, "gate.minimum": {"accuracy": 0.3},
-        "yarn.environment": "path", "yarn.python": sys.executable, "job.workers": 2,
-        "job.worker.memory": "2 GiB", "job.attempts": 1,
+        "yarn.python": sys.executable, "job.workers": 2,
+        "job.worker.memory": "2 GiB", "job.max_restarts": 0,
     }  # fmt: skip
     dag = DagBag(str(ROOT / "dags" / "finetune.py")).dags["howdah_finetune"]
     run = dag.test(run_conf=values)

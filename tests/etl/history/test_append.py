@@ -8,9 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.history import rewrite
+from etl.rows import near
 from etl.rows.minhash import equal_entries, signatures
 from howdah import storage
 from howdah.config.data import DedupOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.data.manifest import load_dataset
 from howdah.errors import DataError
 from tests.etl.test_pipeline import make_config, rows_of, run, write_csv
@@ -47,7 +49,7 @@ def config_for(place, base, rows, part, **data):
     source = write_csv(place / f"{part}.csv", rows, header=("id", "text", "label"))
     settings = {
         "source": source, "columns": {"id": "id"}, "max_length": 32,
-        "append": {"enabled": True, "part": part, "buckets": 2, **data.pop("append", {})},
+        "append": {"enabled": True, "part": part, **data.pop("append", {})},
         "split": {"validation": 0.2, "test": 0.3}, "dedup": {}, **data,
     }  # fmt: skip
     return make_config(place, base, **settings)
@@ -69,8 +71,8 @@ def rejected(result) -> dict[str, str]:
 def leaks(places: dict[str, str], texts: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs above the threshold whose splits differ, by comparing every row with every other."""
     options, ids = DedupOptions(), sorted(places)
-    made = signatures([texts[i] for i in ids], options.ngram, options.num_permutations)
-    need = equal_entries(options.threshold, options.num_permutations)
+    made = signatures([texts[i] for i in ids], options.ngram, NUM_PERMUTATIONS)
+    need = equal_entries(options.threshold, NUM_PERMUTATIONS)
     found = []
     for n, signature in enumerate(made):
         like = np.flatnonzero((made[n + 1 :] == signature).sum(axis=1) >= need) + n + 1
@@ -145,8 +147,11 @@ def append_days(place, base, days: Sequence[int], count: int, seed: int, pairs: 
 
 
 @pytest.mark.timeout(900)
-def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
-    options = {"append": {"frozen": ["test"]}, "dedup": {"max_bucket_size": 2}}
+def test_two_days_in_turn_leak_nothing_and_lose_nothing(
+    spark, tmp_path, tiny_model_dir, monkeypatch
+):
+    monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 2)
+    options = {"append": {"frozen": ["test"]}}
     past, result, places, gone = append_days(
         tmp_path, tiny_model_dir, range(2), 24, seed=3, pairs=8, **options
     )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from etl.history import judge, ledger
-from etl.rows import dedup
+from etl.rows import dedup, near
 from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config.data import DataSection
@@ -105,11 +105,12 @@ def of_template(name: str) -> str:
 
 @pytest.mark.parametrize("frozen", [["test"], pytest.param([], marks=pytest.mark.full)])
 def test_unlike_rows_of_a_full_bucket_go_to_train_and_held_out_ones_are_all_compared(
-    spark, tmp_path, frozen
+    spark, tmp_path, monkeypatch, frozen
 ):
+    monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 2)
     data = DataSection(
         columns={"id": "id"}, split={"validation": 0, "test": 0.99999},
-        dedup={"max_bucket_size": 2, "threshold": 0.6},
+        dedup={"threshold": 0.6},
         append={"enabled": True, "frozen": frozen},
     )  # fmt: skip
     splits = ["train"] * 12 + ["test"] * 12 + ["validation"] * 12
@@ -125,7 +126,7 @@ def test_unlike_rows_of_a_full_bucket_go_to_train_and_held_out_ones_are_all_comp
     assert judging.full_buckets > 0 and judging.uncompared > 0
     lines = []
     assert judging.capped(lines.append)["full_past_buckets"] == judging.full_buckets
-    assert "max_bucket_size (2)" in lines[0]
+    assert "more than 2 old rows" in lines[0]
     for n in range(6):  # in buckets that have rows of each split, and like none of them
         assert (found[f"new-{n}"]["reason"], found[f"new-{n}"]["split"]) == (None, "train")
     for n in range(12, 36):

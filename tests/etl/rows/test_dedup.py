@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from etl.rows import dedup, minhash
+from etl import build
+from etl.rows import dedup, minhash, near
 from etl.rows.gate import text_key
 from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config.data import DedupOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
 
 pytestmark = pytest.mark.spark
@@ -78,7 +80,7 @@ def test_each_removal_can_be_switched_off(spark, tmp_path):
 
 
 # with these about half of all pairs of a family are alike
-STRICT = {"ngram": 5, "threshold": 0.8, "bands": 16}
+STRICT = {"ngram": 5, "threshold": 0.8}
 
 
 def _family(count):
@@ -95,19 +97,20 @@ def _family(count):
 
 def _alike(texts, options):
     """Pairs that share a bucket and are similar, by comparing all with all."""
-    signature = minhash.signatures(texts, options.ngram, options.num_permutations)
+    signature = minhash.signatures(texts, options.ngram, NUM_PERMUTATIONS)
     keys = minhash.band_keys(signature, *options.banding)
     met = (keys[:, None] == keys[None]).any(axis=2)
     equal = (signature[:, None] == signature[None]).mean(axis=2) >= options.threshold
     return {(int(a), int(b)) for a, b in np.argwhere(met & equal) if a < b}
 
 
-def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_path):
+def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_path, monkeypatch):
     texts = _family(40)
     # a label of its own for each: none is removed, and all groups can be seen
     rows = [(f"r{n:02d}", text, f"label{n:02d}") for n, text in enumerate(texts)]
     rows += [(f"alone{n}", " ".join(_words(100 + n)), "label00") for n in range(5)]
-    options = DedupOptions(max_bucket_size=4, **STRICT)
+    monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 4)
+    options = DedupOptions(**STRICT)
     pairs = _alike(texts, options)
     assert 50 < len(pairs) < 700
     fates, found = _fates(spark, rows, options, tmp_path)
@@ -119,12 +122,13 @@ def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_pa
 
 
 @pytest.mark.full  # in every run: the test above, and any pair by brute force, test_every_pair.py
-def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
+def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path, monkeypatch):
     texts = _family(40)
     rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
     pairs = _alike(texts, DedupOptions(**STRICT))
     whole = _plain_components(pairs)  # of all pairs
-    fates, _ = _fates(spark, rows, DedupOptions(max_bucket_size=4, **STRICT), tmp_path)
+    monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 4)
+    fates, _ = _fates(spark, rows, DedupOptions(**STRICT), tmp_path)
     removed = {i: detail for i, (reason, detail, _) in fates.items() if reason is not None}
     assert {reason for reason, _, _ in fates.values()} == {None, "near_duplicate"}
     for name, detail in removed.items():
@@ -132,7 +136,8 @@ def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
         assert fates[survivor][0] is None
         assert whole[int(name[1:])] == whole[int(survivor[1:])]
     # large enough, and the clusters are those of all pairs
-    fates, found = _fates(spark, rows, DedupOptions(max_bucket_size=40, **STRICT), tmp_path)
+    monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 40)
+    fates, found = _fates(spark, rows, DedupOptions(**STRICT), tmp_path)
     assert found.capped_buckets == 0
     for n in range(40):
         assert fates[f"r{n:02d}"][2] == f"r{whole.get(n, n):02d}"
@@ -216,15 +221,15 @@ def test_boilerplate_never_crosses_a_split(spark, tmp_path, tiny_model_dir):
 
 
 @pytest.mark.full
-def test_clusters_joined_on_the_executors_make_the_same_version(spark, tmp_path, tiny_model_dir):
+def test_clusters_joined_on_the_executors_make_the_same_version(
+    spark, tmp_path, tiny_model_dir, monkeypatch
+):
     source = _boilerplate_source(tmp_path)
     config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     result, _ = run(config)
     other = tmp_path / "rounds"
-    config = make_config(
-        other, tiny_model_dir, source=source, columns={"id": "key"}, dedup={},
-        spark={"driver_edges": 0},
-    )  # fmt: skip
+    monkeypatch.setattr(build, "DRIVER_EDGES", 0)
+    config = make_config(other, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     again, lines = run(config)
     assert again.hash == result.hash and not again.unchanged
     assert any("joining near duplicates, round 1" in line for line in lines)
@@ -241,7 +246,7 @@ def test_what_the_same_text_under_several_labels_is(spark, tmp_path, policy):
     near = " ".join([*_words(1)[:-1], "changed"])
     rows = [(f"o{n}", often, "a") for n in range(9)] + [("o9", often, "b")]
     rows += [("t0", twice, "a"), ("t1", twice, "b"), ("near", near, "c")]
-    options = DedupOptions(conflict={"policy": policy, "share": 0.9})
+    options = DedupOptions(conflict={"policy": policy})
     fates, found = _fates(spark, rows, options, tmp_path)
     assert fates["o0"] == (None, None, "near") and fates["o8"][0] == "exact_duplicate"
     # near has another label than o0

@@ -14,13 +14,16 @@ is torn. A group goes to one split as a whole: that two texts are in one is more
 in one split.
 """
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
-from etl.rows import dedup, minhash
+from etl.rows import dedup, minhash, near
 from etl.rows.gate import text_key
 from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 
 _BLOCK = 128
 _CERTAIN = 0.85
@@ -84,10 +87,10 @@ def _groups(spark, texts, options, tmp_path):
 def _torn_signatures(texts, groups, options):
     """(pairs that are above the threshold, those of them in two groups that must not be, how many
     are in two groups because no bucket has both)."""
-    signature = minhash.signatures(texts, options.ngram, options.num_permutations)
+    signature = minhash.signatures(texts, options.ngram, NUM_PERMUTATIONS)
     bands, _ = options.banding
     keys = minhash.band_keys(signature, *options.banding)
-    least = minhash.equal_entries(options.threshold, options.num_permutations)
+    least = minhash.equal_entries(options.threshold, NUM_PERMUTATIONS)
     columns = np.ascontiguousarray(signature.T)  # (K, B)
     above, torn, unseen = 0, [], 0
     for begin in range(0, len(texts), _BLOCK):
@@ -102,7 +105,7 @@ def _torn_signatures(texts, groups, options):
         apart = groups[a] != groups[b]
         a, b, same = a[apart], b[apart], same[apart]
         met = (keys[a] == keys[b]).any(axis=1)
-        sure = options.num_permutations - same < bands
+        sure = NUM_PERMUTATIONS - same < bands
         assert met[sure].all()  # the pigeonhole principle
         torn += list(zip(a[met].tolist(), b[met].tolist(), strict=True))
         unseen += int((~met).sum())
@@ -132,9 +135,10 @@ def _torn_exactly(texts, groups, options):
 
 
 def _judge(spark, tmp_path, count, max_bucket_size):
-    options = DedupOptions(max_bucket_size=max_bucket_size)
+    options = DedupOptions()
     texts = _texts(count)
-    groups, found = _groups(spark, texts, options, tmp_path)
+    with mock.patch.object(near, "MAX_BUCKET_SIZE", max_bucket_size):
+        groups, found = _groups(spark, texts, options, tmp_path)
     assert found.capped_buckets > 0  # of the boilerplate not all was compared
     above, torn, unseen = _torn_signatures(texts, groups, options)
     assert above > count and not torn, (above, torn[:5])

@@ -5,6 +5,7 @@ from pyspark.sql import functions as F
 
 from etl.rows import leakage, minhash
 from howdah.config.data import DedupOptions, QualityOptions
+from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.errors import DataError
 from tests.etl.rows.test_dedup import _words
 from tests.etl.test_pipeline import make_config, run, write_csv
@@ -43,8 +44,8 @@ def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
     """As where a part is appended whose frozen splits get no row: the new rows are for training."""
     rows = _rows()
     held = [row for row in rows if row[2] != "train"]
-    options = DedupOptions(num_permutations=80)
-    signed = minhash.signatures([text for _, text, _ in held], options.ngram, 80)
+    options = DedupOptions()
+    signed = minhash.signatures([text for _, text, _ in held], options.ngram, NUM_PERMUTATIONS)
     old = [(row[0], row[2], bytes(own)) for row, own in zip(held, signed, strict=True)]
     old = spark.createDataFrame(old, "id string, split string, signature binary")
     frame = spark.createDataFrame([row for row in rows if row not in held[1:]], COLUMNS)

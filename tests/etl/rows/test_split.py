@@ -282,7 +282,7 @@ def test_an_official_test_set_stays_whole_and_its_copies_leave_train(
     with pytest.raises(DataError) as caught:
         run(make_config(tmp_path, tiny_model_dir, **settings, split=by_column))
     assert "'no split' (1 rows)" in str(caught.value)
-    by_column["unknown"] = "reject"
+    settings["quality"] = {"unknown_label": "reject"}
     result, lines = run(make_config(tmp_path, tiny_model_dir, **settings, split=by_column))
     ids = {name: {e.id.decode() for e in part} for name, part in rows_of(result).items()}
     assert ids["test"] == {*(f"t{n}" for n in range(10)), "t-one", "t-two"}  # its copies too

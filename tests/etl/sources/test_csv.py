@@ -87,11 +87,13 @@ def test_fields_that_swallow_lines_are_found_with_their_line(block, lines, line,
         assert found.begin.startswith(lines[line - 1].rpartition('"')[2][:3])
 
 
-def test_too_many_line_breaks_are_an_unclosed_quote():
+def test_too_many_line_breaks_are_an_unclosed_quote(monkeypatch):
     text = 'a,b\n"' + "x\n" * 8 + '",y\nz,y\n'
-    assert good(scan(text, max_line_breaks=8))
+    monkeypatch.setattr(csv_quotes, "MAX_LINE_BREAKS", 8)
+    assert good(scan(text))
+    monkeypatch.setattr(csv_quotes, "MAX_LINE_BREAKS", 7)
     for block in (1, 4, 2**20):
-        found = scan(text, max_line_breaks=7, block=block)
+        found = scan(text, block=block)
         assert found.line == 2 and "more than 7 line breaks" in found.problem
 
 

@@ -38,7 +38,7 @@ class ClusterJob(WatchedJob):
         values = SETTINGS | NO_DROPOUT | {
             "run.name": "trial", "run.directory": directory, "data.dataset": dataset,
             "model.base": base, "training.num_train_epochs": 10**6, "training.max_steps": 10**6,
-            "checkpoint.every_steps": 200, "yarn.environment": "path",
+            "checkpoint.every_steps": 200,
             "yarn.python": sys.executable, "job.worker.memory": "1536 MiB",
             "yarn.driver.memory": "512 MiB",
         } | settings  # fmt: skip

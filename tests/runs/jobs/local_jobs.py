@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from howdah.core.processes import LIMITS as VARIABLE
 from tests import ROOT
 from tests.runs.jobs.watched_job import WatchedJob, in_step
 from tests.support.waiting import wait_until
@@ -18,12 +19,16 @@ from tests.support.waiting import wait_until
 LIGHT = ROOT / "tests" / "workers" / "light"
 
 
+_CONSTANTS = ("contact_seconds", "gang_attempts", "gloo_timeout_seconds", "node_failures")
+"""Limits that are no keys: a job of a test gets them by its environment."""
+
+
 class LocalJob(WatchedJob):
     """A driver in a process of its own, with its agents and training processes."""
 
     def __init__(
         self, directory, *, light=True, nodes="a", env=None, attempt=1, prefix=(), extra=(),
-        **sections,
+        limits=None, **sections,
     ):  # fmt: skip
         self.prefix = prefix  # of commands that reach the driver: its network namespace
         self.directory = Path(directory)
@@ -32,8 +37,12 @@ class LocalJob(WatchedJob):
         self.job = self.directory / f"job{attempt}"
         self.job.mkdir(exist_ok=True)
         config = {"run": {"directory": str(self.run_directory), "name": "test"}, **sections}
-        config["job"] = {"attempts": 1, **config.get("job", {})}
-        config["yarn"] = {"environment": "path", "python": sys.executable,
+        asked = dict(config.get("job", {}))
+        small = {name: asked.pop(name) for name in _CONSTANTS if name in asked}
+        if not {"min_workers", "max_workers"} & set(asked):
+            asked = {"max_restarts": 0, **asked}  # a lost worker ends it
+        config["job"] = asked
+        config["yarn"] = {"python": sys.executable,
                           **config.get("yarn", {})}  # fmt: skip
         self.config = self.directory / "config.yaml"
         self.config.write_text(yaml.safe_dump(config))
@@ -43,6 +52,7 @@ class LocalJob(WatchedJob):
                  str(self.config), "--application", "local_1",
                  "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        environment[VARIABLE] = json.dumps({**(limits or {}), **small})
         environment["HOWDAH_PYTHONPATH"] = environment["PYTHONPATH"]  # the agents' and ranks' too
         with self.log.open("wb") as log:
             self.driver = subprocess.Popen(words, stdout=log, stderr=log, env=environment)

@@ -285,7 +285,7 @@ def main(directory: str, count: str, nodes: str) -> int:
         {
             "run": {"directory": os.path.join(directory, "run"), "name": "simulated"},
             "training": {"global_batch_size": int(count)},
-            "yarn": {"environment": "path", "python": sys.executable},
+            "yarn": {"python": sys.executable},
             "job": {"workers": int(count)},
         }
     )

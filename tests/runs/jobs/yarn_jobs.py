@@ -42,8 +42,8 @@ def settings(url: str, name: str, **sections) -> dict:
         "checkpoint": {"every_steps": 4},
         "evaluation": {"splits": ["validation"]},
         "tracking": {"tensorboard": False},
-        "yarn": {"environment": "path", "python": sys.executable},
-        "job": {"workers": 2, "attempts": 1, "worker": {"memory": "2 GiB"}},
+        "yarn": {"python": sys.executable},
+        "job": {"workers": 2, "max_restarts": 0, "worker": {"memory": "2 GiB"}},
     }  # fmt: skip
     for section, values in sections.items():
         held[section] = {**held.get(section, {}), **values}

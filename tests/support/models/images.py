@@ -74,7 +74,6 @@ def _lit(label: str, side: int, rng: np.random.Generator) -> np.ndarray:
 def build_images(path: str, base: str, rows: dict[str, int], *, shards: int = 2):
     """A committed dataset of `write_shapes`' two classes for the model in `base`, without Spark."""
     from howdah import storage
-    from howdah.config.data import ImageOptions
     from howdah.data.images import ImageEncoder
     from howdah.data.manifest import (
         DatasetManifest,
@@ -96,7 +95,7 @@ def build_images(path: str, base: str, rows: dict[str, int], *, shards: int = 2)
         for n, part in enumerate(np.array_split(np.arange(count), shards)):
             name = f"{split}-{n:05d}-of-{shards:05d}.tfrecord"
             files = [png(_lit(("above", "left")[i % 2], 16, rng)) for i in part]
-            pixels = [encoder.decode(file, ImageOptions()) for file in files]
+            pixels = [encoder.decode(file) for file in files]
             with storage.open_write(storage.join(path, name)) as file:
                 writer = ShardWriter(file, layout)
                 writer.write(pixels, part % 2, [f"{split}-{i}".encode() for i in part])

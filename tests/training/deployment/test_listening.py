@@ -36,7 +36,7 @@ def test_a_server_refuses_every_key_of_the_section_that_it_does_not_read():
     """Whatever keys the section gets later: only those with a field of the server's are taken."""
     for key, field in ServeSection.model_fields.items():
         values = {"token_file": "t", "open": True, "host": "::1", "threads": 2,
-                  "max_queue": 1000, "memory": 2**31, "max_texts": 7}  # fmt: skip
+                  "memory": 2**31, "max_texts": 7}  # fmt: skip
         value = values.get(key) or field.get_default() + 1
         section = ServeSection.model_validate({key: value})
         if key in ("host", "port", "open", "threads"):

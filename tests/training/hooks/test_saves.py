@@ -122,45 +122,24 @@ def test_the_hour_begins_anew_with_a_save_that_succeeds(begin, outage, now):
 
 
 @pytest.mark.parametrize(
-    ("rules", "count", "seconds"),
-    [
-        ({}, None, 3600.0),
-        ({"max_failures": 3}, 3, None),  # a file that names the number has what it had
-        ({"max_failure_minutes": 5}, None, 300.0),
-        ({"max_failures": 3, "max_failure_minutes": 5}, 3, 300.0),
-    ],
+    ("rules", "seconds"),
+    [({}, 3600.0), ({"max_failure_minutes": 5}, 300.0), ({"max_failure_minutes": None}, None)],
 )
-def test_of_number_and_time_counts_what_is_given(rules, count, seconds):
-    found = from_dict({"checkpoint": rules}).checkpoint
-    assert (found.max_failures, found.failure_seconds) == (count, seconds)
+def test_the_minutes_of_failures_are_one_key(rules, seconds):
+    assert from_dict({"checkpoint": rules}).checkpoint.failure_seconds == seconds
 
 
-def test_too_many_in_a_row_end_it_with_the_storage_s_error(begin, outage):
-    outage |= {3, 4, 5}
-    done = begin(checkpoint={"every_steps": 1, "max_failures": 3}, evaluation={"every_steps": 100})
-    with pytest.raises(StorageUnavailable, match="3 in a row") as caught:
+def test_one_failure_is_enough_where_the_configuration_says_so(begin, outage):
+    """With the storage's own error, and after the saves that had succeeded."""
+    outage |= {3}
+    done = begin(
+        checkpoint={"every_steps": 1, "max_failure_minutes": 1e-9}, evaluation={"every_steps": 100}
+    )
+    with pytest.raises(StorageUnavailable, match="failure 1 in a row") as caught:
         for _ in range(7):
             settled_step(done)
     assert caught.value.exit_code == 5
     assert sorted(done.saved()) == [1, 2]
-    done.run.close("failed")
-
-
-def test_failures_that_are_not_in_a_row_are_survived(begin, outage):
-    outage |= {1, 2, 4, 5, 7}
-    done = begin(checkpoint={"every_steps": 1, "max_failures": 3}, evaluation={"every_steps": 100})
-    while done.state.step != 8:
-        settled_step(done)
-    assert sorted(done.saved()) == [3, 6, 8]
-    done.leave()
-
-
-def test_one_failure_is_enough_where_the_configuration_says_so(begin, outage):
-    outage |= {1}
-    done = begin(checkpoint={"every_steps": 1, "max_failures": 1})
-    with pytest.raises(StorageUnavailable):
-        for _ in range(3):
-            settled_step(done)
     done.run.close("failed")
 
 
@@ -289,7 +268,7 @@ def test_the_last_save_that_fails_is_an_error(begin, outage):
 
 def test_a_stop_saves_also_after_a_save_that_failed(begin, outage):
     outage |= {1}
-    first = begin(checkpoint={"every_steps": 1, "max_failures": 1})
+    first = begin(checkpoint={"every_steps": 1, "max_failure_minutes": 1e-9})
     first.step()
     with pytest.raises(HowdahError, match=r"asked to end|interrupted"):
         first.step(stop=True)

@@ -153,7 +153,7 @@ def test_training_comm_names_the_carrier_under_mpirun(start):
 def test_a_stopped_rank_fails_the_collective_within_its_limit(start, layout, saved):
     job = start(
         "torch", "torchrun",
-        **{"training.gpu_collective_seconds": 10, "checkpoint.grace_seconds": 5} | layout,
+        **{"limit.collective_seconds": 10, "checkpoint.grace_seconds": 5} | layout,
     )  # fmt: skip
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGSTOP)

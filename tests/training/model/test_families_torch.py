@@ -41,8 +41,7 @@ from training.serving.export import export
 from training.serving.run_info import describe_run
 from training.serving.serve import open_model
 
-KEYS = ("dropout", "attention_dropout", "classifier_dropout")
-STILL = ModelSection(**dict.fromkeys(KEYS, 0.0))
+STILL = ModelSection(dropout=0.0)
 
 
 def plain(name: str) -> transformers.PreTrainedModel:
@@ -142,7 +141,8 @@ def test_an_export_has_the_same_scores_in_a_pipeline(name, tmp_path):
 @pytest.mark.parametrize(("name", "head"), [("bert", ["c"]), ("roberta", ["c", "c"])])
 def test_dropout_is_where_bert_and_roberta_have_it(monkeypatch, name, head):
     rates = {"h": 0.11, "a": 0.12, "c": 0.13}
-    net = ours(name, ModelSection(**dict(zip(KEYS, rates.values(), strict=True)))).train()
+    monkeypatch.setattr(parameters, "dropout_rates", lambda *_: tuple(rates.values()))
+    net = ours(name).train()
     met = []
 
     def record(x: torch.Tensor, rate: float) -> torch.Tensor:
@@ -161,9 +161,9 @@ def test_without_a_rate_of_its_own_the_classifier_has_the_transformer_s(tmp_path
     config = load_base(path).config
     assert config["classifier_dropout"] is None
     assert parameters.dropout_rates(config, ModelSection()) == (0.1, 0.1, 0.1)
-    assert parameters.dropout_rates(config, ModelSection(dropout=0.3)) == (0.3, 0.1, 0.3)
-    chosen = parameters.with_dropouts(config, ModelSection(dropout=0.3, classifier_dropout=0.2))
-    assert (chosen["hidden_dropout_prob"], chosen["classifier_dropout"]) == (0.3, 0.2)
+    assert parameters.dropout_rates(config, ModelSection(dropout=0.3)) == (0.3, 0.3, 0.3)
+    chosen = parameters.with_dropouts(config, ModelSection(dropout=0.3))
+    assert (chosen["hidden_dropout_prob"], chosen["classifier_dropout"]) == (0.3, 0.3)
     assert json.dumps(chosen)
 
 

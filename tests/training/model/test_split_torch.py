@@ -18,7 +18,7 @@ from training.optim.split_adamw_torch import SplitGradients
 SHAPE = DISTILBERT.complete({"dim": 16, "hidden_dim": 32, "n_heads": 4, "n_layers": 2,
                              "vocab_size": 40, "max_position_embeddings": 12})  # fmt: skip
 LABELS = 3
-NONE = ModelSection(dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
+NONE = ModelSection(dropout=0.0)
 
 
 def weights(config: dict = SHAPE) -> dict[str, np.ndarray]:

@@ -145,7 +145,7 @@ def test_a_disk_without_room_is_said_after_the_collectives(tmp_path):
 
 
 def test_the_update_is_that_of_torch_bit_by_bit():
-    training = TrainingSection(weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6)
+    training = TrainingSection(weight_decay=0.3)
     ours, theirs = named(), named()
     assert {decays(name) for name in SHAPES} == {True, False}
     optimizer = AdamW(ours.items(), training)
@@ -156,7 +156,7 @@ def test_the_update_is_that_of_torch_bit_by_bit():
         {"params": [tensor], "weight_decay": 0.3 if decays(name) else 0.0}
         for name, tensor in theirs.items()
     ]
-    reference = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-6, fused=True)
+    reference = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8, fused=True)
     for name, tensor in theirs.items():
         reference.state[tensor] = {
             "step": torch.tensor(4.0),

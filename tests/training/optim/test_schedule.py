@@ -1,7 +1,6 @@
 """Learning rate by step: transformers' schedules, scaling, numbers of steps."""
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ import sys
 import pytest
 
 from howdah.config.model import TrainingSection
-from training.optim.schedule import Schedule, peak_learning_rate, total_steps, warmup_steps
+from training.optim.schedule import Schedule, total_steps, warmup_steps
 
 PEERS = """
 import json, os, sys
@@ -65,15 +64,5 @@ def test_max_steps_overrides_epochs():
     assert total_steps(TrainingSection(num_train_epochs=3, max_steps=7), 100) == 7
 
 
-def test_warmup_steps_override_the_ratio():
+def test_warmup_steps_are_the_ratio_of_all_rounded_up():
     assert warmup_steps(TrainingSection(warmup_ratio=0.1), 101) == 11
-    assert warmup_steps(TrainingSection(warmup_ratio=0.1, warmup_steps=4), 101) == 4
-
-
-@pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
-def test_the_peak_scales_with_the_global_batch_only(scaling, factor):
-    training = TrainingSection(
-        learning_rate=1e-5, lr_scaling=scaling, global_batch_size=128, lr_reference_batch_size=32
-    )
-    assert math.isclose(peak_learning_rate(training), 1e-5 * factor)
-    assert Schedule.of(training, 10).peak == peak_learning_rate(training)

@@ -16,7 +16,7 @@ from training.process import env
 @pytest.mark.parametrize("groups", [None, 3])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_predicted_messages_are_those_of_the_torch_loop(
-    tiny_dataset, tiny_model_dir, groups, frozen
+    tiny_dataset, tiny_model_dir, monkeypatch, groups, frozen
 ):
     env.prepare("torch")
     from training.model import forward_torch
@@ -26,7 +26,7 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
         {
             "data": {"dataset": tiny_dataset.path},
             "model": {"base": tiny_model_dir, "freeze_embeddings": frozen},
-            "training": {"framework": "torch", "fusion_groups": groups},
+            "training": {"framework": "torch"},
         }
     )
     with open(os.path.join(tiny_model_dir, "config.json"), encoding="utf-8") as file:
@@ -36,6 +36,7 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     )
     trainable = {n: p for n, p in net.named_parameters() if p.requires_grad}
     gradients = FlatGradients(trainable, words=net.family.word_embeddings)
+    monkeypatch.setattr(calibrate.schedule, "FUSION_GROUPS", groups)
     said = calibrate.Sizes(config).gradient()
     for sparse, messages in ((False, said.dense), (True, said.without_words)):
         gradients.arrange(groups, sparse_embeddings=sparse and not frozen)

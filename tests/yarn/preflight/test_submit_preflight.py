@@ -195,7 +195,7 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
         ((8192, 8192), {"workers": 1}, 1),
         ((8192, 8192), {"workers": 2, "max_workers": 4}, 7),  # what it may grow to
         ((8192, 8192), {"workers": 2, "max_workers": 400}, 29),  # of which 8 have room
-        ((8192, 8192), {"workers": 3, "controller": "mpi", "environment": "path",
+        ((8192, 8192), {"workers": 3, "controller": "mpi",
                         "python": "x"}, 4),
     ],
 )  # fmt: skip
@@ -306,7 +306,7 @@ def yarn(monkeypatch, tmp_path):
     return manager
 
 
-ON_NODES = {"environment": "path", "python": "/usr/bin/python3"}
+ON_NODES = {"python": "/usr/bin/python3"}
 
 
 def test_a_submission_is_recorded_and_a_second_one_attaches(job, yarn, tmp_path):
