@@ -14,7 +14,8 @@ a job of two workers on the mini cluster: two NodeManagers on one machine, a tin
 memory every {commit} steps, a checkpoint every {checkpoint}, `job.hang_seconds: {hang}`. Seconds
 count from the fault to the first step after it, of any rank and of the whole world. Steps repeated
 are those between the last one reported (every second) and the state that training went on from.
-Processes left are the job's own that should be gone and are not.
+Processes left are the job's own that should be gone and are not. A framework's cell has repeated
+steps; seconds until any rank, and until all ranks train again.
 
 - "agents without YARN": the same driver and agents as processes of one machine, with slowness
   injected (tests/workers/slow), for lost hosts a network namespace each, and `job.hang_seconds: 5`
@@ -29,9 +30,11 @@ Processes left are the job's own that should be gone and are not.
 
 What faults leave of `howdah score`: [on the cluster](on-the-cluster.md#each-partition-once).
 
-| framework | fault | repeated steps | training again, s | all again, s | went on from | left |
-|---|---|---|---|---|---|---|
+| fault | TensorFlow | torch | went on from | left |
+|---|---|---|---|---|
 """
+FRAMEWORKS = ("tensorflow", "torch")
+"""In the order of the table's columns."""
 SETTINGS = {"commit": 20, "checkpoint": 200, "hang": 10}
 
 
@@ -77,18 +80,34 @@ def load():
 
 
 def write():
-    """Put what is known into docs/faults.md; rows there that no run here has measured stay."""
-    lines = {}
-    for line in PAGE.read_text().splitlines() if PAGE.exists() else []:
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if line.startswith("| ") and len(cells) == 7 and cells[0] != "framework":
-            lines[cells[0], cells[1]] = line
+    """Put the rows of the last runs into docs/faults.md; rows there that none of them has measured
+    stay. A fault after which the frameworks went on differently has a line for each."""
+    rows = _rows_of_page()
     for row in load():
-        figures = map(_known, (row.repeated, row.again_seconds, row.whole_seconds))
-        cells = (row.framework, row.fault, *figures, row.state, _known(row.left))
-        lines[row.framework, row.fault] = f"| {' | '.join(cells)} |"
-    table = "".join(f"{lines[name]}\n" for name in sorted(lines))
+        measured = (row.repeated, row.again_seconds, row.whole_seconds)
+        figures = "-" if set(measured) == {None} else "; ".join(map(_known, measured))
+        rows[row.framework, row.fault] = figures, row.state, _known(row.left)
+    lines = {}
+    for (framework, fault), (figures, state, left) in rows.items():
+        lines.setdefault((fault, state, left), {})[framework] = figures
+    table = ""
+    for (fault, state, left), figures in sorted(lines.items()):
+        cells = (fault, *(figures.get(name, "") for name in FRAMEWORKS), state, left)
+        table += f"| {' | '.join(cells)} |\n"
     PAGE.write_text(HEAD.format(**SETTINGS) + table)
+
+
+def _rows_of_page():
+    """{(framework, fault): (figures, state, processes left)}, as text."""
+    rows = {}
+    for line in PAGE.read_text().splitlines() if PAGE.exists() else []:
+        cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+        if line.startswith("| ") and len(cells) == 5 and cells[0] != "fault":
+            fault, *figures, state, left = cells
+            for framework, figure in zip(FRAMEWORKS, figures, strict=True):
+                if figure:
+                    rows[framework, fault] = figure, state, left
+    return rows
 
 
 def _known(value):
