@@ -7,7 +7,7 @@
     tensor: T           a part of layers     SplitGradients     SplitAdamW
     pipeline: P         a stage's layers     StagedGradients    StagedAdamW
 
-docs/decisions/model-over-ranks.md says what each is for.
+docs/decisions/sharding.md says what each is for.
 """
 
 from __future__ import annotations

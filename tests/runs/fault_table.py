@@ -9,29 +9,32 @@ ROWS = ROOT / "build" / "faults.json"
 PAGE = ROOT / "docs" / "faults.md"
 HEAD = """# What faults cost
 
-Made by `make test-all` (tests/yarn/test_faults.py and those below): each fault is done for real to
-a job of two workers on the mini cluster (two NodeManagers on one machine, loopback, a tiny model, a
-copy in memory every {commit} steps, a checkpoint every {checkpoint}, `job.hang_seconds: {hang}`).
-Seconds count from the fault to the first step after it: of any rank, and of the whole world again.
-Steps repeated are those between the last one that was reported (every second) and the state that
-training went on from. Processes left are the job's own that should be gone and are not. Rows marked
-"agents without YARN" are the same driver and agents as processes of one machine, with slowness
-injected (tests/workers/slow) and, for lost hosts, a network namespace each
-(tests/jobs/test_phases.py, tests/training/test_stops.py, tests/jobs/test_local_network.py,
-tests/jobs/test_local_training.py). There the seconds of a lost host count from the loss being known
-(job.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
-being found, with `job.hang_seconds: 5`.
-Rows with "(on ...)" are jobs of `howdah submit --on` on one machine of 2 cores, which others used
-at the same time (tests/places): on local; on spark, `local-cluster` of two executors; on a
-standalone Spark and a Ray of two nodes, all daemons on loopback; on Spark on YARN, the mini
-cluster. There the seconds of a killed driver include the end of its workers and the command that
-submits the job again after it, those of a lost node the start of another one, once the survivor
-trains. A row that is missing was not measured: TensorFlow on Spark on YARN has a test and no row.
-What faults leave of `howdah score`: [scoring.md](scoring.md#once-and-what-says-so).
+Made by `make test-all` (tests/yarn/test_faults.py and those below). Each fault is done for real to
+a job of two workers on the mini cluster: two NodeManagers on one machine, a tiny model, a copy in
+memory every {commit} steps, a checkpoint every {checkpoint}, `job.hang_seconds: {hang}`. Seconds
+count from the fault to the first step after it, of any rank and of the whole world. Steps repeated
+are those between the last one reported (every second) and the state that training went on from.
+Processes left are the job's own that should be gone and are not. A framework's cell has repeated
+steps; seconds until any rank, and until all ranks train again.
 
-| framework | fault | repeated steps | training again, s | all again, s | went on from | left |
-|---|---|---|---|---|---|---|
+- "agents without YARN": the same driver and agents as processes of one machine, with slowness
+  injected (tests/workers/slow), for lost hosts a network namespace each, and `job.hang_seconds: 5`
+  (tests/jobs/test_phases.py, tests/training/test_stops.py, tests/jobs/test_local_network.py,
+  tests/jobs/test_local_training.py). Seconds of a lost host count from its loss being known to the
+  survivors' next world, those of a stopped rank to its being found.
+- "(on ...)": jobs of `howdah submit --on` on one machine of 2 cores that others used
+  (tests/places): local; spark, `local-cluster` of two executors; a standalone Spark and a Ray of
+  two nodes; Spark on YARN. Seconds of a killed driver include the end of its workers and the
+  command that submits the job again, those of a lost node the start of another one.
+- A row that is missing was not measured.
+
+What faults leave of `howdah score`: [on the cluster](on-the-cluster.md#each-partition-once).
+
+| fault | TensorFlow | torch | went on from | left |
+|---|---|---|---|---|
 """
+FRAMEWORKS = ("tensorflow", "torch")
+"""In the order of the table's columns."""
 SETTINGS = {"commit": 20, "checkpoint": 200, "hang": 10}
 
 
@@ -77,18 +80,34 @@ def load():
 
 
 def write():
-    """Put what is known into docs/faults.md; rows there that no run here has measured stay."""
-    lines = {}
-    for line in PAGE.read_text().splitlines() if PAGE.exists() else []:
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        if line.startswith("| ") and len(cells) == 7 and cells[0] != "framework":
-            lines[cells[0], cells[1]] = line
+    """Put the rows of the last runs into docs/faults.md; rows there that none of them has measured
+    stay. A fault after which the frameworks went on differently has a line for each."""
+    rows = _rows_of_page()
     for row in load():
-        figures = map(_known, (row.repeated, row.again_seconds, row.whole_seconds))
-        cells = (row.framework, row.fault, *figures, row.state, _known(row.left))
-        lines[row.framework, row.fault] = f"| {' | '.join(cells)} |"
-    table = "".join(f"{lines[name]}\n" for name in sorted(lines))
+        measured = (row.repeated, row.again_seconds, row.whole_seconds)
+        figures = "-" if set(measured) == {None} else "; ".join(map(_known, measured))
+        rows[row.framework, row.fault] = figures, row.state, _known(row.left)
+    lines = {}
+    for (framework, fault), (figures, state, left) in rows.items():
+        lines.setdefault((fault, state, left), {})[framework] = figures
+    table = ""
+    for (fault, state, left), figures in sorted(lines.items()):
+        cells = (fault, *(figures.get(name, "") for name in FRAMEWORKS), state, left)
+        table += f"| {' | '.join(cells)} |\n"
     PAGE.write_text(HEAD.format(**SETTINGS) + table)
+
+
+def _rows_of_page():
+    """{(framework, fault): (figures, state, processes left)}, as text."""
+    rows = {}
+    for line in PAGE.read_text().splitlines() if PAGE.exists() else []:
+        cells = [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]
+        if line.startswith("| ") and len(cells) == 5 and cells[0] != "fault":
+            fault, *figures, state, left = cells
+            for framework, figure in zip(FRAMEWORKS, figures, strict=True):
+                if figure:
+                    rows[framework, fault] = figure, state, left
+    return rows
 
 
 def _known(value):

@@ -2,7 +2,7 @@
 
 Each rank keeps its rows of every parameter; FSDP2 gathers those of one module when it computes, and
 sums its gradients to the ranks whose rows they are. What follows from that:
-docs/decisions/model-over-ranks.md.
+docs/decisions/sharding.md.
 
 Source: torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP" (2023).
 """

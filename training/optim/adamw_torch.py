@@ -1,7 +1,7 @@
 """AdamW in torch: with all moments on every rank, or divided among the ranks (ZeRO-1).
 
 Source of the division: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", stage 1. Why it is done so: docs/decisions/sharded-optimizer.md.
+Parameter Models", stage 1. Why it is done so: docs/decisions/sharding.md.
 """
 
 from __future__ import annotations

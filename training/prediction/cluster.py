@@ -192,7 +192,7 @@ def _decoded_bytes(path: str) -> int:
 def memory_overhead_mib(options: SparkOptions, framework: str, model: Model) -> int | None:
     """MiB outside the JVM's heap that an executor needs for its Python workers, one per task.
 
-    None where the user's Spark settings set it. Measured in docs/predict-on-yarn.md.
+    None where the user's Spark settings set it. Measured in docs/on-the-cluster.md.
 
     Args:
         framework: tensorflow, torch, or a format of ONNX.
