@@ -5,7 +5,7 @@
 A step's micro-batches follow each other through the ranks in the order one-forward-one-backward:
 rank r of P begins with P - 1 - r forward passes, and keeps at most P - r of them. Source: Narayanan
 et al., "PipeDream" (2019) and "Efficient Large-Scale Language Model Training" (2021), 1F1B. Why not
-by torch.distributed.pipelining: docs/decisions/model-over-ranks.md.
+by torch.distributed.pipelining: docs/decisions/sharding.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 Every rank has the same `hidden`, bit by bit. Source: Shoeybi et al., "Megatron-LM: Training
 Multi-Billion Parameter Language Models Using Model Parallelism" (2019), section 3. Why not by
-torch's DTensor: docs/decisions/model-over-ranks.md.
+torch's DTensor: docs/decisions/sharding.md.
 """
 
 from __future__ import annotations
