@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from howdah import isolation, redact, storage
+from howdah import redact, storage
 from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection
 from howdah.core import shorten
@@ -38,7 +38,8 @@ from howdah.errors import (
     Terminated,
     UsageError,
 )
-from howdah.runs import RUN_JSON
+from howdah.process import isolation
+from howdah.run_files import RUN_JSON
 
 __all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send", "succeeded"]
 

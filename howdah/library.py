@@ -6,7 +6,7 @@
     howdah.command("etl", config)
     howdah.command("train", config, "--np", "2")
     howdah.metrics(config)
-    model = howdah.open_model(config)  # a ServedModel of training/serving/serve.py
+    model = howdah.open_model(config)  # a ServedModel of models/opened/opened.py
     model.scores([model.clean_text("Stocks fell sharply.")])  # [N, C], C as model.labels
 
 A command runs in a process of its own: Spark, a framework or a rank that is killed never ends the
@@ -24,11 +24,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.core.child import Child
 from howdah.errors import ClusterError, HowdahError, NotFound
+from howdah.process import isolation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +86,7 @@ def metrics(run: Config | str) -> pd.DataFrame:
     evaluation. Nested figures have names like metrics/accuracy."""
     import pandas as pd
 
-    from training.run.metrics_log import read_metrics
+    from howdah.models.runs.metrics_log import read_metrics
 
     if not (lines := read_metrics(_directory(run))):
         raise NotFound("the run has logged no metrics", where=_directory(run))
@@ -94,7 +95,7 @@ def metrics(run: Config | str) -> pd.DataFrame:
 
 def open_model(model: Config | str, framework: str | None = None) -> Any:
     """The opened model (ServedModel) of a published model, an export or a run directory."""
-    from training.serving import serve
+    from howdah.models.opened import opened as serve
 
     return serve.open_model(_directory(model), framework=framework)
 

@@ -1,6 +1,6 @@
 """The backend whose containers are processes of this machine: `job.on: local`, and tests.
 
-    python -m jobs.local driver DIRECTORY CONFIG [--nodes a,b] [--attempt 2]
+    python -m howdah.jobs.local driver DIRECTORY CONFIG [--nodes a,b] [--attempt 2]
 
 Everything but the cluster is as on one. A container is a session of its own, and ends as a whole;
 its files are DIRECTORY/containers/<id>/. Files take the place of the cluster's decisions:
@@ -23,14 +23,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.loader import load as load_config
 from howdah.core.child import Child
 from howdah.errors import ClusterError, HowdahError, render
-from jobs import secret_file
-from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
-from jobs.net.signing import new_key
+from howdah.jobs import secret_file
+from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from howdah.jobs.net.signing import new_key
+from howdah.process import isolation
 
 __all__ = ["LocalAgent", "LocalDriver", "main"]
 
@@ -176,7 +177,7 @@ class LocalDriver(DriverBackend):
             env |= {"LOG_DIRS": home, "TMPDIR": home, "HOWDAH_CACHE": os.path.join(disk, "howdah")}
         os.makedirs(home)
         argv = isolation.module(
-            "jobs.local", "agent", self._directory, self._config_path, "--container", name,
+            "howdah.jobs.local", "agent", self._directory, self._config_path, "--container", name,
             "--nodes", node,
         )  # fmt: skip
         if self._namespaces:
@@ -228,7 +229,7 @@ class LocalAgent(AgentBackend):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a driver, or one of its agents."""
-    parser = argparse.ArgumentParser(prog="python -m jobs.local")
+    parser = argparse.ArgumentParser(prog="python -m howdah.jobs.local")
     parser.add_argument("role", choices=("driver", "agent"))
     parser.add_argument("directory")
     parser.add_argument("config")
@@ -264,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         attempt=args.attempt,
         secret_env=secret_env,
     )
-    from jobs.driver.driver import run
+    from howdah.jobs.driver.driver import run
 
     try:
         return run(config, path, backend)
@@ -273,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _agent(config: Config, path: str, backend: LocalAgent) -> int:
-    from jobs.agent.agent import run
+    from howdah.jobs.agent.agent import run
 
     return run(config, path, backend)
 

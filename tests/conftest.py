@@ -6,7 +6,7 @@ import os
 import pytest
 
 from howdah import storage
-from howdah.runs.command import VARIABLE
+from howdah.models.runs.command import VARIABLE
 from tests.support import memory_storage
 
 pytest_plugins = [

@@ -24,10 +24,10 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
-from jobs import secret_file
-from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
-from yarn import address, spec
-from yarn.client.submission_lock import read_claim
+from howdah.jobs import secret_file
+from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from howdah.yarn import address, spec
+from howdah.yarn.client.submission_lock import read_claim
 
 __all__ = ["SkeinAgent", "SkeinDriver", "attempt_of", "submit", "verdict"]
 

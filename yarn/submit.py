@@ -31,17 +31,17 @@ from howdah.errors import (
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import OVER, PATIENCE_SECONDS, ResourceManager
+from howdah.jobs import secret_file
+from howdah.jobs.status import status_file
+from howdah.models.runs import applications, settings
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
-from howdah.runs import applications, settings
-from jobs import secret_file
-from jobs.status import status_file
-from yarn import address, shipping, spec
-from yarn.client import control
-from yarn.client.registry import announce
-from yarn.client.status import Job
-from yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
-from yarn.preflight import locality, preflight
+from howdah.yarn import address, shipping, spec
+from howdah.yarn.client import control
+from howdah.yarn.client.registry import announce
+from howdah.yarn.client.status import Job
+from howdah.yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
+from howdah.yarn.preflight import locality, preflight
 
 __all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
 
@@ -206,7 +206,7 @@ def _new(
     A failure and an interrupt kill it and release the lock, up to the last question to YARN: the
     user cannot end an application whose id this command has not printed.
     """
-    from yarn import skein_backend
+    from howdah.yarn import skein_backend
 
     application = None
     try:

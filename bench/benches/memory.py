@@ -32,7 +32,7 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.data.record import RecordLayout, ShardWriter
-from yarn.preflight import worker_memory
+from howdah.yarn.preflight import worker_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
@@ -165,7 +165,7 @@ def peaks(config: dict, folder: str) -> list[int]:
     os.makedirs(f"{folder}/job")
     path = f"{folder}/config.yaml"
     Path(path).write_text(yaml.safe_dump(config), encoding="utf-8")
-    arguments = ["-m", "jobs.local", "driver", f"{folder}/job", path,
+    arguments = ["-m", "howdah.jobs.local", "driver", f"{folder}/job", path,
              "--application", "local_1", "--nodes", "a"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     found: dict[int, int] = {}

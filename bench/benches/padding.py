@@ -11,7 +11,7 @@ import numpy as np
 
 from bench import harness
 from bench.data import rows
-from training.data.planner import Planner, PlanSpec, micro_batches
+from howdah.data.splits.planner import Planner, PlanSpec, micro_batches
 
 BATCH = 32
 

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.history.mentions import GONE, Wanted
 from howdah import storage
+from howdah.etl.history.mentions import GONE, Wanted
 from howdah.models.registry import EXPORT_INFO
 from howdah.models.scored import MARKER
-from howdah.runs import REPORT
+from howdah.run_files import REPORT
 
 __all__ = ["Judged", "Listed", "judge", "listed", "without_rejected"]
 

@@ -19,7 +19,7 @@ from airflow.sdk.execution_time.xcom import XCom
 from airflow.sdk.types import TaskInstanceKey
 
 from howdah.core.paths import HDFS_SCHEMES
-from howdah.runs import REPORT
+from howdah.run_files import REPORT
 
 __all__ = [
     "ApplicationLink",

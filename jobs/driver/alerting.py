@@ -11,7 +11,7 @@ from howdah.config.loader import Config
 from howdah.core import threads
 from howdah.core.processes import limit
 from howdah.errors import HowdahError
-from jobs.stall import Stall
+from howdah.jobs.stall import Stall
 
 __all__ = ["Alerting"]
 

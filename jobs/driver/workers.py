@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from howdah.core.processes import limit
-from jobs import hang
-from jobs.driver.members import Member
+from howdah.jobs import hang
+from howdah.jobs.driver.members import Member
 
 __all__ = ["GANG_ATTEMPTS", "NODE_FAILURES", "DriverActions", "Limits", "Workers"]
 

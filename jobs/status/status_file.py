@@ -26,8 +26,8 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
-from howdah.runs import RUN_JSON
-from jobs.status.claim import Claim, Superseded
+from howdah.jobs.status.claim import Claim, Superseded
+from howdah.run_files import RUN_JSON
 
 __all__ = [
     "StatusFile", "directory", "is_ending", "read", "request", "status_path", "wait_for_end",

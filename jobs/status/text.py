@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from howdah.errors import NotFound, PermissionDenied
-from howdah.runs.record import read
+from howdah.models.runs.record import read
 
 __all__ = ["duration", "job_lines", "run_summary"]
 

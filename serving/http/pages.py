@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from howdah.config.options.serve import ServeSection
-from serving.compute.generation import Generation
-from serving.http.state import MAX_BYTES
+from howdah.serving.compute.generation import Generation
+from howdah.serving.http.state import MAX_BYTES
 
 __all__ = ["OIP", "PLAIN", "TEI", "docs"]
 

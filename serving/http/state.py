@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from howdah.config.options.serve import ServeSection
 from howdah.core.processes import limit
-from serving.compute.batcher import Batcher
-from serving.compute.metrics import Metrics
-from serving.http.reading import Held
-from serving.http.tokens import TokenFile
+from howdah.serving.compute.batcher import Batcher
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.http.reading import Held
+from howdah.serving.http.tokens import TokenFile
 
 __all__ = ["MAX_BYTES", "READ_SECONDS", "REQUEST_SECONDS", "State"]
 

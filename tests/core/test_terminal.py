@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from howdah.cli import app, common, jobs, run
 from howdah.core.terminal import as_cell, shown
 from howdah.errors import StorageError
-from yarn.client import control, status
+from howdah.yarn.client import control, status
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -87,7 +87,7 @@ def test_a_list_of_jobs_is_escaped(application):
 
 @pytest.mark.parametrize("how", ["rank", "containers"])
 def test_logs_are_escaped(how, monkeypatch):
-    from yarn.client import logs
+    from howdah.yarn.client import logs
 
     def of_rank(manager, job, rank, *, follow, out):
         out(f"step 1 {CLEAR}")
@@ -147,7 +147,7 @@ HOWDAH = f"{shlex.quote(sys.executable)} -m howdah.cli"
 PREDICT = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
     "from types import SimpleNamespace as Some\n"
     "from howdah.models import registry\n"
-    "from training.prediction import predict\n"
+    "from howdah.serving.prediction import predict\n"
     "from howdah.cli import main\n"
     "registry.address = lambda model, directory: model\n"
     "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r')\n"
@@ -277,7 +277,7 @@ def test_logs_that_are_followed_end_where_nothing_reads_them():
     program = (
         "import itertools\n"
         "from howdah.cli import jobs, main\n"
-        "from yarn.client import logs, status\n"
+        "from howdah.yarn.client import logs, status\n"
         "def of_rank(*_, follow, out):\n"
         "    for step in itertools.count(): out(f'step {step}')\n"
         "jobs._yarn, status.find_job, logs.of_rank = lambda *_: None, lambda *_: None, of_rank\n"

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from howdah.cli import app
-from serving.server import GRACE_SECONDS
+from howdah.serving.server import GRACE_SECONDS
 from tests import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "howdah-serve.service"

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config.model import TrainingSection
-from training.checkpoint.read import ADAM_M, ADAM_V
-from training.model.parameters import decays
-from training.optim.schedule import BETAS, EPSILON
+from howdah.models.weights.parameters import decays
+from howdah.training.checkpoint.read import ADAM_M, ADAM_V
+from howdah.training.optim.schedule import BETAS, EPSILON
 
 __all__ = ["AdamW"]
 

@@ -13,9 +13,9 @@ from howdah.core.activity import Progress
 from howdah.errors import ClusterError, HowdahError, JobLost, TrainingError, UsageError
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.job_log import Position, new_lines
-from howdah.runs import applications
-from jobs.status import status_file
-from yarn.client.status import Job, job_status
+from howdah.jobs.status import status_file
+from howdah.models.runs import applications
+from howdah.yarn.client.status import Job, job_status
 
 __all__ = ["kill", "scale", "scale_arguments", "wait"]
 

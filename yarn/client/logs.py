@@ -18,8 +18,8 @@ from typing import Any
 from howdah.errors import ClusterError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
-from jobs.status import rank_log
-from yarn.client.status import Job
+from howdah.jobs.status import rank_log
+from howdah.yarn.client.status import Job
 
 __all__ = ["lines", "of_containers", "of_rank"]
 

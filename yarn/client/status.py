@@ -18,12 +18,12 @@ from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 from howdah.hadoop.web import current_user
-from howdah.runs import applications
-from howdah.runs.hours import of_application, shown
-from jobs.status.text import duration, job_lines, run_summary
-from yarn import spec
-from yarn.client import registry
-from yarn.client.submission_lock import claim_tag, read_claim
+from howdah.jobs.status.text import duration, job_lines, run_summary
+from howdah.models.runs import applications
+from howdah.models.runs.hours import of_application, shown
+from howdah.yarn import spec
+from howdah.yarn.client import registry
+from howdah.yarn.client.submission_lock import claim_tag, read_claim
 
 __all__ = [
     "Job",

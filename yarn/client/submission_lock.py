@@ -23,9 +23,9 @@ from howdah.core.processes import boot_id
 from howdah.errors import AlreadyExists, ClusterError, HowdahError, NotFound
 from howdah.hadoop import conf as settings
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
+from howdah.jobs.status import beats
 from howdah.packaging import cluster_paths
 from howdah.storage.directories import owner_here
-from jobs.status import beats
 
 __all__ = ["Claim", "SubmissionLock", "claim_tag", "read_claim", "submitter"]
 

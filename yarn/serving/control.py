@@ -27,9 +27,9 @@ from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import cluster_paths
-from yarn import shipping, spec
-from yarn.client.status import own_user
-from yarn.submit import write_private, zip_settings
+from howdah.yarn import shipping, spec
+from howdah.yarn.client.status import own_user
+from howdah.yarn.submit import write_private, zip_settings
 
 __all__ = ["Served", "start", "status", "stop"]
 
@@ -184,7 +184,7 @@ def _submit(
     tokens: list[bytes],
     progress: Progress,
 ) -> str:
-    from yarn import skein_backend
+    from howdah.yarn import skein_backend
 
     shipment, packages = shipping.plan(config, progress, kind="serve")
     shipping.upload(config, packages, progress)

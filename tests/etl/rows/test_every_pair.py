@@ -19,11 +19,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from etl.rows import dedup, minhash, near
-from etl.rows.gate import text_key
-from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
 from howdah.config.options.dedup import NUM_PERMUTATIONS
+from howdah.etl.rows import dedup, minhash, near
+from howdah.etl.rows.gate import text_key
+from howdah.etl.workspace.scratch import Scratch
 
 _BLOCK = 128
 _CERTAIN = 0.85

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from etl.rows import minhash
 from howdah.config.data import DedupOptions
 from howdah.config.options.dedup import NUM_PERMUTATIONS
+from howdah.etl.rows import minhash
 
 COMMON = 800
 

@@ -48,7 +48,7 @@ class LocalJob(WatchedJob):
         self.config.write_text(yaml.safe_dump(config))
         path = f"{LIGHT}{os.pathsep}{ROOT}" if light else str(ROOT)
         self.log = self.job / "driver.log"
-        words = [*prefix, sys.executable, "-m", "jobs.local", "driver", str(self.job),
+        words = [*prefix, sys.executable, "-m", "howdah.jobs.local", "driver", str(self.job),
                  str(self.config), "--application", "local_1",
                  "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": path, **(env or {})}

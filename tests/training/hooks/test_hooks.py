@@ -8,13 +8,13 @@ import re
 import pytest
 
 from howdah import storage
+from howdah.data.splits import planner
 from howdah.errors import CheckpointError, HowdahError
+from howdah.training.checkpoint.manager import load
+from howdah.training.comm.base import RankLost
+from howdah.training.preparation import job
 from tests import ROOT as REPOSITORY
 from tests.support.training.numpy_loop import AMPLITUDES, Training, fixture_begin  # noqa: F401 - a fixture
-from training.checkpoint.manager import load
-from training.comm.base import RankLost
-from training.data import planner
-from training.preparation import job
 
 ROOT = str(REPOSITORY)
 

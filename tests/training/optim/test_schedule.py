@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from howdah.config.model import TrainingSection
-from training.optim.schedule import Schedule, total_steps, warmup_steps
+from howdah.training.optim.schedule import Schedule, total_steps, warmup_steps
 
 PEERS = """
 import json, os, sys

@@ -7,9 +7,9 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import NotFound
-from howdah.runs import applications, hours
-from howdah.runs.command import VARIABLE, began_by, shown_command
-from training.run.run_json import RunFile
+from howdah.models.runs import applications, hours
+from howdah.models.runs.command import VARIABLE, began_by, shown_command
+from howdah.models.runs.run_json import RunFile
 
 
 def attempt(number: int, seconds: float | None, cpu: float | None, gpus: int, **more) -> dict:
@@ -132,7 +132,7 @@ def test_the_command_has_no_secret(monkeypatch):
     yaml = ["howdah", "etl", "--set", "data.spark.conf={fs.s3a.secret.key: hunter2}"]
     assert shown_command(yaml) == "howdah etl --set data.spark.conf=***left-out***"
     for program, name in (("/a/howdah/cli/__main__.py", "howdah"), ("/b/training/__main__.py",
-                          "python -m training")):  # fmt: skip
+                          "python -m howdah.training")):  # fmt: skip
         assert shown_command([program, "x"]) == f"{name} x"
     monkeypatch.setenv(VARIABLE, shown)
     assert began_by() == shown

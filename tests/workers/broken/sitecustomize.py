@@ -7,7 +7,7 @@ BROKEN=node:batches    on that node (jobs/local.py: nodes/<node>) every process 
 import os
 
 if "HOWDAH_LINK_FD" in os.environ and "BROKEN" in os.environ:
-    from training.preparation.job import Job
+    from howdah.training.preparation.job import Job
 
     node, number = os.environ["BROKEN"].split(":")
     train_source = Job.train_source

@@ -11,13 +11,13 @@ from howdah import storage
 from howdah.config import loader
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import ResourceManager
-from minicluster.plan import HOST
+from howdah.yarn import spec
+from howdah.yarn.client import submission_lock
+from howdah.yarn.client.status import find_job
+from howdah.yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
 from tests.hadoop.test_resourcemanager import client, server
 from tests.runs.jobs.yarn_applications import wait_for
-from yarn import spec
-from yarn.client import submission_lock
-from yarn.client.status import find_job
-from yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
+from tools.minicluster.plan import HOST
 
 APP = "application_1_0001"
 

@@ -10,8 +10,15 @@ from howdah import storage
 from howdah.config import loader
 from howdah.errors import ClusterError, NotFound, TrainingError, UsageError
 from howdah.hadoop.conf import HadoopConf
-from yarn.client import control, logs
-from yarn.client.status import Job, find_job, job_status, list_jobs, ps_lines, status_lines
+from howdah.yarn.client import control, logs
+from howdah.yarn.client.status import (
+    Job,
+    find_job,
+    job_status,
+    list_jobs,
+    ps_lines,
+    status_lines,
+)
 
 APP = "application_1_0001"
 

@@ -20,12 +20,12 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
+from howdah.yarn import skein_backend, submit
+from howdah.yarn.client.submission_lock import read_claim
+from howdah.yarn.preflight import preflight
+from howdah.yarn.submit import fingerprint
 from tests.support.jobs.job_keys import sections
 from tests.yarn.test_submit import QUEUE, node
-from yarn import skein_backend, submit
-from yarn.client.submission_lock import read_claim
-from yarn.preflight import preflight
-from yarn.submit import fingerprint
 
 
 class Manager:

@@ -1,0 +1,178 @@
+"""`howdah ...`: the command line.
+
+One of the two composition roots: it imports the rooms of the work, lazily and inside functions, so
+that `howdah --help` starts without a framework. Progress goes to stderr; with --json exactly one
+JSON object goes to stdout.
+"""
+
+from __future__ import annotations
+
+import json as _json
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from howdah import __version__
+from howdah.cli import (
+    alerting,
+    comparing,
+    drift,
+    groups,
+    jobs,
+    lineage,
+    minicluster,
+    models,
+    serving,
+    streams,
+    tune,
+    work,
+)  # fmt: skip
+from howdah.cli.common import policies, say, under
+from howdah.core.terminal import shown
+from howdah.errors import (
+    HowdahError,
+    Interrupted,
+    StorageError,
+    Terminated,
+    TerminationSignal,
+    UsageError,
+    render,
+)
+from howdah.process import isolation
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="howdah",
+    cls=groups.Commands,
+    help="Train, judge and serve transformers that classify your texts or images, on one machine or"
+    " a cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(work.app)
+app.add_typer(tune.app)
+app.add_typer(models.app)
+models.group.add_typer(lineage.app)
+app.add_typer(models.group, name="model")
+app.add_typer(serving.app)
+app.add_typer(comparing.app)
+app.add_typer(drift.app)
+app.add_typer(jobs.app)
+app.add_typer(minicluster.minicluster_app, name="minicluster", hidden=True)
+
+
+_UNDER_POLICY = {
+    "baseline", "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
+    "logs", "model lineage", "model published", "model register", "model threshold", "partition",
+    "plan", "predict", "ps", "publish", "report", "scale", "score", "status", "submit", "train",
+    "tune",
+}  # fmt: skip
+"""Commands that apply a policy to their options; under a policy the others are refused."""
+
+
+_invoked: list[str | None] = [None]
+"""The command of this process."""
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Do only what this policy allows (YAML, any storage); may be given several times.",
+        ),
+    ] = None,
+) -> None:
+    if version:
+        print(f"howdah {__version__}")
+        raise typer.Exit()
+    under(policy or [])
+    if context.invoked_subcommand != "model":
+        _begin(context.invoked_subcommand)
+
+
+@models.group.callback()
+def _model(context: typer.Context) -> None:
+    _begin(f"model {context.invoked_subcommand}")
+
+
+def _begin(command: str | None) -> None:
+    """Note the command of this process, if the policies' check of its options exists."""
+    if policies() and command not in _UNDER_POLICY:
+        raise UsageError(
+            f"howdah {command} cannot be run under a policy",
+            where="--policy",
+            expected=", ".join(sorted(_UNDER_POLICY)),
+        )
+    _invoked[:] = [command]
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise TerminationSignal
+
+
+def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command; a HowdahError becomes one message and its exit code."""
+    try:
+        result = call()
+        sys.stdout.flush()  # what cannot be printed is an error of the command
+        code = result if isinstance(result, int) else 0
+        alerting.ended(_invoked[0], None, code)
+        return code
+    except KeyboardInterrupt:
+        error: HowdahError = Interrupted("interrupted")
+    except TerminationSignal:
+        error = Terminated("asked to end (SIGTERM)")
+    except HowdahError as caught:
+        error = caught
+    except Exception as defect:
+        alerting.ended(_invoked[0], defect, 1)
+        raise
+    try:
+        if as_json:
+            print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
+        sys.stdout.flush()
+    except StorageError as unprinted:  # of two errors the command's own has the exit code
+        say(f"howdah: {render(unprinted)}")
+    say(f"howdah: {render(error)}")
+    alerting.ended(_invoked[0], error, error.exit_code)
+    return error.exit_code
+
+
+def _missing_command(message: str) -> str | None:
+    """The command that an error of the parser says does not exist."""
+    found = re.match(r"No such command '(\S+)'", message)
+    return found and found[1]
+
+
+def main() -> None:
+    """Entry point of the `howdah` script."""
+    streams.prepare()
+    signal.signal(signal.SIGTERM, _terminate)
+
+    def call() -> int:
+        if sys.argv[1:2] != ["doctor"]:  # which lists them
+            isolation.require_own_packages()
+        try:
+            return app(standalone_mode=False) or 0
+        except typer.Abort:
+            raise Interrupted("interrupted") from None
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "howdah"
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
+                return 2
+            text = error.format_message() if hasattr(error, "format_message") else str(error)
+            missing = getattr(error, "option_name", None) or _missing_command(text)
+            raise UsageError(text.strip(), remedy=groups.remedy(command, missing)) from None
+
+    sys.exit(run(call, as_json="--json" in sys.argv))

@@ -1,0 +1,325 @@
+"""What `howdah submit --on ...` refuses before anything is started, and how jobs are found."""
+
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from howdah.cli import app, run
+from howdah.config import loader
+from howdah.core.processes import boot_id, process_start
+from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound
+from howdah.jobs import checks
+from howdah.jobs.clusters import control, record, settings
+from howdah.jobs.clusters import submit as submission
+from tests.runs.jobs.place_jobs import NO_HOROVOD
+
+ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch, tiny_dataset, tiny_model_dir):
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def make(on="local", spark=None, **sections):
+        held = {
+            "run": {"directory": "runs/one"}, "model": {"base": tiny_model_dir},
+            "data": {"dataset": tiny_dataset.path, "max_length": 64, "spark": spark or {}},
+        }  # fmt: skip
+        held["job"] = {"on": on, "workers": 2, **sections.pop("job", {})}
+        return loader.from_dict({**held, **sections})
+
+    return make
+
+
+def refused(config, *, etl=False):
+    with pytest.raises((ConfigError, ClusterError)) as caught:
+        submission.dry_run(config, print, etl=etl)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text"),
+    [
+        ("model", "init_from", "there is no model to begin from"),
+        ("checkpoint", "resume", "there is no such checkpoint"),
+    ],
+)
+def test_what_a_run_begins_from_is_looked_for_before_it_is_submitted(
+    config, tiny_model_dir, section, key, text
+):
+    """Each worker would fail of it, attempt after attempt."""
+    given = {"model": {"base": tiny_model_dir}} | {section: {key: "runs/none/x"}}
+    given["model"] = {"base": tiny_model_dir} | given["model"]
+    with pytest.raises(HowdahError, match=text):
+        submission.dry_run(config(**given), print, etl=False)
+
+
+@pytest.mark.parametrize(
+    ("spark", "job", "text"),
+    [
+        ({"master": "yarn"}, {}, "every node sees"),
+        ({"master": "yarn", "conf": {"spark.authenticate": "false"}}, {}, "authenticate=true"),
+        ({"master": "yarn", "deploy_mode": "cluster"}, {}, "deploy_mode"),
+        ({"master": "spark://h:7077"}, {}, "spark.authenticate, spark.network.crypto.enabled"),
+        ({"master": "spark://h:7077", "conf": {"spark.authenticate": "true"}}, {}, "crypto"),
+        ({"master": "local[1]"}, {}, "data.spark.master=local[2]"),
+        ({"master": "local"}, {}, "fewer cores"),
+        ({"master": "local[4]"}, {"worker": {"vcores": 4}}, "at least 8"),
+        ({"master": "local-cluster[1,1,1024]"}, {}, "fewer cores"),
+        ({"master": "local[2]", "conf": {"spark.task.maxFailures": "4"}}, {}, "maxFailures=1"),
+        ({"master": "local[2]"}, {"worker": {"gpus": 1}}, "discoveryScript"),
+    ],
+)
+def test_a_spark_that_cannot_hold_the_job_is_refused(config, spark, job, text):
+    assert text in refused(config("spark", spark, job=job))
+
+
+def test_a_dataset_is_made_by_a_job_on_spark_alone_and_from_a_source_that_is_there(config):
+    for on in ("local", "ray"):
+        assert "expected: job.on: spark" in refused(config(on), etl=True)
+    spark = {"master": "local[2]"}
+    assert "names no source" in refused(config("spark", spark), etl=True)
+
+
+def test_the_command_refuses_to_make_a_dataset_on_yarn(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("job: {on: yarn}")
+    words = ["submit", "--config", str(path), "--etl"]
+    assert run(lambda: app(words, standalone_mode=False), as_json=False) == 2
+    assert "expected: --on spark" in capsys.readouterr().err
+
+
+def test_a_spark_on_yarn_of_kerberos_is_refused(config, tmp_path, monkeypatch):
+    name, value = "hadoop.security.authentication", "kerberos"
+    setting = f"<property><name>{name}</name><value>{value}</value></property>"
+    (tmp_path / "core-site.xml").write_text(f"<configuration>{setting}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert "howdah submit --on yarn" in refused(config("spark", {"master": "yarn"}))
+
+
+def test_a_session_on_yarn_has_an_executor_a_worker_and_encrypts(config):
+    job = {"workers": 2, "max_workers": 3, "worker": {"memory": "2 GiB"}}
+    made = settings.for_spark(config("spark", {"master": "yarn"}, job=job), etl=False)
+    assert made["spark.authenticate"] == made["spark.network.crypto.enabled"] == "true"
+    assert made["spark.executor.instances"] == "3"
+    assert made["spark.executor.memoryOverhead"] == "2048m"
+
+
+def test_a_spark_that_can_is_not(config):
+    spark = {"master": "local-cluster[2,1,1024]"}
+    assert submission.dry_run(config("spark", spark), print)["where"].endswith(spark["master"])
+    said = []
+    far = {"master": "spark://h:7077", "conf": ENCRYPTED}
+    submission.dry_run(config("spark", far), said.append)
+    assert any("every machine must have this path" in line for line in said)
+
+
+def test_a_ray_of_others_is_joined_with_a_warning(config):
+    said = []
+    plan = submission.dry_run(config("ray", ray={"address": "head:6379"}), said.append)
+    assert plan["where"] == "Ray, head:6379"
+    assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
+
+
+def test_parameters_are_not_divided_among_the_ranks_of_a_job():
+    divided = {"framework": "torch", "parallel": {"shard": "full"}}
+    with pytest.raises(ConfigError) as caught:
+        checks.parallel(loader.from_dict({"training": divided}))
+    assert caught.value.where == "training.parallel.shard: full"
+    assert "howdah train --launcher torchrun" in caught.value.remedy
+    moments_alone = divided | {"parallel": {"shard": "optimizer"}}
+    checks.parallel(loader.from_dict({"training": moments_alone}))
+
+
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+def test_torch_distributed_is_refused_wherever_a_job_runs(config, on):
+    held = config(on, {"master": "local[2]"}, training={"framework": "torch", "comm": "torch"})
+    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
+        submission.dry_run(held, print)
+    assert caught.value.where == "training.comm"
+    assert "howdah train --launcher torchrun" in caught.value.remedy
+
+
+@pytest.fixture
+def no_horovod(monkeypatch):
+    """This process is one of an environment without Horovod."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    runpy.run_path(os.path.join(NO_HOROVOD, "sitecustomize.py"))
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+
+
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_a_job_of_several_ranks_without_horovod_is_refused(config, no_horovod, on, framework):
+    def made(**job):
+        return config(on, {"master": "local[2]"}, job=job, training={"framework": framework})
+
+    with pytest.raises(ConfigError, match=f"Horovod for {framework} is not installed") as caught:
+        submission.dry_run(made(), print)
+    assert f"tools/build_horovod.py --python {sys.executable}" in caught.value.remedy
+    assert ("--launcher torchrun" in caught.value.remedy) == (framework == "torch")
+    assert "Horovod for" in refused(made(workers=1, max_workers=2))
+    submission.dry_run(made(workers=1), print)  # a world of one sums over nothing
+
+
+def test_what_is_installed_elsewhere_is_not_asked_here(config, no_horovod, monkeypatch):
+    submission.dry_run(config("spark", {"master": "spark://h:7077", "conf": ENCRYPTED}), print)
+    submission.dry_run(config("ray", ray={"address": "head:6379"}), print)
+    submission.dry_run(config(job={"env": {"PYTHONPATH": "/somewhere"}}), print)
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+    submission.dry_run(config("spark", {"master": "local[2]"}), print)
+
+
+def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):
+    assert "run.user is for YARN" in refused(config(run={"directory": "r", "user": "bob"}))
+    mpi = {"controller": "mpi"}
+    yarn = {"python": "/p"}
+    assert "YARN and on this machine only" in refused(config("ray", job=mpi, yarn=yarn))
+    text = refused(config("spark", {"master": "local[1]"}, model={"base": "file:///nowhere"}))
+    assert "fewer cores" in text and "base model is not whole" in text
+    with pytest.raises(ConfigError, match=r"job\.on"):
+        config("slurm")
+
+
+def test_paths_of_a_job_are_absolute(config, tmp_path):
+    plan = submission.dry_run(config(checkpoint={"directory": "c"}), print)
+    assert plan["run_directory"] == str(tmp_path / "runs" / "one")
+    assert (tmp_path / "c").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("on", "master", "seconds"),
+    [("local", "local[2]", 300), ("spark", "local[2]", 300), ("ray", "yarn", 300),
+     ("spark", "yarn", 300 + 10 * 1000)],
+)  # fmt: skip
+def test_a_driver_waits_in_a_queue_of_yarn_as_long_as_its_workers_would(
+    config, on, master, seconds
+):
+    held = config(on, {"master": master}, job={"gang_seconds": 1000})
+    assert submission.start_seconds(held) == seconds
+
+
+def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
+    held = config("spark", {"master": "yarn"}, job={"gang_seconds": 0.02})
+    said = []
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, on="spark", pid=driver.pid, start=process_start(driver.pid))
+        with pytest.raises(ClusterError, match="has not started") as caught:
+            submission.wait_for_status(one, driver, held, said.append, own_seconds=0.1)
+        driver.kill()
+    assert caught.value.expected == "its first status within 0.3 s"
+    assert "job.gang_seconds" in caught.value.remedy
+    assert said == ["starting a Spark session: for at most 0.3 s, while its queue on YARN is full"]
+
+
+# ------------------------------------------------------------------------------- finding jobs
+def kept(tmp_path, **values):
+    """A record of a job whose driver is this process."""
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
+        "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
+        "host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(),
+        "start": process_start(os.getpid()),
+    }  # fmt: skip
+    one = record.Record(**{**fields, **values})
+    one.write()
+    return one
+
+
+def test_a_job_is_found_by_id_and_by_run_directory(config, tmp_path):
+    one = kept(tmp_path)
+    held = config(run={"directory": str(tmp_path / "run")})
+    assert one == control.find("local-1", None) == control.find(one.run_directory, None)
+    assert one == control.find(None, held)
+    assert control.find("application_1_0001", held) is None
+    assert control.find(str(tmp_path / "other"), None) is None
+    assert control.job_status(one)["state"] == "STARTING"
+    assert [job["application"] for job in control.list_jobs(finished=False)] == ["local-1"]
+
+
+def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
+    assert kept(tmp_path).alive
+    for changed in ({"start": 1}, {"boot": "another"}):
+        one = kept(tmp_path, **changed)
+        assert not one.alive
+        assert control.job_status(one)["state"] == "LOST"
+        assert control.kill(one, save=True, save_seconds=9, progress=print) == "LOST"
+        with pytest.raises(ClusterError, match="over"):
+            control.scale(one, 3)
+        record.free_for_yarn(one.run_directory)
+        assert record.read(one.run_directory) is None
+
+
+def set_clock(monkeypatch, seconds):
+    """What a step of the clock does to psutil: /proc/stat's btime, to which it adds."""
+    from psutil import _pslinux
+
+    boot = _pslinux.boot_time()
+    monkeypatch.setattr(_pslinux, "boot_time", lambda: boot + seconds)
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 1.0, 3600.0])
+def test_a_driver_lives_on_when_the_clock_is_set(config, tmp_path, monkeypatch, seconds):
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, pid=driver.pid, start=process_start(driver.pid))
+        set_clock(monkeypatch, seconds)
+        try:
+            assert one.alive and record.read(one.run_directory).alive
+            assert control.job_status(one)["state"] == "STARTING"
+            control.scale(one, 3)
+            with pytest.raises(ClusterError, match="another job is using this run directory"):
+                submission.submit(config(run={"directory": one.run_directory}), print)
+            monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)  # it reads no request
+            monkeypatch.setattr(control, "_SIGNAL_SECONDS", 0.1)
+            control.kill(one, save=False, save_seconds=0, progress=print)
+            assert driver.wait(10) == -signal.SIGTERM
+        finally:
+            driver.kill()
+
+
+def test_a_run_directory_has_one_job(config, tmp_path):
+    one = kept(tmp_path)
+    held = config(run={"directory": one.run_directory})
+    with pytest.raises(ClusterError, match="another job is using this run directory"):
+        submission.submit(held, print)
+    with pytest.raises(ClusterError, match="another job is using this run directory"):
+        record.free_for_yarn(one.run_directory)
+    with record.submitting(one.run_directory):
+        with pytest.raises(ClusterError, match="at this moment"):
+            submission.submit(held, print)
+
+
+def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_path):
+    held = config(run={"directory": str(tmp_path / "run")})
+    status = tmp_path / "run" / "yarn" / "status.json"
+    status.parent.mkdir(parents=True)
+    fields = {"application": "application_1_0001", "state": "running", "updated": time.time()}
+    status.write_text(json.dumps(fields))
+    with pytest.raises(ClusterError, match="a job on YARN is using"):
+        submission.submit(held, print)
+    status.write_text(json.dumps({**fields, "state": "finished"}))
+    record.refuse_live_on_yarn(held.run.directory)
+
+
+def test_settings_of_a_session_leave_restarts_to_the_job(config):
+    held = config("spark", job={"worker": {"vcores": 2, "gpus": 1}})
+    assert "spark.task.maxFailures" not in settings.for_spark(held, etl=True)  # the ETL's tasks
+    made = settings.for_spark(held, etl=False)
+    assert made["spark.task.maxFailures"] == "1"
+    assert made["spark.task.cpus"] == "2"
+    assert made["spark.task.resource.gpu.amount"] == "1"
+
+
+def test_a_rank_without_a_log_is_named(config, tmp_path):
+    with pytest.raises(NotFound, match="no log"):
+        control.rank_log(kept(tmp_path), 7, follow=False, out=print)
