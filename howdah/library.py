@@ -137,8 +137,7 @@ def metrics(run: Config | str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from howdah.models.runs.metrics_log import read_metrics
-    from howdah.training.run.tracking import flat
+    from howdah.models.runs.metrics_log import flat, read_metrics
 
     directory = _run_directory(run)
     lines = read_metrics(directory)

@@ -106,7 +106,7 @@ def test_ctrl_c_of_a_waiting_submission_ends_the_job(jobs, home):
 
 KILLED_BEFORE_RECORD = """
 import os, signal
-from yarn import submit
+from howdah.yarn import submit
 from howdah.yarn.client.submission_lock import SubmissionLock
 SubmissionLock.complete = lambda self, claim, application: os.kill(os.getpid(), signal.SIGKILL)
 import sys

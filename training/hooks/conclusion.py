@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -9,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.core.child import Child
 from howdah.data.inputs import encoder_of_model
 from howdah.errors import HowdahError
 from howdah.models.export.export import export
 from howdah.models.export.formats import sample_rows
 from howdah.models.export.run_info import describe_run
-from howdah.serving.report import report
+from howdah.process import isolation
+from howdah.run_files import REPORT
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.state import TrainState
@@ -177,4 +181,29 @@ def _export(
         progress=run.say,
     )
     run.say(f"exported step {step} to {target}")
-    report.write(run.directory, check=run.check_fence)
+    _report(run)
+
+
+def _report(run: Run) -> None:
+    """Write report.html, made by a process of its own.
+
+    Its code lies above this room, and its memory must not add to the rank's.
+    """
+    with tempfile.TemporaryDirectory(prefix="howdah-report-") as place:
+        path = os.path.join(place, REPORT)
+        lines: list[str] = []
+        argv = isolation.module("howdah.serving.report", run.directory, path)
+        environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        with Child(argv, env=environment, on_line=lines.append) as child:
+            code = child.wait()
+        if code:
+            # Hours of training are not lost for it: it can be made again.
+            run.say(
+                f"no {REPORT} ({' | '.join(lines[-3:]) or f'exit code {code}'});"
+                f" `howdah report {run.directory}` makes it"
+            )
+            return
+        with open(path, "rb") as file:
+            contents = file.read()
+    run.check_fence()
+    storage.write_whole(storage.join(run.directory, REPORT), contents)

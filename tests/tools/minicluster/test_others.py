@@ -155,6 +155,6 @@ def test_make_passes_it_on(words, value, tmp_path):
 
 
 def test_the_command_line_has_the_flag():
-    words = [sys.executable, "-m", "howdah.cli", "minicluster", "start", "--help"]
+    words = [sys.executable, "-m", "tools.minicluster", "start", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert "--shared" in done.stdout

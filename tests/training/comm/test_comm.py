@@ -85,7 +85,7 @@ import json, os, pathlib, sys, time
 from howdah.training.process import env
 env.prepare("torch", threads=1)
 import numpy as np
-from training.comm import backends, distributed_torch
+from howdah.training.comm import backends, distributed_torch
 from howdah.training.comm.base import RankLost
 there = [pathlib.Path(sys.argv[1], rank) for rank in "01"]
 there[int(os.environ["RANK"])].touch()

@@ -206,7 +206,7 @@ import os
 from howdah.errors import ClusterError
 from howdah.training.process import env
 env.prepare("torch", threads=1)
-from training.comm import backends
+from howdah.training.comm import backends
 try:
     backends.init("torch", choice="torch")
 except ClusterError as error:
