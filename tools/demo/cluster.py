@@ -1,8 +1,9 @@
 """The demo on a real, small Hadoop: Hive table -> ETL -> training -> scored partition, on YARN.
 
 Real HDFS, YARN and Hive metastore daemons run on this machine's loopback
-(`python -m tools.minicluster`); nothing but addresses differs on a cluster of
-your own (docs/operations.md). Every step is a command that a user can type as well, and is shown before it runs.
+(`python -m tools.minicluster`); nothing but addresses differs on a cluster of your own
+(docs/operations.md). Every step is a command that a user can type as well, and is shown before it
+runs.
 
     python -m tools.demo.cluster --framework tensorflow|torch
 """

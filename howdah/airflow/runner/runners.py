@@ -1,8 +1,8 @@
 """Run a `howdah` command for a task: the base class, and the runner of this machine.
 
 Every command runs under `howdah guard` (howdah/process/supervisor.py), connected by its stdin,
-stdout and stderr, and never outlives the task's process: when that dies, the guard's stdin closes, and the
-guard ends the command.
+stdout and stderr, and never outlives the task's process: when that dies, the guard's stdin closes,
+and the guard ends the command.
 """
 
 from __future__ import annotations
