@@ -22,7 +22,8 @@ from howdah.run_files import REPORT
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.state import TrainState
-from howdah.training.comm.groups import Groups
+from howdah.training.comm.base import Comm
+from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.evaluation import profile_writer as reference
 from howdah.training.hooks.evaluator import Forward
@@ -36,7 +37,7 @@ __all__ = ["conclude"]
 
 def conclude(
     job: Job,
-    groups: Groups,
+    comm: Comm,
     run: Run,
     resumable: ResumableState,
     saver: CheckpointSaver,
@@ -51,7 +52,7 @@ def conclude(
         served: inference in float32, as the export is served.
         restore: puts weights, by their plain names, into the model.
     """
-    state, comm = resumable.state, groups.world
+    state = resumable.state
     run.heartbeat.send("concluding")
     best: dict[str, np.ndarray] = {}
     step, epochs = state.step, state.epochs
@@ -77,14 +78,14 @@ def conclude(
     for split in splits:
         with run.heartbeat.during("evaluate"):
             metrics[split] = _final_evaluation(
-                job, groups, run, split, served, kept if split == scored else None
+                job, comm, run, split, served, kept if split == scored else None
             )
             of_step = replace(state, step=step, epochs=epochs)
             run.metrics.evaluated(of_step, split, metrics[split], exported=True)
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters, where they are divided
     # Every rank enters, also one that kept no row.
-    labels_N, logits_NC = kept.gathered(groups.rows, len(job.labels))
+    labels_N, logits_NC = kept.gathered(comm, len(job.labels))
     run.used(comm)  # every rank enters; here, for the report shows it
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
@@ -126,23 +127,23 @@ def _profile(
 
 
 def _final_evaluation(
-    job: Job, groups: Groups, run: Run, split: str, served: Forward, kept: reference.Kept | None
+    job: Job, comm: Comm, run: Run, split: str, served: Forward, kept: reference.Kept | None
 ) -> dict[str, Any]:
     predictions = None
-    if job.config.evaluation.predictions and groups.first_copy:
+    if job.config.evaluation.predictions:
         predictions = storage.join(run.directory, "predictions", split)
-    source = job.eval_source(split, groups.rows, row_ids=predictions is not None)
+    source = job.eval_source(split, comm, row_ids=predictions is not None)
     return evaluation.evaluate(
         served,
         source,
-        groups.rows,
+        comm,
         job.labels,
         predictions,
         run.run_id,
         what=f"evaluating {split}",
         rows=source.planner.rows,
         check=run.check_fence,
-        together=groups.model,
+        together=passes_together(comm, job.config.training.parallel),
         task=job.task,
         unwritten=run.say,
         kept=kept,

@@ -145,10 +145,9 @@ def test_training_comm_names_the_carrier_under_mpirun(start):
     ("layout", "saved"),
     [
         ({}, "saving step"),
-        ({"training.parallel.tensor": 2}, "the state is divided among ranks"),
-        ({"training.parallel.pipeline": 2}, "the state is divided among ranks"),
+        ({"training.parallel.shard": "full"}, "the state is divided among ranks"),
     ],
-    ids=["whole", "tensor", "pipeline"],
+    ids=["whole", "full"],
 )
 def test_a_stopped_rank_fails_the_collective_within_its_limit(start, layout, saved):
     job = start(
