@@ -9,7 +9,8 @@ import pytest
 from howdah.errors import ClusterError, UsageError
 from tests import ROOT
 from tests.support.waiting import wait_until
-from tools.minicluster import MiniCluster, command, host, others
+from tools.minicluster import MiniCluster, host, others
+from tools.minicluster import __main__ as command
 from tools.minicluster.others import Account
 
 
