@@ -24,7 +24,6 @@ from howdah.cli import (
     groups,
     jobs,
     lineage,
-    minicluster,
     models,
     serving,
     streams,
@@ -42,7 +41,6 @@ from howdah.errors import (
     UsageError,
     render,
 )
-from howdah.process import isolation
 
 __all__ = ["app", "main", "run"]
 
@@ -64,7 +62,6 @@ app.add_typer(serving.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)
-app.add_typer(minicluster.minicluster_app, name="minicluster", hidden=True)
 
 
 _UNDER_POLICY = {
@@ -154,16 +151,14 @@ def _missing_command(message: str) -> str | None:
     return found and found[1]
 
 
-def main() -> None:
-    """Entry point of the `howdah` script."""
+def main(commands: typer.Typer = app) -> None:
+    """Entry point of the `howdah` script, and of a tool with commands of its own."""
     streams.prepare()
     signal.signal(signal.SIGTERM, _terminate)
 
     def call() -> int:
-        if sys.argv[1:2] != ["doctor"]:  # which lists them
-            isolation.require_own_packages()
         try:
-            return app(standalone_mode=False) or 0
+            return commands(standalone_mode=False) or 0
         except typer.Abort:
             raise Interrupted("interrupted") from None
         except typer.TyperException as error:

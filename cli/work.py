@@ -361,7 +361,7 @@ def export(
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
     allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
     checked = load(chosen(config, set), set)
-    from howdah.models.export.export import export_run
+    from howdah.training.export_run import export_run
 
     path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)
     _add_profile(checked, path)

@@ -102,7 +102,7 @@ class ModelFamily:
     architecture: str
     """Class of its classifier in transformers."""
     forward: str
-    """Name of its forward pass in training/model/forward_*.py."""
+    """Name of its forward pass in models/forward/forward_*.py."""
     frameworks: tuple[str, ...] = ("torch", "tensorflow")
     """Those that have this forward pass."""
     kind: InputKind = "text"

@@ -29,7 +29,7 @@ _LINE_LIMIT = 2**20
 
 def command(config_path: str) -> list[str]:
     """The argument list of a training process that waits for a rank."""
-    return isolation.module("training", "--config", config_path, "--standby")
+    return isolation.module("howdah.training", "--config", config_path, "--standby")
 
 
 def environment(

@@ -1,4 +1,4 @@
-"""The server in a container on YARN: `python -m howdah.serving` there, in the container's directory.
+"""The server in a container on YARN: `python -m howdah.serving`, in the container's directory.
 
 It listens on the node's interfaces, on a free port, and writes where into the model's server.json.
 YARN ends it with SIGTERM; when it fails, another container gets the same, and replaces the file.

@@ -192,7 +192,7 @@ def application(
             memory_mib=_mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
-            script=preamble(shipment) + f"exec {words(config, 'yarn', 'agent')}\n",
+            script=preamble(shipment) + f"exec {words(config, 'howdah.yarn', 'agent')}\n",
             files=files,
             env={},
         ),
@@ -293,7 +293,7 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     """
     return preamble(shipment) + (
         "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"
-        f"{words(config, 'yarn', 'driver')}\n"
+        f"{words(config, 'howdah.yarn', 'driver')}\n"
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
         '  log="${LOG_DIRS%%,*}"\n'

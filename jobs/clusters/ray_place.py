@@ -95,8 +95,8 @@ def _swept(place: str) -> Iterator[None]:
     # `howdah submit` gives a driver a session of its own; any other one is a terminal's.
     session = os.getpid() if os.getsid(0) == os.getpid() else 0
     process = subprocess.Popen(
-        isolation.module("places", "sweep", place, str(session)), env=isolation.environment(),
-        stdin=subprocess.PIPE, start_new_session=True,
+        isolation.module("howdah.jobs.clusters", "sweep", place, str(session)),
+        env=isolation.environment(), stdin=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
         yield

@@ -253,7 +253,7 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[
     with open(log, "ab") as output:
         # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
         process = subprocess.Popen(
-            isolation.module("places", "driver", directory, *([ETL] if etl else [])),
+            isolation.module("howdah.jobs.clusters", "driver", directory, *([ETL] if etl else [])),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             env=isolation.environment(),
         )  # fmt: skip

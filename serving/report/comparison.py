@@ -81,7 +81,7 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
     known = {run.dataset for run in runs}
-    page = report.template("howdah.training.evaluation", "comparison.html.j2").render(
+    page = report.template("howdah.serving.report", "comparison.html.j2").render(
         runs=runs,
         one_dataset=len(known) == 1,
         figures=_figures(runs),

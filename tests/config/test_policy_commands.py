@@ -121,7 +121,7 @@ def test_each_of_several_policies_must_allow_it(tmp_path, howdah):
 
 
 def test_commands_without_policy_support_and_invalid_policies_are_refused(howdah):
-    for words in (["package"], ["minicluster", "status"], ["model", "forget", "--ids", "i"]):
+    for words in (["package"], ["model", "forget", "--ids", "i"]):
         code, error = howdah("roots: []", *words)
         assert (code, error["where"]) == (2, "--policy")
     code, error = howdah("rots: []", "doctor")

@@ -23,8 +23,8 @@ steps; seconds until any rank, and until all ranks train again.
   tests/jobs/test_local_training.py). Seconds of a lost host count from its loss being known to the
   survivors' next world, those of a stopped rank to its being found.
 - "(on ...)": jobs of `howdah submit --on` on one machine of 2 cores that others used
-  (tests/jobs/clusters): local; spark, `local-cluster` of two executors; a standalone Spark and a Ray of
-  two nodes; Spark on YARN. Seconds of a killed driver include the end of its workers and the
+  (tests/jobs/clusters): local; spark, `local-cluster` of two executors; a standalone Spark and a
+  Ray of two nodes; Spark on YARN. Seconds of a killed driver include the end of its workers and the
   command that submits the job again, those of a lost node the start of another one.
 - A row that is missing was not measured.
 

@@ -99,7 +99,7 @@ class MiniCluster(Access):
                 raise ClusterError(
                     "a mini cluster is running in this directory already",
                     where=self.directory,
-                    remedy="use it (`howdah minicluster env`), or stop it first",
+                    remedy="use it (`python -m tools.minicluster env`), or stop it first",
                 )
             if not secure:
                 others.refuse_root_among_others(shared=shared)

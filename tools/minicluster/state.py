@@ -51,7 +51,7 @@ class State:
                 raise NotFound(
                     "there is no mini cluster in this directory",
                     where=self.directory,
-                    remedy="start one (`howdah minicluster start`), or name its --directory",
+                    remedy="`python -m tools.minicluster start`, or name its --directory",
                 ) from None
         try:
             state = json.loads(text)

@@ -259,7 +259,7 @@ def application(
         worker=spec.ContainerRequest(
             memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.threads or 1, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
-            + f"exec {spec.words(config, 'serving')}\n",
+            + f"exec {spec.words(config, 'howdah.serving')}\n",
             files=files,
             env={
                 MODEL_VARIABLE: model_directory,

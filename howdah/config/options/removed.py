@@ -119,6 +119,13 @@ REMOVED: dict[str, str] = {
         "Give the training.learning_rate for the global batch size itself."
     ),
     "training.lr_scaling": "Give the training.learning_rate for the global batch size itself.",
+    "training.parallel.micro_batches": "Layers are not divided among ranks.",
+    "training.parallel.pipeline": (
+        "Layers are not divided among ranks: training.parallel.shard divides the state."
+    ),
+    "training.parallel.tensor": (
+        "Layers are not divided among ranks: training.parallel.shard divides the state."
+    ),
     "training.sparse_embeddings": (
         "Ranks exchange the gradient of the embeddings in the form that has fewer bytes."
     ),
