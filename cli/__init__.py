@@ -42,8 +42,6 @@ from howdah.errors import (
     render,
 )
 
-__all__ = ["app", "main", "run"]
-
 app = typer.Typer(
     name="howdah",
     cls=groups.Commands,

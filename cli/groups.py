@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-__all__ = ["COMMANDS", "EXAMPLES_OF_MODEL", "Commands", "ModelCommands", "remedy"]
-
 
 class Command(NamedTuple):
     """A command in the help of all of them."""

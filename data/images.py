@@ -23,8 +23,6 @@ from howdah.data.manifest import ImageEntry, content_hash
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
-__all__ = ["FORMATS", "MAX_BYTES", "MAX_PIXELS", "ImageEncoder", "UnusableImage", "open_image"]
-
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 """The formats that are decoded: no other parser of Pillow's sees a byte of the source."""
 MAX_BYTES = 64 * 2**20

@@ -15,10 +15,6 @@ from dataclasses import dataclass
 
 from howdah.core.processes import limit
 
-__all__ = [
-    "CONTACT_SECONDS", "Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers",
-]  # fmt: skip
-
 CONTACT_SECONDS = limit("contact_seconds", 60.0)
 """How long a job's driver and a worker's agent tolerate lost contact: a switch fails over, a
 machine migrates or swaps. After that the driver gives the worker up, and the agent ends its

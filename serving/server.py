@@ -30,8 +30,6 @@ from howdah.serving.deployment import listening
 from howdah.serving.http.state import READ_SECONDS, REQUEST_SECONDS
 from howdah.serving.http.tokens import TokenFile
 
-__all__ = ["GRACE_SECONDS", "Started", "require_packages", "serve"]
-
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
 """File descriptors that this process raises its limit to, if allowed: each connection takes one."""

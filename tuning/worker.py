@@ -28,8 +28,6 @@ from howdah.tuning.ways import Way
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Worker", "trial_directory"]
-
 _RETRIES = 2
 """How often a trial that was lost (killed, out of memory, its machine gone) is tried again, from
 its newest checkpoint. A trial that is lost three times would likely be lost again."""

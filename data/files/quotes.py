@@ -33,8 +33,6 @@ from howdah.config.data import CsvOptions
 from howdah.data.files.opening import open_text
 from howdah.errors import DataError
 
-__all__ = ["Quotes", "cr_ends_lines", "refused", "scan", "scan_file"]
-
 MAX_LINE_BREAKS = 1_000
 """More line breaks in one quoted field count as an unclosed quote. A correct file can hold a longer
 field, but by its length alone can a field that swallows the rest of a file be told from it."""

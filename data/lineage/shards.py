@@ -12,8 +12,6 @@ from howdah.data import id_index
 from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, load_dataset
 from howdah.errors import DataError, NotFound
 
-__all__ = ["find", "version_hash", "versions"]
-
 _AT_ONCE = 16
 """Shards that are asked at once: a remote storage answers each after some milliseconds."""
 

@@ -30,8 +30,6 @@ from howdah.models.registry import EXPORT_INFO
 from howdah.models.scored import MARKER
 from howdah.run_files import REPORT
 
-__all__ = ["Judged", "Listed", "judge", "listed", "without_rejected"]
-
 _WITHOUT = (
     ".safetensors", ".index", ".ids", ".png", ".svg", ".crc", ".onnx", ".pb", ".npz", ".npy",
     ".yaml", ".yml", ".css", ".js", ".py", ".toml", ".pid", ".lock",

@@ -15,8 +15,6 @@ from howdah.core.terminal import shown
 from howdah.data import ids
 from howdah.data.lineage.forgotten import Forgotten
 
-__all__ = ["GONE", "NOTHING", "Wanted", "original"]
-
 GONE = "[forgotten]"
 """What stands for an id in a text that stays."""
 _COPY = re.compile(r"#\d+$")

@@ -11,8 +11,6 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowSkipException
 
-__all__ = ["ApproveOperator", "approval_text"]
-
 
 class ApproveOperator(ApprovalOperator):
     """Waits, without a worker's slot, for "Approve" or "Reject"; without `asked` it is skipped.

@@ -13,8 +13,6 @@ from howdah.airflow import failures
 from howdah.airflow.operators import HowdahOperator
 from howdah.config.splits import TRAIN
 
-__all__ = ["DatasetOperator", "expected", "shortcomings"]
-
 
 class DatasetOperator(HowdahOperator):
     """Logs the dataset's quality figures; refuses a dataset with which the run cannot succeed.

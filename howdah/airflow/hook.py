@@ -24,8 +24,6 @@ from howdah.policy import rules as policies
 from howdah.policy.check import Judge
 from howdah.policy.paths import shape_problem
 
-__all__ = ["HowdahHook"]
-
 
 class HowdahHook(BaseHook):
     """A Connection's settings, policy, commands and ResourceManager, for tasks and triggers.

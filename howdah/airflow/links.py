@@ -21,26 +21,6 @@ from airflow.sdk.types import TaskInstanceKey
 from howdah.core.paths import HDFS_SCHEMES
 from howdah.run_files import REPORT
 
-__all__ = [
-    "ApplicationLink",
-    "DriftLink",
-    "JobPageLink",
-    "LogsLink",
-    "PushedLink",
-    "ReportLink",
-    "MlflowLink",
-    "application_page",
-    "begin",
-    "directory_page",
-    "file_page",
-    "logged_run",
-    "push",
-    "push_meanwhile",
-    "run_page",
-    "tracked_run",
-    "tracking_page",
-]
-
 _NAMENODE_PORT = 9870  # Hadoop's own default
 _LOGGED_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
 

@@ -18,8 +18,6 @@ from howdah.errors import ConfigError, HowdahError
 from howdah.policy.check import Judge
 from howdah.policy.rules import Policy
 
-__all__ = ["CheckScoringOperator", "configuration", "params"]
-
 _OPTIONAL = {"type": ["string", "null"]}
 _NAMES = {"model": "model", "source": "rows", "output": "output", "master": "master"}
 """{field: kind of its value for the policy}."""

@@ -33,8 +33,6 @@ from howdah.core import threads
 from howdah.errors import ClusterError, ConfigError, HowdahError
 from howdah.hadoop.resourcemanager import LIVE
 
-__all__ = ["HowdahTrainOperator"]
-
 _ON_KILL_SECONDS = 4.0
 """Airflow kills a task's process 5 s after SIGTERM."""
 

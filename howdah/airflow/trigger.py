@@ -36,8 +36,6 @@ from howdah.airflow.retries import ENDED
 from howdah.airflow.runner.settings import ConnectionSettings
 from howdah.errors import ConfigError, HowdahError, NotFound
 
-__all__ = ["ApplicationTrigger"]
-
 POSITION_KEY = "howdah_told"
 """XCom key of the log position (watching.LogPosition)."""
 _TAKE_OVER_SECONDS = 15.0

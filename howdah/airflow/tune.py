@@ -13,8 +13,6 @@ from howdah.airflow.local_training import grace_seconds
 from howdah.airflow.operators import HowdahOperator
 from howdah.config.launchers import DEFAULT
 
-__all__ = ["TuneOperator"]
-
 _LEASES_SECONDS = 30.0
 """What a stopped study needs after its trainings: their outcome, and its leases."""
 _JOBS_SECONDS = 150.0

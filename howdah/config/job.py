@@ -9,8 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from howdah.config.types import Bytes, Rare, Section, Usual, Variable, name_of_variable
 from howdah.core.processes import limit
 
-__all__ = ["JobSection", "Place", "WorkerResources"]
-
 Place = Literal["yarn", "local", "spark", "ray"]
 """Where a job runs."""
 

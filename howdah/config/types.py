@@ -13,14 +13,6 @@ from pydantic.fields import FieldInfo
 
 from howdah.errors import HowdahError
 
-__all__ = [
-    "GROUPS", "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Group", "Mode", "Model",
-    "Names", "NodePath", "Query", "Queue", "RankPath", "Rare",
-    "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "UsedBy", "Usual", "Variable", "group_of", "mark_of", "name_of_variable", "named_by",
-    "number_as_text", "parse_bytes", "parse_mode", "problem_of",
-]  # fmt: skip
-
 
 class Section(BaseModel):
     """Base of all sections: frozen; unknown keys are errors; field docstrings are help texts."""

@@ -13,8 +13,6 @@ from howdah.core.processes import limit
 from howdah.errors import HowdahError
 from howdah.jobs.stall import Stall
 
-__all__ = ["Alerting"]
-
 _STALL_FACTOR = limit("stall_factor", 20.0)
 """A job has stalled when no step has ended for so many times its median step, and for
 alerts.stall_seconds: steps of one run differ by less."""

@@ -10,8 +10,6 @@ from howdah.core.processes import limit
 from howdah.jobs import hang
 from howdah.jobs.driver.members import Member
 
-__all__ = ["GANG_ATTEMPTS", "NODE_FAILURES", "DriverActions", "Limits", "Workers"]
-
 GANG_ATTEMPTS = limit("gang_attempts", 10)
 """How often the workers of a start are requested: with job.gang_seconds a job waits for most of an
 hour, longer than a queue is usually full for one short job, and then says what it lacks."""

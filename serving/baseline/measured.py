@@ -12,11 +12,6 @@ from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = [
-    "MAX_BYTES", "MAX_FEATURES", "MIN_ROWS", "NGRAMS", "Measured", "gib", "memory_limit",
-    "strengths", "wanted_splits",
-]  # fmt: skip
-
 NGRAMS = 2
 """Longest n-grams of token ids: single ids and pairs. Triples multiply the memory, and a
 baseline is to be cheap."""

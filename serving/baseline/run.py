@@ -29,8 +29,6 @@ from howdah.serving.baseline import local
 from howdah.serving.report import report
 from howdah.storage import directories
 
-__all__ = ["measure_baseline"]
-
 
 def measure_baseline(config: Config, *, progress: Progress) -> dict:
     """Measure the baseline, write baseline.json, and renew the report of a run that is there.

@@ -23,8 +23,6 @@ from howdah.models.registry import MLFLOW, Published
 from howdah.serving.deployment import mlflow_registry
 from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 
-__all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete"]
-
 CHAMPION, CHALLENGER = "champion", "challenger"
 
 Say = Callable[[str], None]

@@ -20,8 +20,6 @@ from howdah.models.profile.statistics import (
     psi_noise,
 )
 
-__all__ = ["COLUMNS", "QUANTILE", "Column", "State", "Verdict", "judge"]
-
 QUANTILE = 0.999
 """Share of the partitions in which chance alone stays below a limit: one false alarm in a thousand
 days for each column."""

@@ -10,8 +10,6 @@ from howdah.config.options.serve import ServeSection
 from howdah.serving.compute.generation import Generation
 from howdah.serving.http.state import MAX_BYTES
 
-__all__ = ["OIP", "PLAIN", "TEI", "docs"]
-
 
 def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
     media = {"schema": schema, "example": example}

@@ -13,8 +13,6 @@ from howdah.serving.compute.metrics import Metrics
 from howdah.serving.http.reading import Held
 from howdah.serving.http.tokens import TokenFile
 
-__all__ = ["MAX_BYTES", "READ_SECONDS", "REQUEST_SECONDS", "State"]
-
 MAX_BYTES = 2 * 2**20
 """Most bytes of a request's body; more: 413. 32 texts (serve.max_texts) of 64 kB are below it, of
 which a model reads the first tokens only."""

@@ -26,8 +26,6 @@ from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
 from howdah.serving.scoring.target import root_of
 
-__all__ = ["LEAST_ROWS", "of_source", "of_table", "reference_from_table", "words_of"]
-
 SHOWN_PARTITIONS = 30
 """Partitions that drift.html shows, the newest last: a month of days. `howdah drift --last` shows
 more."""

@@ -21,8 +21,6 @@ from howdah.models.weights.parameters import decays
 from howdah.training.checkpoint.read import ADAM_M, ADAM_V
 from howdah.training.optim.schedule import BETAS, EPSILON
 
-__all__ = ["AdamW"]
-
 
 class AdamW:
     """The optimizer with its moments.

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from howdah.config.model import TrainingSection
 from howdah.core.processes import limit
 
-__all__ = ["BETAS", "EPSILON", "FUSION_GROUPS", "Schedule", "total_steps", "warmup_steps"]
-
 FUSION_GROUPS = limit("fusion_groups", None)
 """Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
 and more ranks the order of sums then differs between runs; tests of equal bits fix it."""

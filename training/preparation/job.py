@@ -47,8 +47,6 @@ from howdah.training.preparation.base import agreed_base, broadcast_files
 from howdah.training.preparation.precision import agreed_precision, warn_of_emulation
 from howdah.training.run.run import Run
 
-__all__ = ["EMBEDDINGS", "Job", "prepare", "training_planner"]
-
 EMBEDDINGS = limit("sparse_embeddings", "auto")
 """How the word embeddings' gradient is sent. auto: in fewer bytes; tests also dense and sparse."""
 

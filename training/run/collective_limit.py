@@ -22,8 +22,6 @@ from howdah.errors import ClusterError, render
 from howdah.training.comm.base import Waits
 from howdah.training.run.run import Run
 
-__all__ = ["COLLECTIVE_SECONDS", "CollectiveLimit"]
-
 COLLECTIVE_SECONDS = limit("collective_seconds", 3_600.0)
 """Longest collective. It allows for all that ranks may have to wait for: an export, the check of a
 dataset, and storage that does not answer for half an hour (run.storage_retry_seconds)."""

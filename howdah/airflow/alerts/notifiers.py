@@ -14,8 +14,6 @@ from howdah.airflow.runner.settings import NotifierSettings
 from howdah.errors import ConfigError, HowdahError
 from howdah.policy import rules
 
-__all__ = ["Event", "NotSent", "made", "notify"]
-
 Event = Literal["failure", "drift"]
 
 

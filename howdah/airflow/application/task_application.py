@@ -18,8 +18,6 @@ from howdah.core import threads
 from howdah.errors import HowdahError, NotFound
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 
-__all__ = ["TaskApplication"]
-
 _BUSY = "this run is being submitted at this moment"
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 120.0, 3.0
 _INTERRUPTED = "its submission was interrupted"

@@ -14,8 +14,6 @@ from howdah.airflow.form import trigger_form
 from howdah.airflow.hook import refusals
 from howdah.airflow.operators import HowdahOperator, run_name, safe_name
 
-__all__ = ["CheckDayOperator"]
-
 
 class CheckDayOperator(HowdahOperator):
     """Refuses what cannot be used or the policy does not allow; finds the day.

@@ -21,11 +21,6 @@ from howdah.errors import ConfigError, HowdahError
 from howdah.policy.check import Judge
 from howdah.policy.rules import Policy
 
-__all__ = [
-    "RETRAIN_KEYS", "asked", "check", "configuration", "day_of", "params", "retrain_params",
-    "settings",
-]  # fmt: skip
-
 _OPTIONAL = {"type": ["string", "null"]}
 _KINDS = {"model": "model", "source": "rows", "output": "table"}
 """{field: kind of its value for the policy}."""

@@ -21,8 +21,6 @@ from howdah.airflow.operators import HowdahOperator, task_key
 from howdah.config.options.partition import is_files
 from howdah.errors import ConfigError, DataError
 
-__all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
-
 _SPARK_GRACE_SECONDS = 90.0
 """A killed command kills its application with Spark's client, which starts a JVM first."""
 _ALARM = "CheckFailed"

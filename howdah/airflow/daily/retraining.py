@@ -23,8 +23,6 @@ from howdah.config.options.partition import expanded, is_files
 from howdah.config.splits import TEST
 from howdah.errors import ConfigError
 
-__all__ = ["CheckRetrainOperator", "TurnSensor"]
-
 _BEGIN = "howdah_init_from"
 """Key of the model that the run begins from in the task's state: the same for all its tries."""
 _BEGAN = "howdah_retrain_began"

@@ -11,8 +11,6 @@ from airflow.sdk import AssetAny, AssetOrTimeSchedule, CronDataIntervalTimetable
 from howdah.airflow.assets import DATA, DRIFT
 from howdah.airflow.form.daily import DailySettings
 
-__all__ = ["of_daily", "of_retrain"]
-
 
 def of_daily(settings: DailySettings) -> Any:
     """The `schedule` of howdah_daily."""

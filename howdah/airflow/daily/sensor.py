@@ -15,8 +15,6 @@ from howdah.airflow.application.ownership import TaskKey
 from howdah.airflow.daily.waiting import PartitionTrigger, arguments, not_come
 from howdah.airflow.operators import HowdahOperator
 
-__all__ = ["PartitionSensor"]
-
 _DEADLINE = "howdah_deadline"
 """Key of the deadline (seconds since 1970) in the task's state: it is the same for all tries."""
 

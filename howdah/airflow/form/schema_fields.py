@@ -14,8 +14,6 @@ from typing import Any
 from howdah.config import loader as configs
 from howdah.errors import ConfigError
 
-__all__ = ["FormField", "field_of"]
-
 
 @dataclass(frozen=True)
 class FormField:

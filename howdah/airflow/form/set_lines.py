@@ -15,8 +15,6 @@ from typing import Any
 from howdah.config import loader as configs
 from howdah.errors import HowdahError
 
-__all__ = ["SET", "SetLines", "parse"]
-
 SET = "set"
 """Name of the field."""
 

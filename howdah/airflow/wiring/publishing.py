@@ -25,8 +25,6 @@ from howdah.airflow.retries import TRAINING_RETRIES
 from howdah.airflow.train import HowdahTrainOperator
 from howdah.config.splits import TEST
 
-__all__ = ["pool", "publishing"]
-
 
 def pool() -> str:
     """The pool of tasks that train."""

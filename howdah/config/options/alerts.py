@@ -8,8 +8,6 @@ from pydantic import Field, field_validator
 
 from howdah.config.types import Names, Rare, Section
 
-__all__ = ["KINDS", "AlertKind", "AlertsSection"]
-
 AlertKind = Literal["failure", "stall", "gate", "drift", "disk"]
 KINDS: dict[AlertKind, str] = {
     "failure": "a command or a job has failed",

@@ -8,8 +8,6 @@ from pydantic import Field, field_validator
 
 from howdah.config.types import Rare, Section
 
-__all__ = ["NUM_PERMUTATIONS", "ConflictOptions", "DedupOptions"]
-
 NUM_PERMUTATIONS = 128
 """Entries of a MinHash signature: the estimated similarity of two texts has a standard deviation of
 at most 0.044 then. Ledgers hold such signatures, so another number needs another ETL_FORMAT."""

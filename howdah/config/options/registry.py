@@ -6,8 +6,6 @@ from typing import Literal
 
 from howdah.config.types import Rare, Section
 
-__all__ = ["RegistryOptions"]
-
 
 class RegistryOptions(Section):
     enabled: Rare[bool] = False

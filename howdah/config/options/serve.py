@@ -11,8 +11,6 @@ from howdah.config.types import AnyPath, Bytes, Rare, Section, Usual
 from howdah.core.processes import limit
 from howdah.errors import UsageError
 
-__all__ = ["MAX_QUEUE", "OF_CONTAINER", "ServeSection", "require_implemented"]
-
 OF_CONTAINER: dict[str, Any] = {"host": "0.0.0.0", "port": 0}
 """What a server in a container on YARN sets itself: its node's interfaces, a free port."""
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from howdah.config.types import AnyPath, Rare, Section
 
-__all__ = ["LAKES", "TABLE_NAME", "JdbcOptions", "check_as_of", "moment_of"]
-
 LAKES = ("iceberg", "delta")
 """Values of `data.format` whose tables keep snapshots."""
 
