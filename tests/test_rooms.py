@@ -72,6 +72,8 @@ def imports(tree: ast.AST, *, module_level: bool) -> Iterator[str]:
 
 def room_of(module: str) -> str:
     """`howdah.training.comm.base` -> `training`; `howdah.storage` -> `howdah`."""
+    if module == "howdah.library":  # the roof for notebooks, as the commands are for shells
+        return "cli"
     top, _, rest = module.partition(".")
     return rest.partition(".")[0] if rest.partition(".")[0] in howdah.ROOMS else top
 
