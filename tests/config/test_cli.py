@@ -43,7 +43,7 @@ def test_refusals_have_a_message_an_exit_code_and_no_traceback(arguments, code, 
     ("arguments", "suggested"),
     [
         (["etl", "--source", "x.csv"], "--set data.source= does it"),
-        (["serve", "--model", "m", "--max-queue", "3"], "--set serve.max_queue= does it"),
+        (["serve", "--model", "m", "--max-texts", "3"], "--set serve.max_texts= does it"),
         (["serve", "--model", "m", "--yarn"], "`--on yarn`"),
         (["threshold"], "`howdah model threshold`"),
         (["crossval", "--folds", "3"], "`howdah train --folds 5`"),

@@ -22,14 +22,14 @@ NAMES_NOTHING = {
     "data.as_of", "data.jdbc.partition_column", "data.jdbc.watermark",
     "data.csv.delimiter",
     "data.csv.quote", "data.csv.escape", "data.csv.encoding", "data.tfrecord.input_ids",
-    "data.tfrecord.attention_mask", "data.tfrecord.label", "data.tfrecord.id",
+    "data.tfrecord.attention_mask",
     "data.labels", "data.split.fold", "data.split.column", "data.split.values",
     "data.append.part",
     "data.split.group", "data.split.time.column", "data.split.time.validation_from",
     "data.split.time.test_from", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",
     "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "job.network_interface",
-    "job.ports", "tune.space", "tune.metric", "publish.mlflow.name", "serve.host",
+    "job.ports", "tune.space", "tune.metric", "serve.host",
 }  # fmt: skip
 """Keys that take a string which names nothing outside the run: no file, user, queue, host."""
 

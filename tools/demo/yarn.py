@@ -23,10 +23,9 @@ def overrides(workers: int) -> tuple[str, ...]:
     """What the demo asks of YARN.
 
     The nodes are this machine, where an environment is installed already: shipping one
-    (`yarn.environment: archive`) is for clusters.
+    is for clusters.
     """
     return (
-        "yarn.environment=path",
         f"yarn.python={sys.executable}",
         f"job.workers={workers}",
         "job.worker.memory=3.5 GiB",

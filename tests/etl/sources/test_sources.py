@@ -352,16 +352,6 @@ def test_identity_changes_with_the_files(tmp_path):
     assert sources.resolve(section(source=str(path))).identity != first
 
 
-def test_the_demo_s_corpus_is_no_source_any_more():
-    with pytest.raises(ConfigError, match="no source any more") as caught:
-        sources.resolve(section(source="docstrings:"))
-    assert "tools.demo.corpus" in caught.value.remedy
-    with pytest.raises(ConfigError) as caught:
-        section(docstring_packages=["numpy"])
-    (problem,) = caught.value.problems
-    assert "tools.demo.corpus" in problem.remedy and problem.where == "data.docstring_packages"
-
-
 def test_the_size_of_a_source_is_known_by_its_files_or_its_table_s(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n")
     assert sources.resolve(section(source=str(tmp_path))).size == len("text,label\n")
