@@ -20,12 +20,10 @@ from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated
 from howdah.spark.interrupts import interrupts
 from jobs import checks
 from jobs.status.claim import Claim
-from jobs.status.status_file import StatusFile, status_path
+from jobs.status.status_file import ETL, StatusFile, status_path
 
-__all__ = ["STATE", "check", "make", "needs_hive"]
+__all__ = ["check", "make", "needs_hive"]
 
-STATE = "etl"
-"""The job's state while its dataset is made."""
 _EVENTS = 50
 _LAST_STATUS_SECONDS = 30.0
 
@@ -72,7 +70,7 @@ class _Stage:
 
     def __init__(self, config: Config, application: str) -> None:
         self._config = config
-        self._state, self._error = STATE, None
+        self._state, self._error = ETL, None
         self._code: int | None = None
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
         claim = Claim(

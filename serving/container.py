@@ -72,6 +72,8 @@ def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise UsageError(
-            "this process is not in a container of `howdah serve --yarn`", where=name, got="not set"
+            "this process is not in a container of `howdah serve --on yarn`",
+            where=name,
+            got="not set",
         )
     return value

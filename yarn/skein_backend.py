@@ -24,10 +24,10 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
-from jobs import secret_file
+from jobs import record, secret_file
 from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from jobs.status import status_file
 from yarn import address, spec
-from yarn.client.submission_lock import read_claim
 
 __all__ = ["SkeinAgent", "SkeinDriver", "attempt_of", "submit", "verdict"]
 
@@ -85,11 +85,6 @@ def _secrets() -> secret_file.Secrets:
         ) from None
 
 
-def yarn_directory(config: Config) -> str:
-    """The run directory's `yarn`: files that driver, agents and clients exchange."""
-    return storage.join(config.run.directory, "yarn")
-
-
 def verdict(config: Config, application: str) -> dict[str, str] | None:
     """How an earlier attempt ended the application: {"status", "diagnostics"}; None: it did not."""
     try:
@@ -99,7 +94,7 @@ def verdict(config: Config, application: str) -> dict[str, str] | None:
 
 
 def _verdict(config: Config, application: str) -> str:
-    return storage.join(yarn_directory(config), f"verdict-{application}.json")
+    return storage.join(status_file.directory(config.run.directory), f"verdict-{application}.json")
 
 
 class SkeinDriver(DriverBackend):
@@ -111,7 +106,7 @@ class SkeinDriver(DriverBackend):
         container = _variable("CONTAINER_ID")
         self.application = application_of(container)
         self.attempt = attempt_of(container)
-        claim = read_claim(config.run.directory)
+        claim = record.read(config.run.directory)
         self.started = claim.submitted if claim is not None else 0.0
         self._connected: Any = None
 
@@ -138,7 +133,7 @@ class SkeinDriver(DriverBackend):
 
     def publish(self, driver: DriverAddress) -> None:
         """Write its address and the nonce of its key, signed; remove files of earlier drivers."""
-        directory = yarn_directory(self._config)
+        directory = status_file.directory(self._config.run.directory)
         storage.make_dirs(directory)
         application, attempt = self.application, self.attempt
         address.publish(directory, application, attempt, driver, self._secret, self._nonce)
@@ -170,12 +165,14 @@ class SkeinDriver(DriverBackend):
                 self._kill(found.id)
 
     def superseded(self) -> str | None:
-        published = address.attempts(yarn_directory(self._config), self.application)
+        published = address.attempts(
+            status_file.directory(self._config.run.directory), self.application
+        )
         if (newest := max(published, default=0)) > self.attempt:
             return f"attempt {newest} of {self.application}"
         claim = None
-        with contextlib.suppress(DataError):  # a damaged claim supersedes no job
-            claim = read_claim(self._config.run.directory)
+        with contextlib.suppress(DataError):  # a damaged record supersedes no job
+            claim = record.read(self._config.run.directory)
         if claim is not None and claim.token != os.environ.get(spec.SUBMISSION, ""):
             return f"{claim.application or 'an application'} that {claim.user} has submitted since"
         return None
@@ -293,7 +290,7 @@ class SkeinAgent(AgentBackend):
 
     def find_driver(self, timeout: float) -> DriverAddress:
         application, attempt = application_of(self.container_id), attempt_of(self.container_id)
-        directory = yarn_directory(self._config)
+        directory = status_file.directory(self._config.run.directory)
         until = time.monotonic() + timeout
         for pause in _pauses():
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,10 +24,13 @@ __all__ = [
     "Shipment",
     "Source",
     "application",
+    "claim_tag",
+    "file_systems_of",
     "preamble",
     "python",
     "refuse_local_paths",
     "tag",
+    "tags",
 ]
 
 CONFIG = "run.yaml"
@@ -39,7 +42,7 @@ HADOOP = "hadoop-conf"
 FINISHED = ".howdah.finished"
 """Name of an empty file there: the driver has reported the job's end to YARN."""
 SUBMISSION = "HOWDAH_SUBMISSION"
-"""Variable of the driver: the token of its submission, the same as in owner.json."""
+"""Variable of the driver: the token of its submission, the same as in its record."""
 ENVIRONMENT = "environment"
 """Name there of the unpacked Python environment."""
 WORKER = "worker"
@@ -126,6 +129,22 @@ def tag(run_directory: str) -> str:
     return f"howdah-run-{hashlib.sha256(_canonical(run_directory).encode()).hexdigest()[:16]}"
 
 
+def claim_tag(token: str) -> str:
+    """The tag of one submission's application. It holds a random token, so that no application can
+    have it before that submission."""
+    return f"howdah-{token}"
+
+
+def tags(config: Config, directory: str, token: str) -> tuple[str, ...]:
+    """All tags of an application.
+
+    Args:
+        directory: the run directory, or the served model's.
+    """
+    own = (TAG, tag(directory), claim_tag(token))
+    return tuple(dict.fromkeys((*own, *config.yarn.tags)))
+
+
 def _canonical(directory: str) -> str:
     head, slashes, path = directory.partition("://")
     parts = [part for part in path.split("/") if part]
@@ -168,9 +187,7 @@ def application(
         user=config.run.user,
         node_label=options.node_label,
         priority=options.priority,
-        tags=tuple(
-            dict.fromkeys((TAG, tag(config.run.directory), f"howdah-{token}", *options.tags))
-        ),
+        tags=tags(config, config.run.directory, token),
         view_users=tuple(options.view_users),
         modify_users=tuple(options.modify_users),
         # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
@@ -200,8 +217,13 @@ def application(
 
 def file_systems(config: Config) -> tuple[str, ...]:
     """The HDFS clusters of a job's paths ("hdfs://host:port"), each once."""
+    return file_systems_of(cluster_paths.of_ranks(config).values())
+
+
+def file_systems_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """The HDFS clusters of paths, each once."""
     found = {}
-    for path in cluster_paths.of_ranks(config).values():
+    for path in paths:
         scheme, slashes, rest = path.partition("://")
         if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]

@@ -26,7 +26,7 @@ __all__ = ["Places", "of_dataset", "of_model", "of_row", "version_of"]
 
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
-_NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")
+_NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "job", "attempts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from howdah.errors import NotFound, PermissionDenied, StorageError
 
 __all__ = ["BELOW", "owner_here", "take"]
 
-BELOW = ("attempts", "checkpoints", "yarn", "yarn/requests")
+BELOW = ("attempts", "checkpoints", "job", "job/requests")
 """Directories of a run directory whose files decide how a run continues."""
 
 _OTHERS_WRITE, _OTHERS_ENTER = 0o002, 0o001

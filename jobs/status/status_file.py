@@ -19,7 +19,6 @@ from howdah import attempts, storage
 from howdah.attempts import Attempt
 from howdah.core import threads
 from howdah.errors import (
-    ClusterError,
     DataError,
     HowdahError,
     NotFound,
@@ -30,7 +29,7 @@ from howdah.runs import RUN_JSON
 from jobs.status.claim import Claim, Superseded
 
 __all__ = [
-    "StatusFile", "directory", "is_ending", "read", "request", "status_path", "wait_for_end",
+    "ETL", "StatusFile", "directory", "is_ending", "read", "request", "status_path",
 ]  # fmt: skip
 
 _STATUS_SECONDS = 5.0
@@ -38,12 +37,14 @@ _REQUEST_SECONDS = 2.0
 _REQUEST_BYTES = 2**16
 """A request is a line of JSON; larger files are refused."""
 APPLICATION = "application"
-"""In a request: the id of the application that it is for. Those of older versions lack it."""
+"""In a request: the id of the application that it is for."""
+ETL = "etl"
+"""State of a job while it makes its dataset."""
 
 
 def directory(run_directory: str) -> str:
     """The directory of a run's files that concern its job on the cluster."""
-    return storage.join(run_directory, "yarn")
+    return storage.join(run_directory, "job")
 
 
 def status_path(run_directory: str) -> str:
@@ -79,33 +80,6 @@ def read(run_directory: str, application: str) -> dict[str, Any]:
     except NotFound:
         return {}
     return status if status.get("application") == application else {}
-
-
-def wait_for_end(
-    ended: Callable[[], bool],
-    *,
-    application: str,
-    seconds: float,
-    pause: float,
-    progress: Callable[[str], None],
-    refused: ClusterError,
-) -> None:
-    """Wait for the end of a job that is being stopped.
-
-    Args:
-        ended: whether it has.
-        seconds: how long it may take.
-        pause: seconds between two looks.
-        refused: raised where it does not end.
-    """
-    until, shown = time.monotonic() + seconds, False
-    while not ended():
-        if time.monotonic() > until:
-            raise refused
-        if not shown:
-            progress(f"waiting for the end of {application}, which is being stopped")
-            shown = True
-        time.sleep(pause)
 
 
 class StatusFile:

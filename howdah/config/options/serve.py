@@ -94,5 +94,5 @@ def require_implemented(section: ServeSection, implemented: Collection[str], ser
         f"the configuration sets keys that {server} does not implement",
         where=", ".join(f"serve.{key}" for key in dropped),
         expected=f"of the section serve only {supported}",
-        remedy="leave them out for this server; `howdah serve` without --on and --yarn reads all",
+        remedy="leave them out for this server; `howdah serve` without --on reads all",
     )

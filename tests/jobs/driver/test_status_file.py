@@ -1,5 +1,6 @@
 """The driver's files in the run directory: requests, the status, and a later attempt's run."""
 
+import dataclasses
 import json
 import os
 import threading
@@ -9,13 +10,12 @@ import pytest
 from howdah import storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
-from jobs import secret_file
+from jobs import record, secret_file
 from jobs.status.claim import Claim, Superseded
 from jobs.status.status_file import StatusFile, status_path
 from tests.support.waiting import wait_until
 from training.checkpoint.fence import Fence
 from yarn import spec
-from yarn.client import submission_lock as owner_module
 from yarn.skein_backend import SkeinDriver
 
 APP, LATER_APP = "application_1_0001", "application_1_0002"
@@ -58,7 +58,7 @@ class Driver:
             return {}
 
     def ask(self, name, data):
-        folder = self.run / "yarn" / "requests"
+        folder = self.run / "job" / "requests"
         part = folder / f"{name}.part"
         part.write_bytes(data)
         part.rename(folder / name)
@@ -116,7 +116,7 @@ def test_the_thread_survives_a_defect(driver):
 
 
 def test_close_says_whether_the_last_status_was_written(driver):
-    folder = driver.run / "yarn"
+    folder = driver.run / "job"
     folder.rename(driver.run / "moved")
     folder.write_text("a file where the directory was")
     driver.state = "over"
@@ -137,7 +137,7 @@ def test_requests_for_an_application_before_are_not_carried_out(tmp_path):
 
 
 def test_a_request_that_came_before_its_driver_is_carried_out(tmp_path):
-    folder = tmp_path / "run" / "yarn" / "requests"
+    folder = tmp_path / "run" / "job" / "requests"
     folder.mkdir(parents=True)
     for name, application in (("1.json", LATER_APP), ("2.json", APP), ("3.json", None)):
         text = json.dumps({"type": "stop", "save": name == "2.json", "application": application})
@@ -223,10 +223,11 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     monkeypatch.setenv("CONTAINER_ID", "container_1_0001_01_000001")
     monkeypatch.setenv(spec.SUBMISSION, "ours")
     (tmp_path / spec.SECRET).write_text(secret_file.Secrets(secret="s" * 64).text())
-    yarn = tmp_path / "run" / "yarn"
+    yarn = tmp_path / "run" / "job"
     yarn.mkdir(parents=True)
-    owner = yarn / "owner.json"
-    owner.write_bytes(owner_module.Claim(token="ours", submitted=17.5).as_json())
+    owner = yarn / "application.json"
+    ours = record.Record(token="ours", on="yarn", run_directory="run", submitted=17.5)
+    owner.write_bytes(ours.as_json())
     backend = SkeinDriver(Config(run={"directory": str(tmp_path / "run")}))
     assert (backend.application, backend.attempt, backend.started) == (APP, 1, 17.5)
     (yarn / f"driver-{APP}-1.json").touch()
@@ -235,7 +236,7 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     (yarn / f"driver-{APP}-2.json").touch()
     assert backend.superseded() == f"attempt 2 of {APP}"
     (yarn / f"driver-{APP}-2.json").unlink()
-    theirs = owner_module.Claim(token="theirs", application=LATER_APP, user="bob")
+    theirs = dataclasses.replace(ours, token="theirs", application=LATER_APP, user="bob")
     owner.write_bytes(theirs.as_json())
     assert backend.superseded() == f"{LATER_APP} that bob has submitted since"
     owner.write_text("{half")

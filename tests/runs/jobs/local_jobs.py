@@ -66,7 +66,7 @@ class LocalJob(WatchedJob):
     def file(self):
         """status.json as the driver last wrote it."""
         try:
-            return json.loads((self.run_directory / "yarn" / "status.json").read_text())
+            return json.loads((self.run_directory / "job" / "status.json").read_text())
         except FileNotFoundError:
             nothing = dict.fromkeys(("state", "step", "page", "last_checkpoint"))
             return {**nothing, "ranks": [], "events": [], "world_size": 0, "generation": 0}
@@ -152,7 +152,7 @@ class LocalJob(WatchedJob):
 
     # --------------------------------------------------------------------------- acting
     def ask(self, **request):
-        folder = self.run_directory / "yarn" / "requests"
+        folder = self.run_directory / "job" / "requests"
         path = folder / f"{time.time_ns() // 10**6}-test.json"
         path.with_suffix(".part").write_text(json.dumps(request))
         path.with_suffix(".part").rename(path)

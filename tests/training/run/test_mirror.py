@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 from training.run import mirror as mirrors
 from training.run.metrics_log import MetricsLog, read_metrics
 from training.run.mirror import Mirror
-from yarn.client import logs
+from yarn.application import YarnApplication
 
 LINE = b'{"attempt": 1, "step": 10, "loss": 0.512, "lr": 4.1e-05, "epoch": 1.2, "time": 1.0}\n'
 
@@ -251,7 +251,8 @@ def test_howdah_logs_reads_a_rank_s_log_of_parts(remote):
             return {"state": "RUNNING"}
 
     out = []
-    logs.of_rank(Manager(), logs.Job("application_1", place), 0, follow=False, out=out.append)
+    job = YarnApplication(Manager(), "application_1", place)
+    job.rank_log(0, follow=False, out=out.append)
     assert out[:3] == ["one", "two", "three"]
 
 
