@@ -138,15 +138,6 @@ class DriverCluster(Cluster):
         """True if file:// names what all nodes mount, as on YARN."""
         return False
 
-    def refuse_etl(self) -> None:
-        """Raise ConfigError if the job is to make its dataset first."""
-        if self.etl:
-            raise ConfigError(
-                "--etl makes the dataset in the Spark application that then trains",
-                where="--etl", expected="job.on: spark", got=f"job.on: {self.name}",
-                remedy="--on spark; or run `howdah etl` first, and submit without --etl",
-            )  # fmt: skip
-
     def plan(self, progress: Progress) -> dict[str, Any]:
         job = self.config.job
         return {

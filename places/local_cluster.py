@@ -20,7 +20,6 @@ class LocalCluster(DriverCluster):
     name = "local"
 
     def check_cluster(self, progress: Progress) -> None:
-        self.refuse_etl()
         job = self.config.job
         if job.workers * job.worker.vcores > machine.cores():
             progress(

@@ -22,7 +22,6 @@ class RayCluster(DriverCluster):
     starting = "starting Ray"
 
     def check_cluster(self, progress: Progress) -> None:
-        self.refuse_etl()
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "Ray is not installed", where="job.on: ray", remedy="pip install 'howdah[ray]'"

@@ -7,7 +7,6 @@ a route to the application's containers is needed.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +15,13 @@ from howdah.core.activity import Progress
 from howdah.errors import ClusterError, HowdahError, NotFound, PermissionDenied
 from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import logged_in, short_name
-from howdah.hadoop.resourcemanager import LIVE, OVER, PATIENCE_SECONDS, ResourceManager
+from howdah.hadoop.resourcemanager import (
+    LIVE,
+    OVER,
+    PATIENCE_SECONDS,
+    ResourceManager,
+    kill_and_wait,
+)
 from howdah.hadoop.web import current_user
 from howdah.runs import applications
 from howdah.runs.hours import of_application
@@ -29,7 +34,6 @@ __all__ = ["YarnApplication", "listed", "own_user"]
 
 KILL_SECONDS = 30.0
 """How long YARN may take to confirm a kill."""
-_PAUSE_SECONDS = 0.5
 
 
 class YarnApplication(Application):
@@ -133,21 +137,14 @@ class YarnApplication(Application):
 
     # --------------------------------------------------------------------------------- end
     def end(self) -> str:
-        until = time.monotonic() + KILL_SECONDS
-        while True:
-            state = self.manager.kill(self.id, "killed by howdah")
-            if state in OVER:
-                return state
-            if time.monotonic() > until:
-                raise ClusterError(
-                    "YARN has not confirmed the kill", where=self.id, got=state,
-                    expected=f"KILLED within {KILL_SECONDS:.0f} s",
-                    remedy=f"yarn application -kill {self.id}",
-                )  # fmt: skip
-            time.sleep(_PAUSE_SECONDS)
-            state, over = self.look()
-            if over:
-                return state
+        state = kill_and_wait(self.manager, self.id, "killed by howdah", seconds=KILL_SECONDS)
+        if state not in OVER:
+            raise ClusterError(
+                "YARN has not confirmed the kill", where=self.id, got=state,
+                expected=f"KILLED within {KILL_SECONDS:.0f} s",
+                remedy=f"yarn application -kill {self.id}",
+            )  # fmt: skip
+        return state
 
     def ended(self) -> None:
         if self.directory is None:

@@ -74,41 +74,24 @@ def application(
         token: of this submission; in a tag of its own.
     """
     options = config.yarn
-    files = {
-        **shipment.files,
-        shipment.wheel_name: shipment.wheel,
-        spec.CONFIG: spec.Source(url=f"file://{config_file}"),
-        spec.HADOOP: spec.Source(url=f"file://{hadoop_file}", kind="archive"),
-    }
-    if token_file is not None:
-        files[TOKENS] = spec.Source(url=f"file://{token_file}")
-    if shipment.environment is not None:
-        files[spec.ENVIRONMENT] = shipment.environment
-    name = storage.name(model_directory.rstrip("/"))
+    tokens = {} if token_file is None else {TOKENS: token_file}
     return spec.Application(
-        name=f"serve {name}",
-        queue=options.queue or "default",
-        user=config.run.user,
-        node_label=options.node_label,
-        priority=options.priority,
-        tags=spec.tags(config, model_directory, token),
-        view_users=tuple(options.view_users),
-        modify_users=tuple(options.modify_users),
-        page_users=tuple(options.view_users) if secure else ("*",),
-        file_systems=spec.file_systems_of([model_directory]),
+        name=f"serve {storage.name(model_directory.rstrip('/'))}",
+        **spec.common(config, model_directory, secure=secure, token=token),
+        file_systems=spec.file_systems([model_directory]),
         attempts=ATTEMPTS,
         workers=1,
         nodes=(),
         restarts=-1,
         driver=spec.ContainerRequest(
-            memory_mib=-(-options.driver.memory // 2**20), vcores=options.driver.vcores, gpus=0,
+            memory_mib=spec.mib(options.driver.memory), vcores=options.driver.vcores, gpus=0,
             script="", files={}, env=spec.MASTER_ENV,
         ),
         worker=spec.ContainerRequest(
-            memory_mib=-(-config.serve.memory // 2**20), vcores=config.serve.vcores, gpus=0,
+            memory_mib=spec.mib(config.serve.memory), vcores=config.serve.vcores, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
             + f"exec {spec.words(config, 'serving')}\n",
-            files=files,
+            files=spec.localised(shipment, hadoop_file, {spec.CONFIG: config_file, **tokens}),
             env={
                 MODEL_VARIABLE: model_directory,
                 ADDRESS_VARIABLE: server_file.path_of(model_directory),

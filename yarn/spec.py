@@ -25,12 +25,14 @@ __all__ = [
     "Source",
     "application",
     "claim_tag",
-    "file_systems_of",
+    "common",
+    "file_systems",
+    "localised",
+    "mib",
     "preamble",
     "python",
     "refuse_local_paths",
     "tag",
-    "tags",
 ]
 
 CONFIG = "run.yaml"
@@ -135,16 +137,6 @@ def claim_tag(token: str) -> str:
     return f"howdah-{token}"
 
 
-def tags(config: Config, directory: str, token: str) -> tuple[str, ...]:
-    """All tags of an application.
-
-    Args:
-        directory: the run directory, or the served model's.
-    """
-    own = (TAG, tag(directory), claim_tag(token))
-    return tuple(dict.fromkeys((*own, *config.yarn.tags)))
-
-
 def _canonical(directory: str) -> str:
     head, slashes, path = directory.partition("://")
     parts = [part for part in path.split("/") if part]
@@ -172,32 +164,16 @@ def application(
         token: of this submission; in a tag of its own.
     """
     options = config.yarn
-    files = {
-        **shipment.files,
-        shipment.wheel_name: shipment.wheel,
-        CONFIG: Source(url=f"file://{config_file}"),
-        SECRET: Source(url=f"file://{secret_file}"),
-        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
-    }
-    if shipment.environment is not None:
-        files[ENVIRONMENT] = shipment.environment
+    files = localised(shipment, hadoop_file, {CONFIG: config_file, SECRET: secret_file})
     return Application(
         name=config.run.name,
-        queue=options.queue or "default",
-        user=config.run.user,
-        node_label=options.node_label,
-        priority=options.priority,
-        tags=tags(config, config.run.directory, token),
-        view_users=tuple(options.view_users),
-        modify_users=tuple(options.modify_users),
-        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
-        page_users=tuple(options.view_users) if secure else ("*",),
-        file_systems=file_systems(config),
+        **common(config, config.run.directory, secure=secure, token=token),
+        file_systems=file_systems(cluster_paths.of_ranks(config).values()),
         attempts=config.job.attempts,
         workers=config.job.workers,
         nodes=tuple(nodes),
         driver=ContainerRequest(
-            memory_mib=_mib(options.driver.memory),
+            memory_mib=mib(options.driver.memory),
             vcores=options.driver.vcores,
             gpus=0,
             script=_driver_script(config, shipment),
@@ -205,7 +181,7 @@ def application(
             env={**MASTER_ENV, SUBMISSION: token},
         ),
         worker=ContainerRequest(
-            memory_mib=_mib(config.job.worker.memory),
+            memory_mib=mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
             script=preamble(shipment) + f"exec {words(config, 'yarn', 'agent')}\n",
@@ -215,13 +191,51 @@ def application(
     )
 
 
-def file_systems(config: Config) -> tuple[str, ...]:
-    """The HDFS clusters of a job's paths ("hdfs://host:port"), each once."""
-    return file_systems_of(cluster_paths.of_ranks(config).values())
+def localised(
+    shipment: Shipment, hadoop_file: str, private: Mapping[str, str]
+) -> dict[str, Source]:
+    """The files of a container's working directory.
+
+    Args:
+        hadoop_file: local path of what becomes HADOOP, a .zip.
+        private: {name there: local path} of this submission's own files.
+    """
+    files = {
+        **shipment.files,
+        shipment.wheel_name: shipment.wheel,
+        **{name: Source(url=f"file://{path}") for name, path in private.items()},
+        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
+    }
+    if shipment.environment is not None:
+        files[ENVIRONMENT] = shipment.environment
+    return files
 
 
-def file_systems_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """The HDFS clusters of paths, each once."""
+def common(config: Config, directory: str, *, secure: bool, token: str) -> dict[str, Any]:
+    """The fields of an `Application` that jobs and servers have alike.
+
+    Args:
+        directory: the run directory, or the served model's.
+        secure: whether the cluster has Kerberos.
+        token: of this submission.
+    """
+    options = config.yarn
+    own = (TAG, tag(directory), claim_tag(token))
+    return {
+        "queue": options.queue or "default",
+        "user": config.run.user,
+        "node_label": options.node_label,
+        "priority": options.priority,
+        "tags": tuple(dict.fromkeys((*own, *options.tags))),
+        "view_users": tuple(options.view_users),
+        "modify_users": tuple(options.modify_users),
+        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
+        "page_users": tuple(options.view_users) if secure else ("*",),
+    }
+
+
+def file_systems(paths: Iterable[str]) -> tuple[str, ...]:
+    """The HDFS clusters of paths ("hdfs://host:port"), each once."""
     found = {}
     for path in paths:
         scheme, slashes, rest = path.partition("://")
@@ -326,5 +340,6 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     )
 
 
-def _mib(size: int) -> int:
+def mib(size: int) -> int:
+    """Mebibytes of a number of bytes, rounded up, as YARN takes them."""
     return -(-size // _MIB)

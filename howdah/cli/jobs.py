@@ -47,8 +47,16 @@ def cluster_of(name: str, config: Config, *, etl: bool = False) -> Any:
 
     Args:
         name: yarn, local, spark or ray.
-        etl: a job there makes its dataset first (spark alone).
+        etl: a job there makes its dataset first.
+    Raises:
+        UsageError: `etl` on another cluster than Spark.
     """
+    if etl and name != "spark":
+        raise UsageError(
+            "--etl makes the dataset in the Spark application that then trains", where="--etl",
+            expected="--on spark", got=f"--on {name}",
+            remedy="run `howdah etl` first, and submit without --etl",
+        )  # fmt: skip
     if name == "yarn":
         from yarn.cluster import YarnCluster
 
@@ -169,22 +177,18 @@ def submit(
         chosen(config, set), overrides, lambda c: c.yarn if c.job.on == "yarn" else None
     )
     note_command()
-    if etl and checked.job.on == "yarn":
-        raise UsageError(
-            "--etl makes the dataset in the Spark application that then trains",
-            expected="--on spark", got="--on yarn",
-            remedy="run `howdah etl` first, and submit without --etl",
-        )  # fmt: skip
-    # On YARN a finished run is submitted again: it ends at once, as a caller expects that waits
-    # for an application's id.
-    if checked.job.on != "yarn" and not dry_run:
+    cluster = cluster_of(checked.job.on, checked, etl=etl)
+    if not dry_run:
         from howdah.runs import settings
 
-        done = settings.already_finished(checked)
-        if done is not None and not etl:
+        with cluster.session():  # refused if it would be described by settings it did not have
+            done = settings.already_finished(checked)
+        # On YARN a finished run is submitted again: it ends at once, and a caller that waits for an
+        # application's id gets one.
+        if done is not None and not etl and checked.job.on != "yarn":
             answer(settings.of_finished(checked, on=checked.job.on), json, done)
             return
-    submit_to(cluster_of(checked.job.on, checked, etl=etl), wait, dry_run, json)
+    submit_to(cluster, wait, dry_run, json)
 
 
 def submit_to(cluster: Any, wait: bool = False, dry_run: bool = False, json: bool = False) -> None:
