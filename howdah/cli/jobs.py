@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from howdah.cli.common import (
     say,
 )
 from howdah.core.terminal import shown
-from howdah.errors import NotFound, UsageError
+from howdah.errors import NotFound, PermissionDenied, UsageError
 
 if TYPE_CHECKING:
     from howdah.config.model import Config
@@ -105,7 +106,9 @@ def find(job: str | None, config: Config | None) -> Any:
             )  # fmt: skip
         return _of_configuration(config)
     if _is_id(job):
-        found = None if config is None else record.read(config.run.directory)
+        found = None
+        with contextlib.suppress(PermissionDenied):  # of another user's run YARN tells the state
+            found = None if config is None else record.read(config.run.directory)
         if found is not None and found.application == job:
             return cluster_of(found.on, settings).application(found)
         name = "yarn" if job.startswith("application_") else job.partition("-")[0]

@@ -113,9 +113,6 @@ class StatusFile:
         self._status, self._on_request, self._say = status, on_request, say
         self._on_superseded = superseded
         self._ended: tuple[str, str] | None = None
-        # Requests that lie there at an application's first driver, and do not name the application
-        # (those of older versions), were for another one.
-        self._remove_old = claim.attempt.number == 1
         self._ready = False
         self._unremovable: set[str] = set()
         self._written = self._asked = 0.0
@@ -189,7 +186,8 @@ class StatusFile:
                 self._looked_at = now
                 self._looked.notify_all()
         if not self._ready:
-            self._make_ready()
+            storage.make_dirs(self._requests)
+            self._ready = True
         if status_due:
             self._claim.write(self._status_path, self._text().encode())
             self._written = time.monotonic()
@@ -208,26 +206,6 @@ class StatusFile:
     def _text(self) -> str:
         payload = {**self._status(), **self._claim.attempt.to_dict()}
         return json.dumps(payload, ensure_ascii=False)
-
-    def _make_ready(self) -> None:
-        storage.make_dirs(self._requests)
-        if self._remove_old:
-            for entry in storage.list_dir(self._requests):
-                if not self._asked_before(entry):
-                    storage.remove(entry.path, recursive=entry.is_dir)
-        self._ready = True
-
-    def _asked_before(self, entry: storage.Entry) -> bool:
-        """Whether it is a request to this application that came before its driver had started."""
-        if entry.is_dir or not entry.name.endswith(".json"):
-            return False
-        try:
-            request = self._read_request(entry)
-        except StorageUnavailable:
-            raise
-        except (HowdahError, ValueError, RecursionError):
-            return False
-        return request.get(APPLICATION) == self._claim.attempt.application
 
     # ------------------------------------------------------------------------------ requests
     def _take_requests(self) -> None:
@@ -256,9 +234,9 @@ class StatusFile:
                 continue
             if request is None:
                 continue
-            wanted = request.pop(APPLICATION, self._claim.attempt.application)
-            if wanted != self._claim.attempt.application:
-                self._say(f"a request is for {wanted}, and is not carried out: {entry.path}")
+            application = request.pop(APPLICATION, None)
+            if application != self._claim.attempt.application:  # left by an earlier job of the run
+                self._say(f"a request is for {application}, and is not carried out: {entry.path}")
                 continue
             try:
                 self._on_request(request)

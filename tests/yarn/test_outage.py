@@ -108,8 +108,9 @@ def test_namenode_away_for_ten_minutes_costs_no_run_and_no_step(job, cluster):
     after = job.wait(lambda s: saved_step(s) > target, "a checkpoint after it", LIMIT)
     assert not [what for what in job.events() if " hangs: " in what], job.events()
     assert after["restarts"] == 1, job.events()  # the rank that the test has killed
+    stop = {"type": "stop", "save": True, "application": job.status["application"]}
     request = storage.join(job.remote, "job", "requests", "1-test.json")
-    storage.write_whole(request, json.dumps({"type": "stop", "save": True}).encode())
+    storage.write_whole(request, json.dumps(stop).encode())
     job.end(LIMIT)
     run = storage.read_json(storage.join(job.remote, "run.json"))
     assert len(run["attempts"]) == 1

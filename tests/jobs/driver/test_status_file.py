@@ -65,6 +65,10 @@ class Driver:
         return folder / name
 
 
+def of(application, **request):
+    return json.dumps({**request, "application": application}).encode()
+
+
 @pytest.fixture
 def driver(tmp_path):
     one = Driver(tmp_path / "run").start()
@@ -87,7 +91,7 @@ def driver(tmp_path):
 )
 def test_a_request_that_cannot_be_read_is_removed_and_said(driver, data):
     bad = driver.ask("1.json", data)
-    driver.ask("2.json", b'{"type": "stop"}')
+    driver.ask("2.json", of(APP, type="stop"))
     wait_until(lambda: driver.requests)
     assert driver.requests == [{"type": "stop"}]
     assert not bad.exists()
@@ -128,9 +132,9 @@ def test_close_says_whether_the_last_status_was_written(driver):
 def test_requests_for_an_application_before_are_not_carried_out(tmp_path):
     first = Driver(tmp_path / "run").start()
     first.file.close(30.0, None)
-    first.ask("1.json", b'{"type": "stop"}')
+    first.ask("1.json", of(APP, type="stop"))
     second = Driver(tmp_path / "run", application=LATER_APP).start()
-    second.ask("2.json", b'{"type": "scale"}')
+    second.ask("2.json", of(LATER_APP, type="scale"))
     wait_until(lambda: second.requests)
     assert second.requests == [{"type": "scale"}]
     second.file.close(30.0, None)
@@ -144,7 +148,7 @@ def test_a_request_that_came_before_its_driver_is_carried_out(tmp_path):
         (folder / name).write_text(text)
     (folder / "4.json").write_text("{half")
     one = Driver(tmp_path / "run").start()
-    one.ask("5.json", b'{"type": "scale"}')
+    one.ask("5.json", of(APP, type="scale"))
     wait_until(lambda: len(one.requests) > 1)
     assert one.requests == [{"type": "stop", "save": True}, {"type": "scale"}]
     assert os.listdir(folder) == []
@@ -179,7 +183,7 @@ def test_a_driver_that_wakes_after_the_next_attempt_s_end_changes_nothing(
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     later.state = "finished"
     assert later.file.close(30.0, None)
-    zombie.ask("1.json", b'{"type": "stop"}')
+    zombie.ask("1.json", of(APP, type="stop"))
     before = everything(run)
     zombie.open()
     zombie.file.start()

@@ -154,6 +154,7 @@ class LocalJob(WatchedJob):
     def ask(self, **request):
         folder = self.run_directory / "job" / "requests"
         path = folder / f"{time.time_ns() // 10**6}-test.json"
+        request["application"] = self.file["application"]
         path.with_suffix(".part").write_text(json.dumps(request))
         path.with_suffix(".part").rename(path)
 
