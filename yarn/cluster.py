@@ -183,7 +183,11 @@ class YarnCluster(Cluster):
         return True
 
     def submitter(self) -> str:
-        return submitter(self.config)
+        return self._submitter
+
+    @cached_property
+    def _submitter(self) -> str:
+        return submitter(self.config, self.directory)
 
     # ------------------------------------------------------------------------------- looking
     def application(self, record: Record) -> Application:
@@ -254,20 +258,20 @@ class YarnCluster(Cluster):
         return live[0]["id"] if live else None
 
 
-def submitter(config: Config) -> str:
+def submitter(config: Config, directory: str) -> str:
     """The name that YARN will give the application's user.
 
     Without Kerberos, and for a proxied user, it is the name that the client sends. With Kerberos
     the cluster's rules (hadoop.security.auth_to_local) derive it from the principal, and the
     ResourceManager does not report it beforehand. The NameNode has the same rules, and names the
-    owner of a file written there. For a run directory elsewhere it is the principal's first part.
+    owner of a file written there. For a directory elsewhere it is the principal's first part.
     """
     user = cluster_paths.user(config, config.yarn)
     if config.run.user or not hadoop_conf.load().kerberos or os.environ.get("HADOOP_PROXY_USER"):
         return user
-    if not storage.on_hdfs(config.run.directory):
+    if not storage.on_hdfs(directory):
         return user
-    return owner_here(config.run.directory) or user
+    return owner_here(directory) or user
 
 
 def shipped(config: Config) -> str:

@@ -94,8 +94,8 @@ def test_without_kerberos_and_for_a_proxied_user_the_submitter_is_the_name_that_
     monkeypatch,
 ):
     monkeypatch.setenv("HADOOP_USER_NAME", "ada")
-    assert submitter(loader.from_dict({})) == "ada"
-    assert submitter(loader.from_dict({"run": {"user": "bob"}})) == "bob"
+    assert submitter(loader.from_dict({}), "runs/a") == "ada"
+    assert submitter(loader.from_dict({"run": {"user": "bob"}}), "runs/a") == "bob"
 
 
 def test_with_kerberos_the_submitter_is_the_owner_that_the_namenode_reports(tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_with_kerberos_the_submitter_is_the_owner_that_the_namenode_reports(tmp_
     def asked(directory, **run):
         held = {"run": {"directory": directory, **run},
                 "yarn": {"keytab": "/k", "principal": "ada/node@REALM"}}  # fmt: skip
-        return submitter(loader.from_dict(held))
+        return submitter(loader.from_dict(held), directory)
 
     assert asked("hdfs://nn/runs/a") == "ada_of_research"
     assert asked(f"file://{tmp_path}/run") == "ada"
