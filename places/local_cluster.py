@@ -34,8 +34,10 @@ class LocalCluster(DriverCluster):
     def containers(
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> Iterator[DriverBackend]:
-        from jobs.local import LocalDriver
+        from places.local_place import LocalDriver
 
+        with open(path, encoding="utf-8") as file:
+            config = file.read()
         yield LocalDriver(
-            directory, path, application=application, nodes=["localhost"], secret_env=secret_env
+            application, directory, config, secret_env=secret_env, address="127.0.0.1"
         )

@@ -58,8 +58,8 @@ def test_the_look_finds_them(text):
 
 
 def test_the_argument_lists():
-    assert isolation.module("jobs.local", "agent") == [
-        sys.executable, "-P", "-m", "jobs.local", "agent"
+    assert isolation.module("places", "agent") == [
+        sys.executable, "-P", "-m", "places", "agent"
     ]  # fmt: skip
     assert isolation.module("yarn", python="./e/bin/python") == [
         "./e/bin/python",

@@ -1,4 +1,4 @@
-"""A job on this machine's own processes (jobs/local.py), and how tests look into it."""
+"""A job on this machine's own processes (stand_in_cluster.py), and how tests look into it."""
 
 import json
 import os
@@ -39,8 +39,8 @@ class LocalJob(WatchedJob):
         self.config.write_text(yaml.safe_dump(config))
         path = f"{LIGHT}{os.pathsep}{ROOT}" if light else str(ROOT)
         self.log = self.job / "driver.log"
-        words = [*prefix, sys.executable, "-m", "jobs.local", "driver", str(self.job),
-                 str(self.config), "--application", "local_1",
+        words = [*prefix, sys.executable, "-m", "tests.runs.jobs.stand_in_cluster", "driver",
+                 str(self.job), str(self.config), "--application", "local_1",
                  "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
         environment["HOWDAH_PYTHONPATH"] = environment["PYTHONPATH"]  # the agents' and ranks' too
