@@ -255,7 +255,9 @@ class DriverCluster(Cluster):
             status = storage.read_object(status_file.status_path(self.directory))
         except (NotFound, StorageError):
             return None
-        application = str(status.get("application"))
+        application = status.get("application")
+        if not isinstance(application, str):
+            return None
         left = Record(token="", on=self.name, run_directory=self.directory, application=application)
         return application if left.is_heard() else None
 
