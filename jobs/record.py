@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from howdah import storage
@@ -118,10 +118,15 @@ class Record:
         private = of_application(self.application)
         return private == self and self.directory == os.path.dirname(_private(self.application))
 
-    def write(self) -> None:
-        """Replace the run directory's record, and the private one."""
+    def write(self, *, private: bool = False) -> None:
+        """Replace the run directory's record.
+
+        Args:
+            private: replace the private one, too. Only for a record that this process has made:
+                the `directory` of one that was read is any user's word.
+        """
         storage.write_whole(path_of(self.run_directory), self.as_json())
-        if self.directory:
+        if private:
             storage.write_whole(os.path.join(self.directory, _FILE), self.as_json())
 
 
@@ -133,10 +138,16 @@ def path_of(run_directory: str) -> str:
 def read(run_directory: str) -> Record | None:
     """The record in a run directory, of a live application or not; None: there is none.
 
+    A record that names another run directory is of this one all the same: requests and completed
+    records are written where it was read, and nowhere that it points to.
+
     Raises:
         DataError: the file has another shape.
     """
-    return _read(path_of(run_directory))
+    found = _read(path_of(run_directory))
+    if found is None or found.run_directory.rstrip("/") == run_directory.rstrip("/"):
+        return found
+    return replace(found, run_directory=run_directory)
 
 
 def known() -> list[Record]:

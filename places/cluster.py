@@ -181,7 +181,7 @@ class DriverCluster(Cluster):
             claim, application=application, directory=directory, pid=process.pid,
             start=process_start(process.pid) or 0,
         )  # fmt: skip
-        started.write()
+        started.write(private=True)
         self._started = started, process
         progress(f"{application}: {log}")
         return self.application(started)

@@ -250,7 +250,7 @@ def kept(tmp_path, **values):
         "start": process_start(os.getpid()),
     }  # fmt: skip
     one = record.Record(**{**fields, **values})
-    one.write()
+    one.write(private=True)
     return one
 
 

@@ -16,6 +16,7 @@ from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import ClusterError, DataError
+from jobs import record
 from jobs.record import Record
 from jobs.submit import Claims
 from places import application as control
@@ -71,7 +72,7 @@ def test_kill_signals_the_process_of_the_private_record(tmp_path, victim, monkey
     directory = tmp_path / "cache" / "jobs" / "local-1"
     directory.mkdir(parents=True)
     found = named(tmp_path, victim, monkeypatch, directory=str(directory))
-    found.record.write()
+    found.record.write(private=True)
     found.kill(save=False, save_seconds=1, progress=print)
     assert victim.wait(20) == -signal.SIGTERM
 
@@ -90,7 +91,7 @@ def test_logs_do_not_follow_a_link(tmp_path):
     (directory / "driver.log").symlink_to("/etc/hostname")
     letter(tmp_path, directory=str(directory))
     found = commands.find(str(tmp_path / "run"), None)
-    found.record.write()
+    found.record.write(private=True)
     with pytest.raises(OSError, match="symbolic"):
         found.container_logs(print)
 
@@ -110,6 +111,16 @@ def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
     (tmp_path / "run" / "job" / "application.json").write_text(text)
     with pytest.raises(DataError, match=r"application\.json|JSON|not whole"):
         commands.find(str(tmp_path / "run"), None)
+
+
+def test_a_record_writes_nowhere_that_it_points_to(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    letter(tmp_path, run_directory=str(tmp_path / "other"), application="")
+    found = record.read(str(tmp_path / "run"))
+    found.write()
+    assert found.run_directory == str(tmp_path / "run")
+    assert not (tmp_path / "other").exists() and list(theirs.iterdir()) == []
 
 
 # ----------------------------------------------------------------------- another machine's job
