@@ -8,7 +8,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models.server_file import ServerAddress, path_of, write
 from jobs.record import Record
 from jobs.status.text import status_lines
-from tests.yarn.test_application import APP, Manager
+from tests.yarn.client.test_application import APP, Manager
 from yarn import server
 from yarn.application import YarnApplication
 from yarn.server_cluster import ServerCluster
