@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import tensorflow as tf
 
-from training.data.readers import Batch, BatchSource
+from howdah.training.data.readers import Batch, BatchSource
 
 _TYPES = [tf.int32, tf.int32, tf.int32, tf.float32, tf.float32, tf.int32]
 

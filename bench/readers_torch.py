@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from training.data.readers import BatchSource
+from howdah.training.data.readers import BatchSource
 
 
 class TorchDataset(torch.utils.data.IterableDataset):

@@ -68,7 +68,7 @@ class Bench:
             dataset = write_dataset(f"{folder}/data", rows, tokenizer=encoder)
         else:
             dataset = write_texts(f"{folder}/data", texts, rows, encoder)
-        from training.data.shards import ShardSet
+        from howdah.data.splits.shards import ShardSet
 
         lengths = np.concatenate(ShardSet(dataset, "train").lengths).astype(np.int64)
         self.mean_length = float(lengths.mean())

@@ -10,27 +10,27 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl import counting
-from etl.history import judge
-from etl.history.past import Past
-from etl.rows import dedup, forgotten, gate, labels, leakage, numbering, split, units
-from etl.rows import images as image_rows
-from etl.sources import given, images, reading
-from etl.sources.source import Source
-from etl.workspace.kept import Kept, release
-from etl.workspace.scratch import Scratch
-from etl.write import adopt, shards
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
 from howdah.data.files.quotes import Quotes
 from howdah.data.images import ImageEncoder
+from howdah.data.lineage.forgotten import NONE, Forgotten
+from howdah.data.spark.text_rows import Strays
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import ConfigError, DataError
-from howdah.lineage.forgotten import NONE, Forgotten
+from howdah.etl import counting
+from howdah.etl.history import judge
+from howdah.etl.history.past import Past
+from howdah.etl.rows import dedup, forgotten, gate, labels, leakage, numbering, split, units
+from howdah.etl.rows import images as image_rows
+from howdah.etl.sources import given, images, reading
+from howdah.etl.sources.source import Source
+from howdah.etl.workspace.kept import Kept, release
+from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.write import adopt, shards
 from howdah.spark.errors import crossing, translated
-from howdah.spark.text_rows import Strays
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from etl.rows import gate, labels
-from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
 from howdah.data.files.encodings import explained
 from howdah.errors import DataError
+from howdah.etl.rows import gate, labels
+from howdah.etl.sources.source import Source
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from etl.rows.gate import DUPLICATES
 from howdah.config.data import ExpectOptions
 from howdah.data.manifest import Dataset, DatasetManifest
 from howdah.errors import ExpectationsFailed, HowdahError
+from howdah.etl.rows.gate import DUPLICATES
 
 _WORST = 5
 

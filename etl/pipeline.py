@@ -8,23 +8,13 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from etl import attention, report
-from etl.history import past as history
-from etl.history.past import Past
-from etl.history.turn import turn
-from etl.sources import given
-from etl.sources.source import Source
-from etl.version import Task, expect_of_part, expectations, write_files
-from etl.workspace import credentials
-from etl.workspace.kept import Kept
-from etl.workspace.scratch import Scratch
-from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
-from etl.write import hive as hive_write
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.options.source import LAKES
 from howdah.core.activity import Progress
 from howdah.data.inputs import ENCODERS, AnyEncoder
+from howdah.data.lineage import forgotten as marks
+from howdah.data.lineage.forgotten import NONE, Forgotten
 from howdah.data.manifest import (
     MANIFEST,
     DatasetManifest,
@@ -33,8 +23,24 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import DataError, HowdahError, StorageError
-from howdah.lineage import forgotten as marks
-from howdah.lineage.forgotten import NONE, Forgotten
+from howdah.etl import attention, report
+from howdah.etl.history import past as history
+from howdah.etl.history.past import Past
+from howdah.etl.history.turn import turn
+from howdah.etl.sources import given
+from howdah.etl.sources.source import Source
+from howdah.etl.version import Task, expect_of_part, expectations, write_files
+from howdah.etl.workspace import credentials
+from howdah.etl.workspace.kept import Kept
+from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.workspace.staging import (
+    Lease,
+    discard,
+    refuse_missing,
+    sweep,
+    sweep_until_quiet,
+)
+from howdah.etl.write import hive as hive_write
 from howdah.spark import connectors, shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts

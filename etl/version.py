@@ -11,24 +11,13 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl import attention, build, expect, report
-from etl.build import Built
-from etl.history import ledger
-from etl.history.past import Past
-from etl.rows import split
-from etl.sources import given
-from etl.sources.source import Source
-from etl.workspace import credentials
-from etl.workspace.kept import Kept
-from etl.workspace.scratch import Scratch
-from etl.write import hive as hive_write
-from etl.write import shards
 from howdah import __version__, redact, storage
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
 from howdah.data.images import ImageEncoder
 from howdah.data.inputs import AnyEncoder
+from howdah.data.lineage.forgotten import NONE, Forgotten
 from howdah.data.manifest import (
     MANIFEST,
     DatasetManifest,
@@ -41,7 +30,18 @@ from howdah.data.manifest import (
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
-from howdah.lineage.forgotten import NONE, Forgotten
+from howdah.etl import attention, build, expect, report
+from howdah.etl.build import Built
+from howdah.etl.history import ledger
+from howdah.etl.history.past import Past
+from howdah.etl.rows import split
+from howdah.etl.sources import given
+from howdah.etl.sources.source import Source
+from howdah.etl.workspace import credentials
+from howdah.etl.workspace.kept import Kept
+from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.write import hive as hive_write
+from howdah.etl.write import shards
 
 Table = dict[tuple[str, int], tuple[int, int, int]]
 """{(split, label): (rows, tokens, rows that reach max_length)}"""

@@ -47,9 +47,9 @@ def worker(config, me: int) -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow
     from shared_rows import batches, finish
 
-    from training.model.forward_tf import build
-    from training.model.parameters import dropout_seed
-    from training.model.pretrained import load_base
+    from howdah.models.forward.forward_tf import build
+    from howdah.models.weights.parameters import dropout_seed
+    from howdah.models.weights.pretrained import load_base
 
     source, labels = batches(config, me, RANKS)
     base, training = load_base(config.model.base), config.training

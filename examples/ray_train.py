@@ -30,7 +30,7 @@ def train(words: dict) -> None:
     me = train.get_context()
     env |= {"RANK": me.get_world_rank(), "WORLD_SIZE": me.get_world_size()}
     env |= {"LOCAL_RANK": me.get_local_rank(), "LOCAL_WORLD_SIZE": me.get_local_world_size()}
-    command = [sys.executable, "-m", "training", "--config", words["config"]]
+    command = [sys.executable, "-m", "howdah.training", "--config", words["config"]]
     subprocess.run(command, check=True, env=os.environ | {k: str(v) for k, v in env.items()})
 
 

@@ -23,9 +23,9 @@ def trial(params: dict, words: dict) -> None:
 
     from howdah.config.loader import load
     from howdah.core.child import Child
-    from training.run.run_json import freeze_config
-    from tuning.running import evaluations
-    from tuning.space import trial_config
+    from howdah.models.runs.run_json import freeze_config
+    from howdah.tuning.running import evaluations
+    from howdah.tuning.space import trial_config
 
     config = load(words["config"])
     for number in itertools.count():
@@ -51,9 +51,9 @@ def trial(params: dict, words: dict) -> None:
 
 def start(config_path: str, config) -> None:
     """Start Ray and the study; wait until every trial has saved what it was to save."""
-    from training.deployment.own_ray import own_ray
-    from training.run.local_dir import RunLock
-    from tuning import space, study
+    from howdah.serving.deployment.own_ray import own_ray
+    from howdah.training.run.local_dir import RunLock
+    from howdah.tuning import space, study
 
     study.library()
     goal, asked = space.objective_of(config), config.tune
@@ -93,9 +93,9 @@ def summary(config):
     """The study as `howdah tune` sums one up."""
     from howdah import storage
     from howdah.config.loader import load
-    from tuning.running import evaluations, final_value
-    from tuning.space import objective_of
-    from tuning.summary import Study, Trial
+    from howdah.tuning.running import evaluations, final_value
+    from howdah.tuning.space import objective_of
+    from howdah.tuning.summary import Study, Trial
 
     root, metric, trials = f"{config.run.directory}/trials", objective_of(config).metric, []
     for number in sorted(map(int, os.listdir(root))):
@@ -123,7 +123,7 @@ def judge(config, before: dict, raised: Exception | None) -> None:
     from howdah import storage
     from howdah.config.loader import dump_yaml
     from howdah.errors import TrainingError
-    from tuning import page, tune
+    from howdah.tuning import page, tune
 
     found = summary(config)
     directory = config.run.directory

@@ -15,9 +15,9 @@ def batches(config: Config, rank: int, world: int):
     """The rank's batches of `training.max_steps` steps in the order that Howdah trains them in, and
     the number of labels. Arrays: ids_BT, mask_BT, labels_B, weights_B (0: a filler row).
     """
-    from training.data.readers import BatchSource
-    from training.data.shards import ShardSet
-    from training.preparation.job import training_planner
+    from howdah.data.splits.shards import ShardSet
+    from howdah.training.data.readers import BatchSource
+    from howdah.training.preparation.job import training_planner
 
     dataset = load_dataset(config.data.dataset)
     shards = ShardSet(dataset, TRAIN)

@@ -15,7 +15,7 @@ RANKS = 2
 
 def train(config_path: str) -> None:
     """One rank; runs in the task, by value."""
-    from training.__main__ import main
+    from howdah.training.__main__ import main
 
     if code := main(["--config", config_path]):
         raise RuntimeError(f"training ended with {code}")

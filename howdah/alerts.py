@@ -25,7 +25,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from howdah import isolation, redact, storage
+from howdah import redact, storage
 from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
@@ -43,7 +43,8 @@ from howdah.errors import (
     Terminated,
     UsageError,
 )
-from howdah.runs import RUN_JSON
+from howdah.process import isolation
+from howdah.run_files import RUN_JSON
 from howdah.storage import private_files
 
 __all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send", "succeeded"]

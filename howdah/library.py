@@ -32,13 +32,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config import launchers
 from howdah.config import loader as _loader
 from howdah.config.model import Config
 from howdah.core.child import Child
 from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
-from howdah.runs import REPORT
+from howdah.process import isolation
+from howdah.run_files import REPORT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,7 +93,7 @@ def plan(config: Config, *, np: int = 1) -> dict[str, Any]:
         DataError: there is no dataset yet.
         ConfigError: more ranks than rows in a global batch.
     """
-    from training.planning.preview import preview
+    from howdah.training.planning.preview import preview
 
     _configure_storage(config)
     return preview(config, world=np)
@@ -136,8 +137,8 @@ def metrics(run: Config | str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from training.run.metrics_log import read_metrics
-    from training.run.tracking import flat
+    from howdah.models.runs.metrics_log import read_metrics
+    from howdah.training.run.tracking import flat
 
     directory = _run_directory(run)
     lines = read_metrics(directory)
@@ -169,7 +170,7 @@ def open_model(model: Config | str, *, framework: str | None = None) -> Model:
     Raises:
         ModelError: there is no model, or it is damaged.
     """
-    from training.serving.serve import open_model as open_export
+    from howdah.models.opened.opened import open_model as open_export
 
     return Model(open_export(_run_directory(model), framework=framework))
 
@@ -177,7 +178,7 @@ def open_model(model: Config | str, *, framework: str | None = None) -> Model:
 class Model:
     """An opened model."""
 
-    def __init__(self, served: Any) -> None:  # training.serving.serve.ServedModel
+    def __init__(self, served: Any) -> None:  # howdah.models.opened.opened.ServedModel
         self._served = served
 
     @property
@@ -206,8 +207,8 @@ class Model:
         """
         import pandas as pd
 
-        from training.prediction.classify import classify
-        from training.prediction.rows import Row
+        from howdah.serving.prediction.classify import classify
+        from howdah.serving.prediction.rows import Row
 
         if isinstance(texts, str):
             raise UsageError(

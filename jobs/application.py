@@ -24,8 +24,8 @@ from howdah.errors import (
     TrainingError,
 )
 from howdah.job_log import Position, new_lines
-from jobs.status import rank_log, status_file
-from jobs.status.text import run_summary
+from howdah.jobs.status import rank_log, status_file
+from howdah.jobs.status.text import run_summary
 
 __all__ = ["TAIL_BYTES", "Application"]
 

@@ -2,7 +2,7 @@
 
 The driver's side asks for worker containers and reports the job's progress, the agent's side finds
 the driver. The job's own traffic (heartbeats, orders, rendezvous) does not pass here; that is
-jobs/net/wire.py. places/backend.py runs agents as calls of this machine, Spark or Ray,
+jobs/net/wire.py. jobs/clusters/backend.py runs agents as calls of this machine, Spark or Ray,
 yarn/skein_backend.py in containers of YARN.
 """
 

@@ -86,7 +86,7 @@ def parallel(config: Config) -> None:
             where=config.training.parallel.model_key,
             expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
             remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
-            " train --launcher torchrun` (torchrun -m training on several machines)",
+            " train --launcher torchrun` (torchrun -m howdah.training on several machines)",
         )
 
 
@@ -106,7 +106,7 @@ def carrier(config: Config, *, here: bool) -> None:
             expected="auto or horovod",
             got="torch",
             remedy="leave it out; for torch.distributed start the ranks with `howdah train"
-            " --launcher torchrun` (torchrun -m training on several machines)",
+            " --launcher torchrun` (torchrun -m howdah.training on several machines)",
         )
     if here and config.job.most > 1:
         require_horovod(config.training.framework)

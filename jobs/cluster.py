@@ -14,8 +14,8 @@ from typing import Any
 
 from howdah.config.model import Config
 from howdah.core.activity import Progress
-from jobs.application import Application
-from jobs.record import Record
+from howdah.jobs.application import Application
+from howdah.jobs.record import Record
 
 __all__ = ["Cluster"]
 

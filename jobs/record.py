@@ -23,9 +23,9 @@ from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import DataError, NotFound
+from howdah.jobs.status import beats, status_file
+from howdah.jobs.status.status_file import directory, status_path
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
-from jobs.status import beats, status_file
-from jobs.status.status_file import directory, status_path
 
 __all__ = [
     "OVER", "Record", "boot", "jobs_directory", "known", "of_application", "path_of", "read",

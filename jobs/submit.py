@@ -19,11 +19,11 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.data.manifest import content_hash
 from howdah.errors import INTERRUPTS, AlreadyExists, ClusterError, HowdahError
-from jobs.application import Application
-from jobs.cluster import Cluster
-from jobs.record import Record, boot, path_of, read
-from jobs.status import beats, status_file
-from jobs.status.status_file import directory
+from howdah.jobs.application import Application
+from howdah.jobs.cluster import Cluster
+from howdah.jobs.record import Record, boot, path_of, read
+from howdah.jobs.status import beats, status_file
+from howdah.jobs.status.status_file import directory
 
 __all__ = ["Claims", "Submitted", "dry_run", "fingerprint", "submit"]
 

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from howdah import isolation
 from howdah.attempts import Attempt
 from howdah.core import threads
+from howdah.process import isolation
 
 __all__ = ["TrainingProcess", "command", "environment", "parse_message"]
 
@@ -70,7 +70,7 @@ def environment(
     env["HOWDAH_THREADS"] = str(threads)
     env["HOWDAH_STACKS"] = stacks_path
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus or [])
-    # training/process/devices.py refuses to train without them:
+    # howdah/process/devices.py refuses to train without them:
     env["HOWDAH_GPUS"] = str(len(gpus or []))
     env["PYTHONUNBUFFERED"] = "1"
     if ports is not None:

@@ -1,4 +1,4 @@
-"""The server in a container on YARN: `python -m serving` there, in the container's directory.
+"""The server in a container on YARN: `python -m howdah.serving` there, in the container's directory.
 
 It listens on the node's interfaces, on a free port, and writes where into the model's server.json.
 YARN ends it with SIGTERM; when it fails, another container gets the same, and replaces the file.
@@ -17,8 +17,8 @@ from howdah.config.options.serve import OF_CONTAINER
 from howdah.errors import HowdahError, Terminated, UsageError, render
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
-from serving.http import access
-from serving.server import Started, serve
+from howdah.serving.http import access
+from howdah.serving.server import Started, serve
 
 __all__ = ["CONFIG", "main"]
 

@@ -23,10 +23,10 @@ from typing import Any
 from howdah.config.options.serve import ServeSection
 from howdah.core import machine, threads
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
-from serving.compute.generation import Generation, open_generation, workers_of
-from serving.http.tokens import TokenFile
-from training.deployment import listening
-from training.serving.variants import find
+from howdah.models.variants import find
+from howdah.serving.compute.generation import Generation, open_generation, workers_of
+from howdah.serving.deployment import listening
+from howdah.serving.http.tokens import TokenFile
 
 __all__ = ["Started", "require_packages", "serve"]
 
@@ -92,7 +92,7 @@ def serve(
     """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
 
     Args:
-        model: name of a published model, or a path (training/serving/variants.py: find).
+        model: name of a published model, or a path (models/variants.py: find).
         settings: where it listens, and its limits.
         publish_directory: publish.directory of the configuration.
         say: takes a line.
@@ -138,12 +138,12 @@ class _Server:
         say: Callable[[str], None],
         limits: Any,
     ) -> None:
-        from serving.compute.batcher import Batcher
-        from serving.compute.metrics import Metrics
-        from serving.http.state import State
-        from serving.versions.live_drift import LiveDrift
-        from serving.versions.reloading import Reloader, published_root
-        from serving.versions.shadow import Shadow, challenger
+        from howdah.serving.compute.batcher import Batcher
+        from howdah.serving.compute.metrics import Metrics
+        from howdah.serving.http.state import State
+        from howdah.serving.versions.live_drift import LiveDrift
+        from howdah.serving.versions.reloading import Reloader, published_root
+        from howdah.serving.versions.shadow import Shadow, challenger
 
         self._settings, self._listener, self._say = settings, listener, say
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -192,9 +192,9 @@ class _Server:
     async def _run(self, ready: Callable[[Started], None]) -> int:
         import uvicorn
 
-        from serving.http.app import build
-        from serving.http.connection import connection_class
-        from serving.http.front import Front
+        from howdah.serving.http.app import build
+        from howdah.serving.http.connection import connection_class
+        from howdah.serving.http.front import Front
 
         loop = self._loop = asyncio.get_running_loop()
         asked_to_end = asyncio.Event()

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from howdah import storage
-from howdah.runs.command import VARIABLE
+from howdah.models.runs.command import VARIABLE
 
 pytest_plugins = [
     f"tests.fixtures.{module}"

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "serving": {"howdah", "training", "serving"},
     "dags": {"howdah"},
 }
-COMPOSITION_ROOTS = ("howdah/cli/", "howdah/library.py")
+COMPOSITION_ROOTS = ("cli/", "howdah/library.py")
 # howdah/airflow/ is one too, and starts commands instead.
 BESIDE = ("tests", "tools", "bench")  # what is no product and kept as small
 MOST_FILES = 15  # in a folder
@@ -40,9 +40,9 @@ HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow",
          "optuna", "ray"}  # fmt: skip
 
 EXTRAS = {
-    "pyspark": ("etl/", "howdah/spark/", "places/spark_place.py", "training/baseline/",
-                "training/prediction/", "training/scoring/"),
-    "ray": ("places/ray_place.py", "training/deployment/"),
+    "pyspark": ("etl/", "howdah/spark/", "jobs/clusters/spark_place.py", "serving/baseline/",
+                "serving/prediction/", "serving/scoring/"),
+    "ray": ("jobs/clusters/ray_place.py", "serving/deployment/"),
     "optuna": ("tuning/",),
     "matplotlib": ("tuning/",),
     "deepspeed": (),
@@ -119,7 +119,7 @@ def test_an_extras_package_is_imported_nowhere_else(package):
 
 
 def module_name(path: Path) -> str:
-    """`training/comm/base.py` -> `training.comm.base`; a package's `__init__.py` is the package."""
+    """`training/comm/base.py` -> `howdah.training.comm.base`; a package's `__init__.py` is the package."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 

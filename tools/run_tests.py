@@ -49,7 +49,11 @@ LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or 
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
 SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
-READ_PAGES = ("tests/test_docs.py", "tests/config/test_policy.py", "tests/places/test_places.py")
+READ_PAGES = (
+    "tests/test_docs.py",
+    "tests/config/test_policy.py",
+    "tests/jobs/clusters/test_places.py",
+)
 READ_TESTS = ("tests/test_docs.py", "tests/test_rooms.py")
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {

@@ -2,7 +2,7 @@
 
 import sys
 
-# `mpirun python -m training` from a folder of the user's: what lies in it must not be imported in
+# `mpirun python -m howdah.training` from a folder of the user's: what lies in it must not be imported in
 # place of a Howdah module or of the standard library. sys.argv is ["-m", ...] while Python looks
 # for the module to run (sys.argv in Python's documentation); then sys.path begins with the working
 # directory, unless `-P` has been given.

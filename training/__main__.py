@@ -1,9 +1,9 @@
-"""`python -m training --config run.yaml`: one rank of a training job, under any launcher.
+"""`python -m howdah.training --config run.yaml`: one rank of a training job, under any launcher.
 
-    python -m training --config run.yaml
-    horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
-    torchrun --nproc-per-node 2 -m training --config run.yaml
-    mpirun -np 2 python -m training --config run.yaml --resume never
+    python -m howdah.training --config run.yaml
+    horovodrun -np 2 python -m howdah.training --config run.yaml --set training.max_steps=100
+    torchrun --nproc-per-node 2 -m howdah.training --config run.yaml
+    mpirun -np 2 python -m howdah.training --config run.yaml --resume never
 
 `howdah train` starts the same with the right environment. On a cluster an agent
 (jobs/agent/agent.py) starts it with `--standby`: it imports its framework first, and receives its
@@ -29,24 +29,25 @@ from howdah.config import launchers
 from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
+from howdah.data.splits.shard_files import TRAFFIC
 from howdah.doctor.packages import require_horovod
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
-from howdah.runs import settings
+from howdah.models.runs import settings
+from howdah.models.runs.run_json import NEEDED
+from howdah.process import devices, env
+from howdah.process.quiet import starting_tensorflow
 from howdah.storage import directories
-from training.comm import backends
-from training.comm.base import Waits, rank_lost
-from training.data.shard_files import TRAFFIC
-from training.elastic.control_channel import ENVIRONMENT as CHANNEL
-from training.elastic.control_channel import ChannelConsole, ControlChannel
-from training.elastic.heartbeat import Heartbeat
-from training.process import devices, env, failure, output
-from training.process.quiet import starting_tensorflow
-from training.run.local_dir import local_directory
-from training.run.run import Run
-from training.run.run_json import NEEDED
-from training.worlds import Worlds
+from howdah.training.comm import backends
+from howdah.training.comm.base import Waits, rank_lost
+from howdah.training.elastic.control_channel import ENVIRONMENT as CHANNEL
+from howdah.training.elastic.control_channel import ChannelConsole, ControlChannel
+from howdah.training.elastic.heartbeat import Heartbeat
+from howdah.training.process import failure, output
+from howdah.training.run.local_dir import local_directory
+from howdah.training.run.run import Run
+from howdah.training.worlds import Worlds
 
-_LOOPS = {"tensorflow": "training.loop_tf", "torch": "training.loop_torch"}
+_LOOPS = {"tensorflow": "howdah.training.loop_tf", "torch": "howdah.training.loop_torch"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,7 +177,9 @@ def _configure_storage(config: Config, say: Callable[[str], None] | None = None)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m howdah.training", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--config", "-c", required=True, help="run configuration (YAML)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", help="an override"

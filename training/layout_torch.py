@@ -17,22 +17,22 @@ from itertools import chain
 from howdah.config.loader import Config
 from howdah.core.cache import cache_root
 from howdah.core.machine import map_blocks_from, return_free_memory
-from training.checkpoint.read import MODEL, model_weights
-from training.comm.base import Comm
-from training.comm.groups import Groups
-from training.model import forward_torch
-from training.model.pipeline_torch import Pipeline
-from training.model.sharded_torch import shard
-from training.model.split_torch import Split
-from training.model.stages import Stage
-from training.optim.adamw_torch import DividedAdamW, WholeAdamW
-from training.optim.flat_torch import Shares, flatten
-from training.optim.gradients_torch import FlatGradients
-from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
-from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
-from training.preparation.job import Job
-from training.resuming import Resumed
+from howdah.models.forward import forward_torch
+from howdah.models.forward.sharded_torch import shard
+from howdah.training.checkpoint.read import MODEL, model_weights
+from howdah.training.comm.base import Comm
+from howdah.training.comm.groups import Groups
+from howdah.training.model.pipeline_torch import Pipeline
+from howdah.training.model.split_torch import Split
+from howdah.training.model.stages import Stage
+from howdah.training.optim.adamw_torch import DividedAdamW, WholeAdamW
+from howdah.training.optim.flat_torch import Shares, flatten
+from howdah.training.optim.gradients_torch import FlatGradients
+from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from howdah.training.optim.split_adamw_torch import SplitAdamW, SplitGradients
+from howdah.training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
+from howdah.training.preparation.job import Job
+from howdah.training.resuming import Resumed
 
 __all__ = ["Layout"]
 

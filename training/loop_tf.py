@@ -14,24 +14,25 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config.loader import Config
-from training.checkpoint.read import model_weights
-from training.checkpoint.snapshots import Snapshots
-from training.comm.base import WorldChanged
-from training.comm.groups import Groups
-from training.hooks.conclusion import conclude
-from training.hooks.evaluator import Evaluator
-from training.hooks.resumable import ResumableState
-from training.hooks.saver import CheckpointSaver
-from training.model import forward_tf, parameters
-from training.optim.adamw_tf import AdamW
-from training.optim.gradients_tf import Gradients
-from training.optim.loss_scale import LossScale, clip_factor, not_finite
-from training.optim.steps_tf import Steps
-from training.preparation.job import prepare
-from training.process import devices
-from training.resuming import resume
-from training.run.run import Run
-from training.worlds import Worlds
+from howdah.models.forward import forward_tf
+from howdah.models.weights import parameters
+from howdah.process import devices
+from howdah.training.checkpoint.read import model_weights
+from howdah.training.checkpoint.snapshots import Snapshots
+from howdah.training.comm.base import WorldChanged
+from howdah.training.comm.groups import Groups
+from howdah.training.hooks.conclusion import conclude
+from howdah.training.hooks.evaluator import Evaluator
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.optim.adamw_tf import AdamW
+from howdah.training.optim.gradients_tf import Gradients
+from howdah.training.optim.loss_scale import LossScale, clip_factor, not_finite
+from howdah.training.optim.steps_tf import Steps
+from howdah.training.preparation.job import prepare
+from howdah.training.resuming import resume
+from howdah.training.run.run import Run
+from howdah.training.worlds import Worlds
 
 
 def train(config: Config, worlds: Worlds, run: Run) -> None:

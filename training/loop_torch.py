@@ -12,25 +12,26 @@ import torch
 
 from howdah.config.loader import Config
 from howdah.core.machine import return_free_memory
-from training.checkpoint.snapshots import Snapshots
-from training.checkpoint.state import TrainState
-from training.comm.base import WorldChanged
-from training.comm.groups import Groups
-from training.comm.in_step import steps_in_step
-from training.data.readers import Batch
-from training.hooks.conclusion import conclude
-from training.hooks.evaluator import Evaluator
-from training.hooks.resumable import ResumableState
-from training.hooks.saver import CheckpointSaver
-from training.layout_torch import Layout
-from training.model import forward_torch, parameters
-from training.optim.loss_scale import LossScale, clip_factor, not_finite
-from training.optim.losses_torch import row_losses
-from training.preparation.job import prepare
-from training.process import devices
-from training.resuming import resume
-from training.run.run import Run
-from training.worlds import Worlds
+from howdah.models.forward import forward_torch
+from howdah.models.weights import parameters
+from howdah.process import devices
+from howdah.training.checkpoint.snapshots import Snapshots
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import WorldChanged
+from howdah.training.comm.groups import Groups
+from howdah.training.comm.in_step import steps_in_step
+from howdah.training.data.readers import Batch
+from howdah.training.hooks.conclusion import conclude
+from howdah.training.hooks.evaluator import Evaluator
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.layout_torch import Layout
+from howdah.training.optim.loss_scale import LossScale, clip_factor, not_finite
+from howdah.training.optim.losses_torch import row_losses
+from howdah.training.preparation.job import prepare
+from howdah.training.resuming import resume
+from howdah.training.run.run import Run
+from howdah.training.worlds import Worlds
 
 
 def train(config: Config, worlds: Worlds, run: Run) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from training.checkpoint.elastic_state import ElasticState
-from training.checkpoint.manager import Checkpoint
-from training.checkpoint.read import MODEL
-from training.checkpoint.state import TrainState
-from training.comm.base import Comm
-from training.preparation.job import Job
-from training.run.run import Run
-from training.run.run_directory import RunDirectory
+from howdah.training.checkpoint.elastic_state import ElasticState
+from howdah.training.checkpoint.manager import Checkpoint
+from howdah.training.checkpoint.read import MODEL
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import Comm
+from howdah.training.preparation.job import Job
+from howdah.training.run.run import Run
+from howdah.training.run.run_directory import RunDirectory
 
 __all__ = ["Resumed", "resume"]
 
@@ -96,7 +96,7 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
 def _fitted(state: TrainState, job: Job) -> list[str]:
     """Fit a checkpoint's state to the configuration as it is now; what to say about it.
 
-    Rank 0 has refused what does not fit (training/checkpoint/identity.py): where the plan is
+    Rank 0 has refused what does not fit (models/runs/identity.py): where the plan is
     another one, the state lies between two epochs.
     """
     said = []

@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from howdah.core import threads
-from training.checkpoint.elastic_state import ElasticState
-from training.comm import backends
-from training.comm.base import Comm, Waits, WorldChanged, rank_lost
-from training.comm.connections import Connections
-from training.elastic.control_channel import ControlChannel
-from training.process.env import rank_env
-from training.run.collective_limit import CollectiveLimit
-from training.run.run import Run
+from howdah.process.env import rank_env
+from howdah.training.checkpoint.elastic_state import ElasticState
+from howdah.training.comm import backends
+from howdah.training.comm.base import Comm, Waits, WorldChanged, rank_lost
+from howdah.training.comm.connections import Connections
+from howdah.training.elastic.control_channel import ControlChannel
+from howdah.training.run.collective_limit import CollectiveLimit
+from howdah.training.run.run import Run
 
 __all__ = ["Worlds"]
 

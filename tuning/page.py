@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah.config.metric_table import METRICS
-from training.evaluation.report import number, template
-from tuning import plots
-from tuning.summary import Study, Trial
+from howdah.serving.report.report import number, template
+from howdah.tuning import plots
+from howdah.tuning.summary import Study, Trial
 
 __all__ = ["PAGE", "render"]
 

@@ -12,19 +12,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
 from howdah.errors import HowdahError, NotFound, TrainingError, UsageError
-from howdah.runs import record
+from howdah.models.runs import record
+from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.models.runs.run_json import readable_config
+from howdah.process import isolation
 from howdah.storage import directories
-from training.run.local_dir import RunLock, local_directory
-from training.run.metrics_log import FILE_NAME as METRICS_FILE
-from training.run.metrics_log import read_metrics
-from training.run.run_json import readable_config
-from tuning import study as studies
-from tuning.ways import Way, end_job
+from howdah.training.run.local_dir import RunLock, local_directory
+from howdah.tuning import study as studies
+from howdah.tuning.ways import Way, end_job
 
 if TYPE_CHECKING:
     import optuna

@@ -23,7 +23,7 @@ from howdah.config.tune import SQLITE, Dimension, TuneSection
 from howdah.config.types import named_by
 from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError, DataError, HowdahError, StorageError
-from training.run.run_json import UNHASHED_TRAINING
+from howdah.models.runs.run_json import UNHASHED_TRAINING
 
 __all__ = ["DATASET", "Objective", "check", "distributions", "objective_of", "suggest",
            "trial_config"]  # fmt: skip

@@ -21,9 +21,9 @@ from howdah.errors import (
     ConfigError,
     HowdahError,
 )
+from howdah.models.runs.run_json import config_hash
 from howdah.storage import private_files
-from training.run.run_json import config_hash
-from tuning.space import objective_of
+from howdah.tuning.space import objective_of
 
 if TYPE_CHECKING:
     import optuna

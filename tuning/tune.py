@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from howdah import storage
 from howdah.config.loader import Config, require_secrets
 from howdah.errors import ConfigError, HowdahError, TrainingError
-from howdah.models import publish as publishing
-from howdah.models.gate import Evaluate
-from howdah.runs import RUN_JSON
+from howdah.models.runs.run_json import CONFIG, NEEDED, freeze_config
+from howdah.run_files import RUN_JSON
+from howdah.serving.registry import publish as publishing
+from howdah.serving.registry.gate import Evaluate
 from howdah.storage import directories
-from training.run.local_dir import RunLock, local_directory
-from training.run.run_json import CONFIG, NEEDED, freeze_config
-from tuning import page, space
-from tuning import study as studies
-from tuning.summary import Study, summarise
-from tuning.ways import way_of
-from tuning.worker import Worker, trial_directory
+from howdah.training.run.local_dir import RunLock, local_directory
+from howdah.tuning import page, space
+from howdah.tuning import study as studies
+from howdah.tuning.summary import Study, summarise
+from howdah.tuning.ways import way_of
+from howdah.tuning.worker import Worker, trial_directory
 
 if TYPE_CHECKING:
     import optuna

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from howdah import isolation
 from howdah.config import launchers
 from howdah.config.job import Place
 from howdah.config.loader import Config
 from howdah.core import machine
 from howdah.errors import HowdahError, JobLost, TrainingError, UsageError, WorkersLost
-from training.process import failure
+from howdah.process import isolation
+from howdah.training.process import failure
 
 __all__ = ["Here", "Job", "Way", "end_job", "way_of"]
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from howdah import storage
 from howdah.config.loader import Config
 from howdah.errors import HowdahError, Interrupted, Terminated
-from tuning import space
-from tuning import study as studies
-from tuning.leases import Leases
-from tuning.running import Outcome, RunningTrial, final_value
-from tuning.ways import Way
+from howdah.tuning import space
+from howdah.tuning import study as studies
+from howdah.tuning.leases import Leases
+from howdah.tuning.running import Outcome, RunningTrial, final_value
+from howdah.tuning.ways import Way
 
 if TYPE_CHECKING:
     import optuna

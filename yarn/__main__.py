@@ -1,4 +1,4 @@
-"""`python -m yarn driver|agent`: what runs in a job's containers, in a container's directory."""
+"""`python -m howdah.yarn driver|agent`: what runs in a job's containers, in a container's directory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.loader import Config
 from howdah.errors import ClusterError, HowdahError, UsageError, render
-from jobs import record
-from yarn import spec
-from yarn.registry import announce
+from howdah.jobs import record
+from howdah.yarn import spec
+from howdah.yarn.registry import announce
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _agent()
         raise UsageError(
             "unknown role",
-            where="python -m yarn",
+            where="python -m howdah.yarn",
             expected="driver or agent (howdah submit submits a job)",
             got=" ".join(arguments) or "none",
         )
@@ -47,7 +47,7 @@ def _load() -> Config:
 
 
 def _driver() -> int:
-    from yarn.skein_backend import SkeinDriver, verdict
+    from howdah.yarn.skein_backend import SkeinDriver, verdict
 
     config = _load()
     backend = SkeinDriver(config)
@@ -61,7 +61,7 @@ def _driver() -> int:
         print(f"howdah: attempt {backend.attempt}: the job had ended: {ended}", flush=True)
         backend.finish(ended["status"], ended["diagnostics"])
         return 0 if ended["status"] == "SUCCEEDED" else 1
-    from jobs.driver.driver import run
+    from howdah.jobs.driver.driver import run
 
     return run(config, spec.CONFIG, backend)
 
@@ -88,8 +88,8 @@ def _complete_claim(config: Config, application: str) -> None:
 
 
 def _agent() -> int:
-    from jobs.agent.agent import run
-    from yarn.skein_backend import SkeinAgent
+    from howdah.jobs.agent.agent import run
+    from howdah.yarn.skein_backend import SkeinAgent
 
     config = _load()
     return run(config, spec.CONFIG, SkeinAgent(config))

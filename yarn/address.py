@@ -18,7 +18,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.errors import NotFound
-from jobs.backend import DriverAddress
+from howdah.jobs.backend import DriverAddress
 
 __all__ = ["attempts", "file_path", "new_nonce", "new_secret", "publish", "read", "session_key"]
 

@@ -23,12 +23,12 @@ from howdah.hadoop.resourcemanager import (
     kill_and_wait,
 )
 from howdah.hadoop.web import current_user
-from howdah.runs import applications
-from howdah.runs.hours import of_application
-from jobs import record
-from jobs.application import Application
-from jobs.status.text import row
-from yarn import logs, registry, server, spec
+from howdah.jobs import record
+from howdah.jobs.application import Application
+from howdah.jobs.status.text import row
+from howdah.models.runs import applications
+from howdah.models.runs.hours import of_application
+from howdah.yarn import logs, registry, server, spec
 
 __all__ = ["YarnApplication", "listed", "own_user"]
 

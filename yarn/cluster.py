@@ -20,17 +20,17 @@ from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import APPLICATION, LIVE, OVER, ResourceManager
+from howdah.jobs import secret_file
+from howdah.jobs.application import Application
+from howdah.jobs.cluster import Cluster
+from howdah.jobs.record import Record
+from howdah.models.runs import applications
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
-from howdah.runs import applications
 from howdah.storage.directories import owner_here
-from jobs import secret_file
-from jobs.application import Application
-from jobs.cluster import Cluster
-from jobs.record import Record
-from yarn import address, registry, shipping, spec
-from yarn.application import YarnApplication, directory_of, listed, own_user
-from yarn.preflight import locality, preflight
+from howdah.yarn import address, registry, shipping, spec
+from howdah.yarn.application import YarnApplication, directory_of, listed, own_user
+from howdah.yarn.preflight import locality, preflight
 
 __all__ = ["YarnCluster", "submitter"]
 
@@ -125,7 +125,7 @@ class YarnCluster(Cluster):
         )  # fmt: skip
 
     def start(self, claim: Record, progress: Progress) -> Application:
-        from yarn import skein_backend
+        from howdah.yarn import skein_backend
 
         config = self.config
         with tempfile.TemporaryDirectory(prefix="howdah-submit-") as directory:  # 0700

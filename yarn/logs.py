@@ -16,7 +16,7 @@ from typing import Any
 from howdah.errors import ClusterError
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
-from jobs.application import TAIL_BYTES
+from howdah.jobs.application import TAIL_BYTES
 
 __all__ = ["of_containers"]
 

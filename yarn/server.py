@@ -18,7 +18,7 @@ from howdah.config.model import Config
 from howdah.errors import NotFound
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
-from yarn import spec
+from howdah.yarn import spec
 
 __all__ = ["application", "look", "remove_address"]
 

@@ -10,14 +10,14 @@ from howdah.config.options.serve import OF_CONTAINER, require_implemented
 from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ModelError, UsageError
 from howdah.hadoop.resourcemanager import OVER
+from howdah.jobs.application import Application
+from howdah.jobs.record import Record
+from howdah.jobs.secret_file import write_private
 from howdah.models.registry import Published
 from howdah.models.server_file import TOKENS
 from howdah.packaging import cluster_paths
-from jobs.application import Application
-from jobs.record import Record
-from jobs.secret_file import write_private
-from yarn import server, shipping, spec
-from yarn.cluster import YarnCluster, shipped, zip_settings
+from howdah.yarn import server, shipping, spec
+from howdah.yarn.cluster import YarnCluster, shipped, zip_settings
 
 __all__ = ["ServerCluster"]
 

@@ -16,7 +16,7 @@ from howdah.packaging import package
 from howdah.packaging.cluster_paths import staging
 from howdah.packaging.package import Package
 from howdah.packaging.staging import PACKAGES, ready
-from yarn.spec import Shipment, Source, file_names
+from howdah.yarn.spec import Shipment, Source, file_names
 
 __all__ = ["plan", "upload"]
 

@@ -24,10 +24,10 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
-from jobs import record, secret_file
-from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
-from jobs.status import status_file
-from yarn import address, spec
+from howdah.jobs import record, secret_file
+from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from howdah.jobs.status import status_file
+from howdah.yarn import address, spec
 
 __all__ = ["SkeinAgent", "SkeinDriver", "attempt_of", "submit", "verdict"]
 

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
+from howdah.process import isolation
 
 __all__ = [
     "Application",

@@ -98,7 +98,7 @@ def _warm_up(directory: str) -> None:
 @contextmanager
 def _hdfs() -> Iterator[str]:
     """The URL of a directory on HDFS."""
-    from minicluster import MiniCluster
+    from tools.minicluster import MiniCluster
 
     given = os.environ.get("BENCH_HDFS")
     with tempfile.TemporaryDirectory() as folder:

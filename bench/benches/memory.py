@@ -33,7 +33,7 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.data.record import RecordLayout, ShardWriter
-from yarn.preflight import worker_memory
+from howdah.yarn.preflight import worker_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {

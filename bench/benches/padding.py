@@ -12,7 +12,7 @@ import numpy as np
 
 from bench import harness
 from bench.data import rows
-from training.data.planner import PLANNER_VERSION, Planner, PlanSpec, micro_batches
+from howdah.data.splits.planner import PLANNER_VERSION, Planner, PlanSpec, micro_batches
 
 BATCH = 32
 

@@ -27,9 +27,9 @@ from bench.harness import Rounds, report
 from bench.processes import Sampler
 from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import DISTILBERT
-from training.planning.rank_state import rank_state
-from training.run.local_dir import RankRecord
-from training.run.metrics_log import read_metrics
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.planning.rank_state import rank_state
+from howdah.training.run.local_dir import RankRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = os.environ.get("BENCH_SIZE", "base")

@@ -18,9 +18,9 @@ from bench import harness
 from bench.data import rows, write_dataset
 from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, ShardWriter
-from training.data.planner import Planner, PlanSpec
-from training.data.readers import BatchSource
-from training.data.shards import ShardSet
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.data.splits.shards import ShardSet
+from howdah.training.data.readers import BatchSource
 
 COUNT, BATCH = 20_000, 32
 

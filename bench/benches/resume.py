@@ -18,9 +18,9 @@ from bench import harness
 from bench.data import commit_dataset
 from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, ShardWriter
-from training.data.planner import Planner, PlanSpec, PlanState
-from training.data.readers import BatchSource
-from training.data.shards import ShardSet
+from howdah.data.splits.planner import Planner, PlanSpec, PlanState
+from howdah.data.splits.shards import ShardSet
+from howdah.training.data.readers import BatchSource
 
 ROWS, SHARDS, BATCH = 10_000_000, 16, 32
 

@@ -12,9 +12,9 @@ import os
 import tempfile
 
 from bench import harness
+from howdah.training.planning import calibrate
 from tests.runs.network import shaped_hosts
 from tests.training.planning.test_scaling_links import measured_step, wide_config
-from training.planning import calibrate
 
 LINKS = {"100mbit": 1e8, "200mbit": 2e8, "500mbit": 5e8, "1gbit": 1e9}
 

@@ -33,7 +33,7 @@ MIB = 2**20
 
 @contextmanager
 def _cluster() -> Iterator[Any]:
-    from minicluster import MiniCluster
+    from tools.minicluster import MiniCluster
 
     running = os.environ.get("HOWDAH_TEST_CLUSTER")
     if running:

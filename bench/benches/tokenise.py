@@ -37,8 +37,8 @@ def main() -> None:
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, IntegerType
 
-    from etl.write.shards import encode
     from howdah.config.data import SparkOptions
+    from howdah.etl.write.shards import encode
     from howdah.spark.session import session
     from tools import minilm
 

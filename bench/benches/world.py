@@ -23,10 +23,10 @@ import time
 from pathlib import Path
 
 from bench import harness
-from jobs.backend import DriverAddress
-from jobs.net import wire
-from jobs.net.meshes import Meshes
-from jobs.net.relay import Relay
+from howdah.jobs.backend import DriverAddress
+from howdah.jobs.net import wire
+from howdah.jobs.net.meshes import Meshes
+from howdah.jobs.net.relay import Relay
 from tests.runs.jobs.simulated_agents import DriverProcess, Swarm, by_http, connect
 from tests.support.waiting import wait_until
 

@@ -1,4 +1,4 @@
-"""TFRecord write: `tf.io.TFRecordWriter` + `tf.train.Example` against howdah/data/record.py.
+"""TFRecord write: `tf.io.TFRecordWriter` + `tf.train.Example` against data/record.py.
 
 Bar: >= 3x for the same contents. The usual way of writing ids, an int64_list, is shown too.
 """

@@ -36,7 +36,7 @@ def classifier(kind: str, directory: str) -> Callable[[list[str], bool], list[st
         return lambda texts, bulk: [
             found["label"] for found in judge(texts, batch_size=BATCH if bulk else 1)
         ]
-    from training.serving.serve import open_model
+    from howdah.models.opened.opened import open_model
 
     served = open_model(directory, framework=kind, threads=1)
     return lambda texts, bulk: [

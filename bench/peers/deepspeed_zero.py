@@ -18,9 +18,9 @@ from transformers import DistilBertForSequenceClassification
 
 from bench.processes import Sampler
 from howdah.data.manifest import load_dataset
-from training.data.planner import Planner, PlanSpec
-from training.data.readers import BatchSource
-from training.data.shards import ShardSet
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.data.splits.shards import ShardSet
+from howdah.training.data.readers import BatchSource
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from bench.peers.progress import Progress
 from howdah.data.manifest import load_dataset
-from training.data.shards import ShardSet
-from training.run.local_dir import process_age
+from howdah.data.splits.shards import ShardSet
+from howdah.training.run.local_dir import process_age
 
 
 class Rows(Dataset):

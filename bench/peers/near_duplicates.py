@@ -18,9 +18,9 @@ LEAST_WORDS = 10
 def _ours(path: str, folder: str) -> tuple[float, dict[str, str]]:
     from pyspark.sql import functions as F
 
-    from etl.rows import dedup, gate
-    from etl.workspace.scratch import Scratch
     from howdah.config.data import DedupOptions, SparkOptions
+    from howdah.etl.rows import dedup, gate
+    from howdah.etl.workspace.scratch import Scratch
     from howdah.spark.session import session
 
     options = DedupOptions(exact=False)
@@ -69,8 +69,8 @@ def _mllib(path: str, folder: str) -> tuple[float, dict[str, str]]:
     from pyspark.ml.feature import HashingTF, MinHashLSH, NGram, Tokenizer
     from pyspark.sql import functions as F
 
-    from etl.rows.components import roots
     from howdah.config.data import SparkOptions
+    from howdah.etl.rows.components import roots
     from howdah.spark.session import session
 
     with session(SparkOptions(master="local[2]", driver_memory="4g")) as spark:

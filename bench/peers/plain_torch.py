@@ -14,9 +14,9 @@ from transformers import DistilBertForSequenceClassification
 
 from bench.peers.progress import Progress
 from howdah.data.manifest import load_dataset
-from training.data.planner import Planner, PlanSpec, PlanState
-from training.data.readers import BatchSource
-from training.data.shards import ShardSet
+from howdah.data.splits.planner import Planner, PlanSpec, PlanState
+from howdah.data.splits.shards import ShardSet
+from howdah.training.data.readers import BatchSource
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,9 @@ def worker(me: int, world: int, job: dict) -> None:
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
     from transformers import DistilBertConfig, TFDistilBertForSequenceClassification
 
-    from training.data.planner import Planner, PlanSpec
-    from training.data.readers import BatchSource
-    from training.data.shards import ShardSet
+    from howdah.data.splits.planner import Planner, PlanSpec
+    from howdah.data.splits.shards import ShardSet
+    from howdah.training.data.readers import BatchSource
 
     dataset = load_dataset(job["dataset"])
     shards = ShardSet(dataset, "train")

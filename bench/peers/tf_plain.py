@@ -18,7 +18,7 @@ import tensorflow as tf
 from transformers import DistilBertConfig, TFDistilBertForSequenceClassification
 
 from howdah.data.manifest import load_dataset
-from training.data.shards import ShardSet
+from howdah.data.splits.shards import ShardSet
 
 
 def main() -> None:

@@ -30,8 +30,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.history.mentions import GONE, Wanted
 from howdah import storage
+from howdah.etl.history.mentions import GONE, Wanted
 from howdah.models.scored import MARKER
 
 __all__ = ["Judged", "Unread", "judge", "without_rejected"]

@@ -15,16 +15,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from etl.history import artefacts, in_dataset, rewrite, trained
-from etl.history.mentions import NOTHING, Wanted
-from etl.workspace import staging
 from howdah import redact, storage
 from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
+from howdah.data.lineage import forgotten as marks
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, NotFound
-from howdah.lineage import forgotten as marks
-from howdah.runs import RUN_JSON
+from howdah.etl.history import artefacts, in_dataset, rewrite, trained
+from howdah.etl.history.mentions import NOTHING, Wanted
+from howdah.etl.workspace import staging
+from howdah.run_files import RUN_JSON
 
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
 """Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
@@ -163,7 +163,7 @@ def apply(
     them; the paths that were made, changed or removed.
 
     A kill at any step loses nothing that stays: an old version goes when all new ones are committed
-    and were looked through. The ids are marked (howdah/lineage/forgotten.py), so that the ETL
+    and were looked through. The ids are marked (data/lineage/forgotten.py), so that the ETL
     leaves them out where they come again and no run of a version that had them is published.
 
     Args:

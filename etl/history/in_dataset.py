@@ -1,6 +1,6 @@
 """Where a dataset has rows that are to be forgotten.
 
-Shards are asked by the indexes of ids beside them (howdah/data/id_index.py): each once, however
+Shards are asked by the indexes of ids beside them (data/id_index.py): each once, however
 many versions name it, and only those that may have one of the rows are read. Other files are read
 by their columns.
 """
@@ -15,17 +15,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl import report
-from etl.history.artefacts import judge, without_rejected
-from etl.history.mentions import Wanted, original
-from etl.history.rewrite import without_said
-from etl.workspace import staging
 from howdah import storage
 from howdah.data import id_index
 from howdah.data.files.listing import of_each
+from howdah.data.lineage.rows import rows_of
 from howdah.data.manifest import MANIFEST, Dataset, DatasetManifest, ShardEntry
 from howdah.errors import DataError, NotFound
-from howdah.lineage.rows import rows_of
+from howdah.etl import report
+from howdah.etl.history.artefacts import judge, without_rejected
+from howdah.etl.history.mentions import Wanted, original
+from howdah.etl.history.rewrite import without_said
+from howdah.etl.workspace import staging
 
 __all__ = ["Directory", "directory", "in_files", "in_records", "in_shards", "text_id"]
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl.history import ledger
-from etl.history.past import Past
-from etl.rows import leakage
-from etl.rows.split import split_column
 from howdah.config.data import DataSection
 from howdah.config.splits import TEST, TRAIN, VALIDATION
+from howdah.etl.history import ledger
+from howdah.etl.history.past import Past
+from howdah.etl.rows import leakage
+from howdah.etl.rows.split import split_column
 from howdah.spark.paths import spark_path
 
 

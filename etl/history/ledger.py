@@ -22,13 +22,13 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.rows.minhash import band_keys, equal_entries, signatures
-from etl.workspace import credentials
-from etl.workspace.staging import LEDGER, attempt_name
 from howdah import storage
 from howdah.config.data import DedupOptions
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import LedgerFile
+from howdah.etl.rows.minhash import band_keys, equal_entries, signatures
+from howdah.etl.workspace import credentials
+from howdah.etl.workspace.staging import LEDGER, attempt_name
 from howdah.spark.errors import crossing
 
 ROWS, BANDS = "rows", "bands"

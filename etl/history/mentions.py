@@ -17,7 +17,7 @@ from functools import cached_property
 from howdah.config.splits import SPLITS
 from howdah.core.terminal import shown
 from howdah.data import ids
-from howdah.lineage.forgotten import Forgotten
+from howdah.data.lineage.forgotten import Forgotten
 
 __all__ = ["GONE", "NOTHING", "Wanted", "is_unmistakable", "original", "spellings"]
 

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from etl.history import ledger, place
-from etl.sources.source import Source
-from etl.workspace.credentials import Secrets
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.data.manifest import (
@@ -23,6 +20,9 @@ from howdah.data.manifest import (
     newest,
 )
 from howdah.errors import ConfigError, DataError
+from howdah.etl.history import ledger, place
+from howdah.etl.sources.source import Source
+from howdah.etl.workspace.credentials import Secrets
 
 _BOUNDS = ("max_reject_fraction", "leakage_sample", "leakage_similarity", "max_leakage")
 """Of data.quality."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import posixpath
 from typing import Any
 
-from etl.sources.source import Source
 from howdah import redact, storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.core import paths
 from howdah.data.manifest import bytes_hash
+from howdah.etl.sources.source import Source
 from howdah.hadoop import conf as hadoop
 
 __all__ = ["display_name", "of_source", "settings", "shown"]

@@ -18,22 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl import report
-from etl.history.artefacts import without_rejected
-from etl.history.mentions import NOTHING, Wanted
-from etl.history.turn import turn
-from etl.workspace.staging import (
-    LEDGER,
-    REJECTS,
-    Lease,
-    attempt_name,
-    discard,
-    refuse_missing,
-    sweep,
-)
 from howdah import storage
 from howdah.core.activity import Progress
 from howdah.data.id_index import name_of
+from howdah.data.lineage.rows import layout_of, rows_of
 from howdah.data.manifest import (
     MANIFEST,
     Dataset,
@@ -49,7 +37,19 @@ from howdah.data.manifest import (
 from howdah.data.record import ShardWriter
 from howdah.data.targets import Label
 from howdah.errors import StorageError
-from howdah.lineage.rows import layout_of, rows_of
+from howdah.etl import report
+from howdah.etl.history.artefacts import without_rejected
+from howdah.etl.history.mentions import NOTHING, Wanted
+from howdah.etl.history.turn import turn
+from howdah.etl.workspace.staging import (
+    LEDGER,
+    REJECTS,
+    Lease,
+    attempt_name,
+    discard,
+    refuse_missing,
+    sweep,
+)
 
 _ROWS = 2_000
 _DISCARD_SECONDS = 60.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from howdah import storage
+from howdah.data.lineage.shards import version_hash
 from howdah.errors import NotFound
-from howdah.lineage.shards import version_hash
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
-from howdah.runs import RUN_JSON
+from howdah.run_files import RUN_JSON
 
 __all__ = ["markers", "model_lines", "of_runs", "published"]
 

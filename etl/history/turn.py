@@ -12,10 +12,10 @@ import contextlib
 import json
 from collections.abc import Iterator
 
-from etl.workspace.staging import Lease, is_live
 from howdah import storage
 from howdah.data.manifest import Dataset, newest
 from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
+from howdah.etl.workspace.staging import Lease, is_live
 
 __all__ = ["turn"]
 

@@ -24,7 +24,7 @@ CONFIG, TOKENIZER, STATE, ANSWER = "config.yaml", "tokenizer", "state.json", "an
 MAIN = """\
 import sys
 
-from etl.launch.driver import main
+from howdah.etl.launch.driver import main
 
 sys.exit(main(sys.argv[1:]))
 """
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
             entry.name: storage.read_bytes(entry.path)
             for entry in storage.list_dir(storage.join(directory, TOKENIZER))
         }
-        from etl.pipeline import run
+        from howdah.etl.pipeline import run
 
         result = run(
             config,

@@ -14,20 +14,21 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from etl import pipeline
-from etl.launch import driver
-from etl.pipeline import EtlResult
-from etl.workspace.staging import sweep_until_quiet
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.core.child import Child
 from howdah.data.inputs import AnyEncoder
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
+from howdah.etl import pipeline
+from howdah.etl.launch import driver
+from howdah.etl.pipeline import EtlResult
+from howdah.etl.workspace.staging import sweep_until_quiet
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PRIVATE
+from howdah.process import isolation
 from howdah.spark import applications, connectors, properties, shipping, sizing
 from howdah.spark.applications import Hadoop
 from howdah.spark.errors import not_started

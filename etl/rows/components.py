@@ -23,8 +23,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.workspace.scratch import Scratch
 from howdah.errors import ClusterError
+from howdah.etl.workspace.scratch import Scratch
 
 _MOST_ROUNDS = 120  # for 1e9 nodes the chance of needing more is below 1e9 * (2/3) ** 120 = 1e-12
 _LABELS = "node bigint, root bigint"

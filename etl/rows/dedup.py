@@ -17,12 +17,12 @@ from typing import NamedTuple, assert_never
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from etl.rows import leaders, near
-from etl.sources.given import GIVEN
-from etl.workspace.scratch import Scratch
 from howdah.config.data import ConflictOptions, DedupOptions
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
+from howdah.etl.rows import leaders, near
+from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.scratch import Scratch
 
 _OPEN = 2
 _RANKS = {TEST: 0, VALIDATION: 1}

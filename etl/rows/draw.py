@@ -17,11 +17,11 @@ import numpy as np
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from etl.sources.given import GIVEN
 from howdah.config.options.split import SplitOptions
 from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.errors import DataError
+from howdah.etl.sources.given import GIVEN
 
 ROWS_PER_BUCKET = 50_000
 _HEX_DIGITS = 24

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from howdah.lineage.forgotten import Forgotten
+from howdah.data.lineage.forgotten import Forgotten
 
 REASON = "forgotten"
 _DIGITS = 32
@@ -47,5 +47,5 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
 
 
 def _hashed(salt: str, row_id: Column) -> Column:
-    """`howdah.lineage.forgotten.hashed`, in Spark."""
+    """`howdah.data.lineage.forgotten.hashed`, in Spark."""
     return F.substring(F.sha2(F.concat(F.lit(salt), row_id), 256), 1, _DIGITS)

@@ -13,11 +13,11 @@ from typing import NamedTuple, assert_never
 
 import pyarrow as pa
 
-from etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.config.data import CleanOptions, QualityOptions
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.targets import label_name, label_set, set_text, target_text
+from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 
 REASONS = (
     "malformed",
@@ -82,7 +82,7 @@ class RowRules:
     separator: str = ","
     """Of several labels in one text."""
     pairs: bool = False
-    """Texts are pairs (howdah/data/clean.py)."""
+    """Texts are pairs (data/clean.py)."""
 
 
 class Verdict(NamedTuple):

@@ -8,12 +8,12 @@ from hashlib import sha256
 import pyarrow as pa
 from pyspark import Broadcast
 
-from etl.rows.gate import DETAIL_CHARACTERS
-from etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.config.data import ImageOptions
 from howdah.data.images import UnusableImage
 from howdah.data.inputs import encoder_of_files
 from howdah.data.targets import label_name
+from howdah.etl.rows.gate import DETAIL_CHARACTERS
+from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 
 SCHEMA = (
     "id string, text string, label string, reason string, detail string, key string, pixels binary"

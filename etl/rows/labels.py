@@ -7,10 +7,10 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
-from etl.rows.gate import RowRules
 from howdah.config.data import DataSection
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError
+from howdah.etl.rows.gate import RowRules
 
 MOST_LABELS = 10_000
 _UNSEEN = re.compile("[\u200c\u200d\ufe00-\ufe0f]+")

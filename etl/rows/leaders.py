@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from etl.rows.minhash import equal_entries
+from howdah.etl.rows.minhash import equal_entries
 from howdah.spark.errors import crossing
 
 MOST_LEADERS = 100

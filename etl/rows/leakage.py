@@ -23,10 +23,10 @@ from pyspark import Broadcast
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.rows import minhash
 from howdah.config.data import DedupOptions, QualityOptions
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.errors import DataError
+from howdah.etl.rows import minhash
 from howdah.spark.errors import crossing
 
 PERMUTATIONS = 64

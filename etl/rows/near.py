@@ -26,12 +26,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from etl.rows.components import connected_components
-from etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
-from etl.workspace.kept import release
-from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
 from howdah.errors import ClusterError
+from howdah.etl.rows.components import connected_components
+from howdah.etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
+from howdah.etl.workspace.kept import release
+from howdah.etl.workspace.scratch import Scratch
 from howdah.spark.errors import crossing
 
 _SIGNED = "id string, same binary, signature binary"

@@ -8,12 +8,12 @@ from hashlib import sha256
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from etl.rows.draw import draw, newest, refuse_too_few
-from etl.sources.given import GIVEN, MOMENT
 from howdah import redact
 from howdah.config.options.split import SplitOptions, moment
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
+from howdah.etl.rows.draw import draw, newest, refuse_too_few
+from howdah.etl.sources.given import GIVEN, MOMENT
 
 _HEX_DIGITS = 12
 _ALL = 16**_HEX_DIGITS

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from etl.rows.components import connected_components
-from etl.sources.given import GROUPS
-from etl.workspace.scratch import Scratch
+from howdah.etl.rows.components import connected_components
+from howdah.etl.sources.given import GROUPS
+from howdah.etl.workspace.scratch import Scratch
 
 _DUPLICATES, _KEYED = "d:", "g:"
 

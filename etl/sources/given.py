@@ -25,13 +25,13 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import hive, jdbc, lake
-from etl.sources import source as sources
-from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.config.options.split import SplitOptions, SplitTime, is_number
 from howdah.config.splits import Split
 from howdah.errors import ConfigError
+from howdah.etl.sources import hive, jdbc, lake
+from howdah.etl.sources import source as sources
+from howdah.etl.sources.source import Source
 
 GIVEN, GROUPS, MOMENT = "given", "groups", "moment"
 BAD_SPLIT, BAD_TIME = "bad_split", "bad_time"

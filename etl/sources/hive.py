@@ -15,10 +15,10 @@ from dataclasses import replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.config.options.partition import canonical
 from howdah.errors import DataError
+from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import (
     Catalogue,

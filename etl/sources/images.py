@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
-from etl.sources import reading
-from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.errors import DataError
+from howdah.etl.sources import reading
+from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 

@@ -15,12 +15,12 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import DataFrame, SparkSession
 
-from etl.sources import hive
-from etl.sources.source import Source
 from howdah import redact
 from howdah.config.data import DataSection, JdbcOptions
 from howdah.core.machine import is_loopback
 from howdah.errors import ConfigError, DataError
+from howdah.etl.sources import hive
+from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 from howdah.storage import private_files
 

@@ -12,11 +12,11 @@ from typing import Any, assert_never
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE_NAME, moment_of
 from howdah.errors import DataError
+from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 
 __all__ = ["KINDS", "read", "resolved"]

@@ -23,18 +23,18 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import given, hive, jdbc, lake
-from etl.sources.source import Kind, Source
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
 from howdah.data.clean import PAIR
 from howdah.data.files import checks, records
 from howdah.data.files.quotes import Quotes
 from howdah.data.files.records import delimiter_of
+from howdah.data.spark import columnar, ids, text_rows
+from howdah.data.spark.text_rows import Strays
 from howdah.errors import DataError
-from howdah.spark import columnar, ids, text_rows
+from howdah.etl.sources import given, hive, jdbc, lake
+from howdah.etl.sources.source import Kind, Source
 from howdah.spark.errors import translated
-from howdah.spark.text_rows import Strays
 
 SCHEMA = "key string, text string, label string, reason string, detail string"
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from etl.workspace.staging import scratch_name
 from howdah import storage
 from howdah.errors import StorageError
+from howdah.etl.workspace.staging import scratch_name
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 

@@ -24,7 +24,6 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from etl import report
 from howdah import storage
 from howdah.core import threads
 from howdah.core.processes import boot_id, pid_space, stat_fields
@@ -37,6 +36,7 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
+from howdah.etl import report
 from howdah.storage import Entry, commit
 
 REJECTS = "rejects"

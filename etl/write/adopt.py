@@ -16,15 +16,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from etl.rows.split import split_of
-from etl.sources.source import Source
-from etl.write.shards import ids_type
 from howdah import storage
 from howdah.config.data import DataSection, TfrecordColumns
 from howdah.config.splits import SPLIT_WORDS, TRAIN
 from howdah.data.encode import Encoder
 from howdah.data.record import Columns, RecordLayout, decode_example, ids_dtype_for, read_frames
 from howdah.errors import DataError
+from howdah.etl.rows.split import split_of
+from howdah.etl.sources.source import Source
+from howdah.etl.write.shards import ids_type
 from howdah.spark.errors import crossing
 
 ADOPTED = (

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from etl.sources.source import is_table
 from howdah import storage
 from howdah.data.hive_table import replace_partition
 from howdah.errors import ConfigError
+from howdah.etl.sources.source import is_table
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 

@@ -20,8 +20,6 @@ from pyspark import Broadcast, TaskContext
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from etl.workspace import credentials
-from etl.workspace.staging import REJECTS, attempt_name
 from howdah import storage
 from howdah.config.splits import TRAIN
 from howdah.config.tasks import Task
@@ -32,6 +30,8 @@ from howdah.data.inputs import encoder_of_files
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
+from howdah.etl.workspace import credentials
+from howdah.etl.workspace.staging import REJECTS, attempt_name
 from howdah.spark.errors import crossing
 
 ENCODED = "id string, split string, label int, ids binary, length int"

@@ -1,6 +1,6 @@
 """The Airflow provider: what `pip install howdah[airflow]` adds to an Airflow.
 
-The second composition root beside howdah/cli: it runs everything as `howdah ...` commands in
+The second composition root beside cli: it runs everything as `howdah ...` commands in
 child processes, on this machine or on an edge node, so that an Airflow that another team runs needs
 no framework, Spark or Java. This module imports nothing of Airflow: Airflow reads `provider_info`
 at each start, and an older Airflow must be able to call `require`.

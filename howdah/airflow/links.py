@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from howdah.airflow import require
 from howdah.core.paths import HDFS_SCHEMES
-from howdah.runs import REPORT
+from howdah.run_files import REPORT
 
 require()
 

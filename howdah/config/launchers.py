@@ -1,6 +1,6 @@
 """The launchers that `howdah train` can start ranks with, in one table.
 
-The command line, Airflow's form and tasks, help, the ranks' environment (training/process/env.py)
+The command line, Airflow's form and tasks, help, the ranks' environment (howdah/process/env.py)
 and the choice of a Comm (training/comm/backends.py) read it. `training/launch/command.py` makes the
 command lines.
 """

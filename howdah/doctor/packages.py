@@ -11,9 +11,9 @@ import sys
 from collections.abc import Mapping
 
 import howdah
-from howdah import isolation
 from howdah.doctor.checks import Check
 from howdah.errors import ConfigError
+from howdah.process import isolation
 
 FRAMEWORKS = ("tensorflow", "torch")
 _SET_UP = "make setup"

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import howdah
-from howdah import isolation
 from howdah.errors import ClusterError, UsageError
 from howdah.packaging import elf
+from howdah.process import isolation
 from howdah.storage import commit
 
 __all__ = ["Horovod", "provide"]

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.core import threads
 from howdah.core.processes import environ, stderr_without
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
+from howdah.process import isolation
 from howdah.spark import connectors, properties, sizing
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import sigint_kept

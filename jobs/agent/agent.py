@@ -20,13 +20,13 @@ from howdah.attempts import Attempt
 from howdah.config.loader import Config
 from howdah.core import threads
 from howdah.errors import ClusterError, HowdahError, Terminated, render
-from jobs import training_process, world
-from jobs.agent import facts
-from jobs.agent.driver_connection import DriverConnection
-from jobs.backend import AgentBackend
-from jobs.mpi import node as mpi_node
-from jobs.net.relay import Relay
-from jobs.net.wire import Client
+from howdah.jobs import training_process, world
+from howdah.jobs.agent import facts
+from howdah.jobs.agent.driver_connection import DriverConnection
+from howdah.jobs.backend import AgentBackend
+from howdah.jobs.mpi import node as mpi_node
+from howdah.jobs.net.relay import Relay
+from howdah.jobs.net.wire import Client
 
 __all__ = ["run"]
 

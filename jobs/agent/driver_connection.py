@@ -20,7 +20,7 @@ from typing import Any
 
 from howdah.core import shorten, threads
 from howdah.errors import ClusterError
-from jobs.net.wire import Client, Refused, TooLarge
+from howdah.jobs.net.wire import Client, Refused, TooLarge
 
 __all__ = ["DriverConnection"]
 

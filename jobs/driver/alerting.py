@@ -10,7 +10,7 @@ from howdah import alerts
 from howdah.config.loader import Config
 from howdah.core import threads
 from howdah.errors import HowdahError
-from jobs.stall import Stall
+from howdah.jobs.stall import Stall
 
 __all__ = ["Alerting"]
 

@@ -19,20 +19,20 @@ from typing import Any
 from howdah import redact
 from howdah.config.loader import Config
 from howdah.errors import HowdahError, UsageError, render
-from jobs import world
-from jobs.agent import facts
-from jobs.backend import Container, DriverAddress, DriverBackend
-from jobs.driver.alerting import Alerting
-from jobs.driver.faults import shared_paths
-from jobs.driver.job import Job
-from jobs.driver.job_status import JobStatus, exit_code
-from jobs.driver.reconciler import Reconciler
-from jobs.driver.workers import Limits
-from jobs.mpi.launch import Mpirun
-from jobs.net import rendezvous, wire
-from jobs.status.claim import Claim, Superseded
-from jobs.status.page import page
-from jobs.status.status_file import StatusFile, status_path
+from howdah.jobs import world
+from howdah.jobs.agent import facts
+from howdah.jobs.backend import Container, DriverAddress, DriverBackend
+from howdah.jobs.driver.alerting import Alerting
+from howdah.jobs.driver.faults import shared_paths
+from howdah.jobs.driver.job import Job
+from howdah.jobs.driver.job_status import JobStatus, exit_code
+from howdah.jobs.driver.reconciler import Reconciler
+from howdah.jobs.driver.workers import Limits
+from howdah.jobs.mpi.launch import Mpirun
+from howdah.jobs.net import rendezvous, wire
+from howdah.jobs.status.claim import Claim, Superseded
+from howdah.jobs.status.page import page
+from howdah.jobs.status.status_file import StatusFile, status_path
 
 __all__ = ["run"]
 

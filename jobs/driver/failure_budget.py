@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from howdah.errors import HowdahError
-from jobs.backend import Container
-from jobs.driver import errors
-from jobs.driver.members import Loss
+from howdah.jobs.backend import Container
+from howdah.jobs.driver import errors
+from howdah.jobs.driver.members import Loss
 
 __all__ = ["FailureBudget"]
 

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from howdah.errors import HowdahError, Terminated, UsageError
-from jobs.backend import Container
-from jobs.driver import errors, faults
-from jobs.driver.failure_budget import FailureBudget
-from jobs.driver.members import Loss, Member
-from jobs.driver.nodes import NodeLedger
-from jobs.driver.workers import DriverActions, Limits, Workers
-from jobs.driver.worlds import Phase, Worlds
+from howdah.jobs.backend import Container
+from howdah.jobs.driver import errors, faults
+from howdah.jobs.driver.failure_budget import FailureBudget
+from howdah.jobs.driver.members import Loss, Member
+from howdah.jobs.driver.nodes import NodeLedger
+from howdah.jobs.driver.workers import DriverActions, Limits, Workers
+from howdah.jobs.driver.worlds import Phase, Worlds
 
 __all__ = ["Job", "Mode"]
 

@@ -7,8 +7,8 @@ from collections import deque
 from typing import Any
 
 from howdah.core.speed import Speed
-from jobs import hang
-from jobs.driver.job import Job
+from howdah.jobs import hang
+from howdah.jobs.driver.job import Job
 
 __all__ = ["JobStatus"]
 

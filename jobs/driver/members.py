@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from howdah.errors import HowdahError, TrainingError, WorkersLost
-from jobs.driver.faults import Fault
-from jobs.hang import Pace, View
+from howdah.jobs.driver.faults import Fault
+from howdah.jobs.hang import Pace, View
 
 __all__ = ["UNHEARD_SECONDS", "Loss", "Member", "Phase"]
 

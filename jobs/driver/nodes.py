@@ -6,8 +6,8 @@ another one asked for, after a pause that grows, some times in a row.
 
 from __future__ import annotations
 
-from jobs.driver import faults
-from jobs.driver.members import Loss
+from howdah.jobs.driver import faults
+from howdah.jobs.driver.members import Loss
 
 __all__ = ["NodeLedger"]
 

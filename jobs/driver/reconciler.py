@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from howdah.core import threads
 from howdah.errors import ClusterError
-from jobs.backend import Container, DriverBackend
+from howdah.jobs.backend import Container, DriverBackend
 
 __all__ = ["Reconciler"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jobs import hang
-from jobs.driver.members import Member
+from howdah.jobs import hang
+from howdah.jobs.driver.members import Member
 
 __all__ = ["DriverActions", "Limits", "Workers"]
 

@@ -10,11 +10,11 @@ import random
 from typing import Any, Literal
 
 from howdah.errors import HowdahError
-from jobs import hang, world
-from jobs.driver import errors
-from jobs.driver.failure_budget import FailureBudget
-from jobs.driver.members import Loss, Member
-from jobs.driver.workers import Workers
+from howdah.jobs import hang, world
+from howdah.jobs.driver import errors
+from howdah.jobs.driver.failure_budget import FailureBudget
+from howdah.jobs.driver.members import Loss, Member
+from howdah.jobs.driver.workers import Workers
 
 __all__ = ["Gang", "Phase", "Worlds"]
 

@@ -19,12 +19,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from howdah import isolation
 from howdah.core import threads
 from howdah.errors import ClusterError, HowdahError
-from jobs.mpi import local_socket
-from jobs.mpi import rsh as mpi_rsh
-from jobs.mpi.node import mpi_environment
+from howdah.jobs.mpi import local_socket
+from howdah.jobs.mpi import rsh as mpi_rsh
+from howdah.jobs.mpi.node import mpi_environment
+from howdah.process import isolation
 
 __all__ = ["Mpirun", "command"]
 
@@ -42,7 +42,7 @@ def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
     hosts = ",".join(host_name(rank) for rank in range(ranks))
     settings = {
         "plm": "rsh",
-        "plm_rsh_agent": " ".join(isolation.module("jobs.mpi.rsh", python=python)),
+        "plm_rsh_agent": " ".join(isolation.module("howdah.jobs.mpi.rsh", python=python)),
         "plm_rsh_no_tree_spawn": "1",  # every daemon is started from here
         "plm_rsh_pass_environ_mca_params": "0",  # each host has its own interface and ports
         "routed": "direct",
@@ -53,7 +53,7 @@ def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
     argv += ["--leave-session-attached"]  # a daemon that detaches itself would outlive its agent
     for name, value in settings.items():
         argv += ["--mca", name, value]
-    return [*argv, *isolation.module("jobs.mpi.rank", python=python)]
+    return [*argv, *isolation.module("howdah.jobs.mpi.rank", python=python)]
 
 
 def host_name(rank: int) -> str:

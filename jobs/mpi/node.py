@@ -16,12 +16,12 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from howdah import isolation
 from howdah.core import threads
 from howdah.errors import ClusterError
-from jobs.mpi import local_socket
-from jobs.mpi import rank as mpi_rank
-from jobs.training_process import parse_message
+from howdah.jobs.mpi import local_socket
+from howdah.jobs.mpi import rank as mpi_rank
+from howdah.jobs.training_process import parse_message
+from howdah.process import isolation
 
 __all__ = ["OrtedProcess", "free_ports"]
 
@@ -75,7 +75,7 @@ def mpi_environment(interface: str, ports: range | None, address: str) -> dict[s
 
 
 class OrtedProcess:
-    """As jobs.training_process.TrainingProcess. To be made in the agent's main thread.
+    """As howdah.jobs.training_process.TrainingProcess. To be made in the agent's main thread.
 
     Args:
         number: 1 for the agent's first process.
@@ -113,7 +113,7 @@ class OrtedProcess:
         }
         with open(self.log, "ab") as log:
             self._daemon = subprocess.Popen(
-                isolation.module("jobs.mpi.rank", *daemon),
+                isolation.module("howdah.jobs.mpi.rank", *daemon),
                 env={**env, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

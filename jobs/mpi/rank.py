@@ -1,7 +1,7 @@
 """What runs in a worker's container of an MPI job, between the agent and the training process.
 
-    python -m jobs.mpi.rank orted ...     becomes mpirun's daemon, which dies with the agent
-    python -m jobs.mpi.rank               what that daemon starts as a rank
+    python -m howdah.jobs.mpi.rank orted ...     becomes mpirun's daemon, which dies with the agent
+    python -m howdah.jobs.mpi.rank               what that daemon starts as a rank
 
 A rank is started by mpirun's daemon, which closes all that it inherits: the link to the agent comes
 over a socket in the container instead. This process stays beside the training process and reports
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from howdah.core.processes import die_with_parent
-from jobs.mpi import local_socket
+from howdah.jobs.mpi import local_socket
 
 __all__ = ["COMMAND", "LINK", "LOG", "main"]
 

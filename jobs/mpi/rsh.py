@@ -1,4 +1,4 @@
-"""The remote shell that mpirun uses in place of ssh: `python -m jobs.mpi.rsh HOST COMMAND...` (its
+"""The remote shell that mpirun uses in place of ssh: `python -m howdah.jobs.mpi.rsh HOST COMMAND...` (its
 plm_rsh_agent).
 
 It logs in nowhere: it passes the command of mpirun's daemon (orted) for a host to the driver, over
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from howdah.core.processes import die_with_parent
-from jobs.mpi import local_socket
+from howdah.jobs.mpi import local_socket
 
 __all__ = ["SOCKET", "main"]
 

@@ -28,8 +28,14 @@ from typing import Any, Protocol
 
 from howdah.core import threads
 from howdah.errors import ClusterError
-from jobs.net.http_connection import HEAD_LIMIT, BadMessage, Connection, Request, RequestRefused
-from jobs.net.refusals import Refusals
+from howdah.jobs.net.http_connection import (
+    HEAD_LIMIT,
+    BadMessage,
+    Connection,
+    Request,
+    RequestRefused,
+)
+from howdah.jobs.net.refusals import Refusals
 
 __all__ = ["Lane", "Listener", "Service"]
 

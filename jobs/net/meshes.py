@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from jobs.net import rendezvous
+from howdah.jobs.net import rendezvous
 
 __all__ = ["Meshes"]
 

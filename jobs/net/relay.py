@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from howdah.errors import ClusterError
-from jobs.net import rendezvous, wire
-from jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
-from jobs.net.listener import Lane, Listener, Serve
-from jobs.net.meshes import Meshes
-from jobs.net.peer_socket import owner_of_peer
-from jobs.net.refusals import Refusals
+from howdah.jobs.net import rendezvous, wire
+from howdah.jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from howdah.jobs.net.listener import Lane, Listener, Serve
+from howdah.jobs.net.meshes import Meshes
+from howdah.jobs.net.peer_socket import owner_of_peer
+from howdah.jobs.net.refusals import Refusals
 
 __all__ = ["Relay"]
 

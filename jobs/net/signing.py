@@ -14,7 +14,7 @@ import re
 import secrets
 import threading
 
-from jobs.net.http_connection import Request, RequestRefused
+from howdah.jobs.net.http_connection import Request, RequestRefused
 
 __all__ = [
     "SIGNATURE",

@@ -22,10 +22,10 @@ import time
 from typing import Any
 
 from howdah.errors import ClusterError
-from jobs.net import signing
-from jobs.net.http_connection import BadMessage, Connection
-from jobs.net.signing import new_key
-from jobs.net.wire_server import BODY_LIMIT, Answer, Server
+from howdah.jobs.net import signing
+from howdah.jobs.net.http_connection import BadMessage, Connection
+from howdah.jobs.net.signing import new_key
+from howdah.jobs.net.wire_server import BODY_LIMIT, Answer, Server
 
 __all__ = ["BODY_LIMIT", "Answer", "Client", "Refused", "Server", "TooLarge", "new_key"]
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from jobs.net import signing
-from jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
-from jobs.net.listener import Lane, Listener, Serve
-from jobs.net.refusals import Refusals
+from howdah.jobs.net import signing
+from howdah.jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from howdah.jobs.net.listener import Lane, Listener, Serve
+from howdah.jobs.net.refusals import Refusals
 
 __all__ = ["BODY_LIMIT", "Answer", "Server"]
 

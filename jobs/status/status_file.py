@@ -25,8 +25,8 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
-from howdah.runs import RUN_JSON
-from jobs.status.claim import Claim, Superseded
+from howdah.jobs.status.claim import Claim, Superseded
+from howdah.run_files import RUN_JSON
 
 __all__ = [
     "ETL", "StatusFile", "directory", "is_ending", "read", "request", "status_path",

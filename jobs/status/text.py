@@ -9,8 +9,8 @@ from typing import Any
 from howdah.core.terminal import as_cell
 from howdah.errors import NotFound, PermissionDenied
 from howdah.hadoop.resourcemanager import OVER
-from howdah.runs.hours import shown
-from howdah.runs.record import read
+from howdah.models.runs.hours import shown
+from howdah.models.runs.record import read
 
 __all__ = ["duration", "job_lines", "log_lines", "ps_lines", "row", "run_summary", "status_lines"]
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from howdah.core import threads
-from serving.compute.batching import choose, retry_seconds
-from serving.compute.generation import Generation
-from serving.compute.metrics import Metrics
-from serving.compute.refusals import Broken, QueueFull
-from training.data.planner import pad_multiple, padded_length
-from training.deployment.requests import Refusal
-from training.prediction.classify import predicted, usable
-from training.prediction.rows import Prediction, Row
+from howdah.data.splits.planner import pad_multiple, padded_length
+from howdah.serving.compute.batching import choose, retry_seconds
+from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.compute.refusals import Broken, QueueFull
+from howdah.serving.deployment.requests import Refusal
+from howdah.serving.prediction.classify import predicted, usable
+from howdah.serving.prediction.rows import Prediction, Row
 
 __all__ = ["Batcher", "Work"]
 

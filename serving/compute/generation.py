@@ -10,11 +10,11 @@ import numpy as np
 
 from howdah import storage
 from howdah.errors import ModelError
-from training.prediction.classify import outputs_of, usable
-from training.prediction.rows import Outputs, Row
-from training.serving.runtimes import ONNX, serving_framework
-from training.serving.serve import ServedModel, open_model
-from training.serving.variants import Variant
+from howdah.models.opened.opened import ServedModel, open_model
+from howdah.models.opened.runtimes import ONNX, serving_framework
+from howdah.models.variants import Variant
+from howdah.serving.prediction.classify import outputs_of, usable
+from howdah.serving.prediction.rows import Outputs, Row
 
 __all__ = ["Generation", "open_generation", "served_name", "try_out", "workers_of"]
 

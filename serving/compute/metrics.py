@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serving.compute.generation import Generation
-from training.prediction.rows import Prediction
+from howdah.serving.compute.generation import Generation
+from howdah.serving.prediction.rows import Prediction
 
 __all__ = ["Metrics"]
 

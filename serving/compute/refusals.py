@@ -1,9 +1,9 @@
 """What the server answers instead of predictions; what both servers refuse is in
-training/deployment/requests.py."""
+serving/deployment/requests.py."""
 
 from __future__ import annotations
 
-from training.deployment.requests import Refusal
+from howdah.serving.deployment.requests import Refusal
 
 __all__ = [
     "BadHead", "Broken", "CrossSite", "DeadlinePassed", "Draining", "Gone", "HeadTooLarge",

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from serving.compute.refusals import BadHead, NoToken, QueueFull
-from training.deployment.requests import WrongMethod, refusal_body
+from howdah.serving.compute.refusals import BadHead, NoToken, QueueFull
+from howdah.serving.deployment.requests import WrongMethod, refusal_body
 
 __all__ = ["json_response", "refused"]
 
@@ -24,7 +24,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def refused(error: Any) -> Response:
-    """The answer to a request that is refused (training/deployment/requests.py: Refusal)."""
+    """The answer to a request that is refused (serving/deployment/requests.py: Refusal)."""
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(error.seconds)

@@ -15,15 +15,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from howdah import __version__
-from serving.compute.batcher import Work
-from serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
-from serving.http import faces, oip, pages
-from serving.http.answers import json_response, refused
-from serving.http.question import Question
-from serving.http.reading import deadline_ms, header, read_body
-from serving.http.state import State
-from training.deployment.requests import Refusal, UnknownRoute, WrongMethod
-from training.prediction.rows import EMPTY
+from howdah.serving.compute.batcher import Work
+from howdah.serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
+from howdah.serving.deployment.requests import Refusal, UnknownRoute, WrongMethod
+from howdah.serving.http import faces, oip, pages
+from howdah.serving.http.answers import json_response, refused
+from howdah.serving.http.question import Question
+from howdah.serving.http.reading import deadline_ms, header, read_body
+from howdah.serving.http.state import State
+from howdah.serving.prediction.rows import EMPTY
 
 __all__ = ["build"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from training.deployment.requests import BadRequest, refusal_body
+from howdah.serving.deployment.requests import BadRequest, refusal_body
 
 __all__ = ["connection_class"]
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serving.compute.generation import Generation
-from serving.http.question import Question
-from training.deployment.requests import (
+from howdah.serving.compute.generation import Generation
+from howdah.serving.deployment.requests import (
     WrongShape,
     as_json,
     check_texts,
@@ -22,7 +21,8 @@ from training.deployment.requests import (
     parse,
     rows_of,
 )
-from training.prediction.rows import Prediction
+from howdah.serving.http.question import Question
+from howdah.serving.prediction.rows import Prediction
 
 __all__ = ["plain", "tei"]
 

@@ -8,12 +8,19 @@ import time
 import traceback
 from typing import Any
 
-from serving.compute.refusals import BadHead, Broken, CrossSite, Draining, HeadTooLarge, NoToken
-from serving.http.answers import refused
-from serving.http.reading import header
-from serving.http.state import State
-from serving.http.tokens import RefusedAddresses
-from training.deployment.requests import Refusal, WrongHost
+from howdah.serving.compute.refusals import (
+    BadHead,
+    Broken,
+    CrossSite,
+    Draining,
+    HeadTooLarge,
+    NoToken,
+)
+from howdah.serving.deployment.requests import Refusal, WrongHost
+from howdah.serving.http.answers import refused
+from howdah.serving.http.reading import header
+from howdah.serving.http.state import State
+from howdah.serving.http.tokens import RefusedAddresses
 
 __all__ = ["MOST_HEAD_BYTES", "Front"]
 

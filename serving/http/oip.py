@@ -17,10 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from serving.compute.generation import Generation
-from serving.http.question import Question
-from training.deployment.requests import TooLarge, WrongShape, check_texts, kind_of, loaded, rows_of
-from training.prediction.rows import Prediction
+from howdah.serving.compute.generation import Generation
+from howdah.serving.deployment.requests import (
+    TooLarge,
+    WrongShape,
+    check_texts,
+    kind_of,
+    loaded,
+    rows_of,
+)
+from howdah.serving.http.question import Question
+from howdah.serving.prediction.rows import Prediction
 
 __all__ = ["EXPECTED", "EXTENSIONS", "HEADER", "PLATFORMS", "Tensors", "infer", "metadata"]
 

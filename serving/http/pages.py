@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from howdah.config.options.serve import ServeSection
-from serving.compute.generation import Generation
+from howdah.serving.compute.generation import Generation
 
 __all__ = ["OIP", "PLAIN", "TEI", "docs"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.compute.generation import Generation
-from training.prediction.rows import Prediction, Row
+from howdah.serving.compute.generation import Generation
+from howdah.serving.prediction.rows import Prediction, Row
 
 __all__ = ["Question"]
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from serving.compute.refusals import Gone, QueueFull, TooSlow, WrongMedia
-from training.deployment.requests import TooLarge, WrongShape
+from howdah.serving.compute.refusals import Gone, QueueFull, TooSlow, WrongMedia
+from howdah.serving.deployment.requests import TooLarge, WrongShape
 
 __all__ = ["Held", "deadline_ms", "read_body"]
 

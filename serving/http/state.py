@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from howdah.config.options.serve import ServeSection
-from serving.compute.batcher import Batcher
-from serving.compute.metrics import Metrics
-from serving.http.reading import Held
-from serving.http.tokens import TokenFile
+from howdah.serving.compute.batcher import Batcher
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.http.reading import Held
+from howdah.serving.http.tokens import TokenFile
 
 __all__ = ["State"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from howdah.core import threads
 from howdah.errors import ConfigError
-from serving.http import access
+from howdah.serving.http import access
 
 __all__ = ["RefusedAddresses", "TokenFile"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from howdah.drift.judge import judge
-from howdah.drift.profile import NO_PROFILE, Profile, find_reference
 from howdah.errors import HowdahError
-from serving.compute.generation import Generation
-from serving.compute.metrics import Metrics
-from training.prediction.rows import Prediction
+from howdah.models.profile.profile import NO_PROFILE, Profile, find_reference
+from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.drift.judge import judge
+from howdah.serving.prediction.rows import Prediction
 
 __all__ = ["LiveDrift"]
 

@@ -17,10 +17,10 @@ from howdah import storage
 from howdah.core import threads
 from howdah.errors import HowdahError, ModelError
 from howdah.models.registry import Published
-from serving.compute.batcher import Batcher
-from serving.compute.generation import Generation, open_generation, try_out
-from serving.compute.metrics import Metrics
-from training.serving.variants import find
+from howdah.models.variants import find
+from howdah.serving.compute.batcher import Batcher
+from howdah.serving.compute.generation import Generation, open_generation, try_out
+from howdah.serving.compute.metrics import Metrics
 
 __all__ = ["Look", "Reloader", "decide", "published_root", "require_same_answers"]
 

@@ -4,7 +4,7 @@ A process, because nothing in it can then delay or fail a request: not its compu
 lowest priority), not its memory, not a crash. What it gets waits in a bounded queue; what does not
 fit is counted and left out.
 
-    python -m serving.versions.shadow PATH THREADS
+    python -m howdah.serving.versions.shadow PATH THREADS
 
 It reads lines of JSON {"text", "pair"} and writes {"label", "scores", "seconds"} for each.
 """
@@ -22,14 +22,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from howdah import isolation
 from howdah.core import threads
 from howdah.core.processes import die_with_parent
 from howdah.errors import ModelError, UsageError
-from serving.compute.generation import Generation
-from serving.compute.metrics import Metrics
-from training.prediction.rows import Prediction, Row
-from training.serving.variants import Variant, find, require_comparable
+from howdah.models.variants import Variant, find, require_comparable
+from howdah.process import isolation
+from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.prediction.rows import Prediction, Row
 
 __all__ = ["Shadow", "challenger"]
 
@@ -116,7 +116,7 @@ class Shadow:
             self._metrics.shadowed.labels("left out").inc()
 
     def _run(self) -> None:
-        name = "serving.versions.shadow"
+        name = "howdah.serving.versions.shadow"
         process = self._process = subprocess.Popen(
             isolation.module(name, self._variant.path, str(self._threads)),
             env=isolation.environment(),
@@ -167,8 +167,8 @@ class Shadow:
 def main(path: str, compute_threads: int) -> int:
     """The challenger's process."""
     os.nice(_NICENESS)
-    from serving.compute.generation import open_generation
-    from training.prediction.classify import classify
+    from howdah.serving.compute.generation import open_generation
+    from howdah.serving.prediction.classify import classify
 
     generation: Generation = open_generation(find(path, ""), threads=compute_threads)
     print("{}", flush=True)

@@ -206,7 +206,7 @@ def test_from_rows_to_a_published_model_and_its_predictions(
 
 
 def test_what_is_sent_to_score_reaches_the_command(dags, here, monkeypatch):
-    """The command itself on YARN: tests/training/prediction/test_yarn.py."""
+    """The command itself on YARN: tests/serving/prediction/test_yarn.py."""
     from howdah.airflow.hook import HowdahHook
 
     asked = []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from howdah.core.processes import descendants, stat_fields
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.runs.training_runs import SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
-from training.checkpoint.manager import Checkpoints
 
 pytestmark = [pytest.mark.airflow, pytest.mark.mpi]
 

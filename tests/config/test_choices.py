@@ -4,17 +4,17 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from etl.sources import reading
-from etl.sources import source as sources
-from etl.write import shards
 from howdah.config.job import JobSection
 from howdah.config.model import Config, DataSection, TrainingSection
 from howdah.config.types import Kind, Section
+from howdah.data.splits.planner import pad_multiple
+from howdah.etl.sources import reading
+from howdah.etl.sources import source as sources
+from howdah.etl.write import shards
 from howdah.policy.check import Judge
-from training.data.planner import pad_multiple
-from training.optim.schedule import Schedule, peak_learning_rate
-from training.planning.scaling import Gradient
-from yarn.preflight import ports
+from howdah.training.optim.schedule import Schedule, peak_learning_rate
+from howdah.training.planning.scaling import Gradient
+from howdah.yarn.preflight import ports
 
 
 def choices(model: type[Section], name: str) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
 
 
 def test_each_kind_of_source_is_read_by_its_own_reader():
-    # howdah/spark/text_rows.py, etl/write/adopt.py, etl/sources/images.py
+    # data/spark/text_rows.py, etl/write/adopt.py, etl/sources/images.py
     others = {"csv", "jsonl", "tfrecord", "image"}
     assert set(reading._TABLES) | others == set(get_args(sources.Kind))
     assert set(choices(DataSection, "format")) == {"auto", *get_args(sources.Kind)}

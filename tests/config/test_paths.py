@@ -5,9 +5,9 @@ from __future__ import annotations
 from howdah.config import loader
 from howdah.config.loader import from_dict
 from howdah.config.types import mark_of
+from howdah.jobs.driver.faults import fault_of, shared_paths
 from howdah.packaging.cluster_paths import of_ranks, paths_of
-from jobs.driver.faults import fault_of, shared_paths
-from yarn import spec
+from howdah.yarn import spec
 
 _OF_RANKS = {
     "run.directory", "data.dataset", "model.base", "model.init_from", "checkpoint.directory",

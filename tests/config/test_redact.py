@@ -7,7 +7,7 @@ import pytest
 from howdah import errors, redact
 from howdah.config import loader as configs
 from howdah.errors import ConfigError, HowdahError, UsageError
-from training.run.run_json import CONFIG, config_hash, freeze_config, readable_config
+from howdah.models.runs.run_json import CONFIG, config_hash, freeze_config, readable_config
 
 SECRETS = {
     "data.source": ["s3a://AKIAPLANT:planted/1+x@bucket/rows.csv"],

@@ -84,7 +84,7 @@ def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
     assert done.returncode == 0, done.stderr
     assert "this run is finished: step 4 of 4" in done.stderr
     assert said in done.stderr
-    assert "-m training" not in done.stderr  # no rank was started
+    assert "-m howdah.training" not in done.stderr  # no rank was started
     assert json.loads(done.stdout)["status"] == "finished"
     assert finished.files() == before
 
@@ -119,7 +119,7 @@ def test_a_bare_launchers_rank_does_nothing_either(finished):
         (["--set", "training.learning_rate=0.0001"], 2, "0.002 -> 0.0001"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "training", "--config", str(finished.config), *more], cwd=ROOT,
+            [sys.executable, "-m", "howdah.training", "--config", str(finished.config), *more], cwd=ROOT,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
             timeout=LIMIT,
         )  # fmt: skip

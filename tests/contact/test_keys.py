@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import build
-from etl.history import artefacts
-from etl.history.mentions import Wanted
-from etl.rows import gate, labels, numbering
-from etl.sources import given, reading
 from howdah.config import loader as config
 from howdah.config.data import CleanOptions, DataSection, QualityOptions
-from howdah.lineage.forgotten import NONE
-from training.prediction import frames
+from howdah.data.lineage.forgotten import NONE
+from howdah.etl import build
+from howdah.etl.history import artefacts
+from howdah.etl.history.mentions import Wanted
+from howdah.etl.rows import gate, labels, numbering
+from howdah.etl.sources import given, reading
+from howdah.serving.prediction import frames
 
 TIME = pd.to_datetime(["2026-11-01 10:00:00", "2026-11-01 10:00:00.5", None], format="ISO8601")
 KEYS = {

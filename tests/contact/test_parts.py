@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from etl import pipeline
-from etl.history import past, place
-from etl.sources import source as sources
-from etl.sources.source import Source
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.data.manifest import MANIFEST, PartEntry, load_dataset
 from howdah.errors import ConfigError, ExpectationsFailed
+from howdah.etl import pipeline
+from howdah.etl.history import past, place
+from howdah.etl.sources import source as sources
+from howdah.etl.sources.source import Source
 from tests.etl.test_pipeline import rows_of, sentences
 from tests.fixtures.spark import FEW_JOBS
 

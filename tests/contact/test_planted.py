@@ -155,13 +155,13 @@ def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_pa
 
 
 def test_a_bare_rank_imports_nothing_else_from_it(project):
-    """`python -m training` by hand runs a `training` of the directory: that is Python's. What it
+    """`python -m howdah.training` by hand runs a `training` of the directory: that is Python's. What it
     imports is not taken from there."""
     for name in ("training.py", "howdah"):
         path = project.folder / name
         path.rename(path.with_name("another" + path.suffix))
     done = subprocess.run(
-        [sys.executable, "-m", "training", "--config", "run.yaml"], cwd=project.folder,
+        [sys.executable, "-m", "howdah.training", "--config", "run.yaml"], cwd=project.folder,
         env={**project.env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import given, reading
 from howdah.config import loader
 from howdah.config.data import Columns, CsvOptions
 from howdah.data.files.records import Part
+from howdah.data.spark import text_rows
 from howdah.errors import DataError, HowdahError
-from howdah.spark import text_rows
+from howdah.etl.sources import given, reading
+from howdah.serving.prediction.reading import read_rows, source_files
 from tests.contact import generated
 from tests.contact.generated import Made
-from training.prediction.reading import read_rows, source_files
 
 
 def by_predict(made: Made) -> list[tuple[str, str | None, str | None]]:

@@ -150,7 +150,7 @@ def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
 
 def test_a_file_of_metrics_tokens_alone_opens_no_server(tmp_path):
     from howdah.errors import ConfigError
-    from serving.http import access
+    from howdah.serving.http import access
 
     path = tmp_path / "tokens"
     path.write_text("metrics 0123456789abcdef-prometheus\n")
@@ -297,7 +297,7 @@ def test_a_pointer_that_is_a_named_pipe_is_an_error_and_later_looks_go_on(
 
 @pytest.mark.parametrize("change", [{"n_layers": 10**9}, {"n_layers": 1}, {"dim": 16}])
 def test_a_config_of_another_model_is_refused(tmp_path, tiny_model_dir, change):
-    from training.serving.serve import open_model
+    from howdah.models.opened.opened import open_model
 
     run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="run-1")
     assert open_model(run, framework="onnx").max_length == 48

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from howdah.core import cache
+from howdah.data.splits import shard_cache
 from howdah.doctor.checks import check_disk
 from howdah.packaging import package
 from tests import ROOT
-from training.data import shard_cache
 
 
 @pytest.mark.parametrize(

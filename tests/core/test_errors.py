@@ -5,7 +5,7 @@ import json
 import pytest
 
 from howdah.errors import CheckFailed, ClusterError, HowdahError, QuotaExceeded, TrainingError
-from training.checkpoint.fence import FencedOff
+from howdah.training.checkpoint.fence import FencedOff
 
 
 def _crossed(error, kind=HowdahError):

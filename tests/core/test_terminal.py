@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from howdah.cli import app, common, jobs, run
 from howdah.core.terminal import as_cell, shown
 from howdah.errors import StorageError
-from jobs.status.text import ps_lines
-from yarn.application import YarnApplication
+from howdah.jobs.status.text import ps_lines
+from howdah.yarn.application import YarnApplication
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -147,7 +147,7 @@ HOWDAH = f"{shlex.quote(sys.executable)} -m howdah.cli"
 PREDICT = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
     "from types import SimpleNamespace as Some\n"
     "from howdah.models import registry\n"
-    "from training.prediction import predict\n"
+    "from howdah.serving.prediction import predict\n"
     "from howdah.cli import main\n"
     "registry.address = lambda model, directory: model\n"
     "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r')\n"
@@ -277,7 +277,7 @@ def test_logs_that_are_followed_end_where_nothing_reads_them():
     program = (
         "import itertools\n"
         "from howdah.cli import jobs as commands, main\n"
-        "from yarn.application import YarnApplication\n"
+        "from howdah.yarn.application import YarnApplication\n"
         "def rank_log(*_, follow, out):\n"
         "    for step in itertools.count(): out(f'step {step}')\n"
         "YarnApplication.rank_log = rank_log\n"

@@ -16,20 +16,20 @@ from howdah.config.loader import from_dict
 from howdah.config.model import ModelSection
 from howdah.data.family import BERT, DISTILBERT, FAMILIES, ROBERTA, family_of, hub_config
 from howdah.errors import ModelError
+from howdah.jobs import checks
+from howdah.models.export.export import export
+from howdah.models.export.run_info import describe_run
+from howdah.models.opened.opened import open_model
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import load_base
 from howdah.policy.rules import Policy
-from jobs import checks
+from howdah.serving.prediction import cluster as predict_cluster
+from howdah.training.model.stages import Stage
+from howdah.training.planning import calibrate
+from howdah.yarn.preflight import worker_memory
 from tests import ROOT
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.support.models.other_family import OTHER, other_config, other_weights, write_other_model
-from training.model import parameters
-from training.model.pretrained import load_base
-from training.model.stages import Stage
-from training.planning import calibrate
-from training.prediction import cluster as predict_cluster
-from training.serving.export import export
-from training.serving.run_info import describe_run
-from training.serving.serve import open_model
-from yarn.preflight import worker_memory
 
 KNOWN = "model_type distilbert or bert or roberta or xlm-roberta or vit"
 
@@ -227,11 +227,11 @@ def test_rows_it_cannot_read_are_those_beyond_its_used_positions():
 
 # ---------------------------------------------------------------------------------- the source
 _MAY_NAME_IT = {
-    "howdah/data/family.py": "the record",
+    "data/family.py": "the record",
     "howdah/config/model.py": "the default of model.base",
     "howdah/policy/rules.py": "the default of hub_models",
-    "howdah/data/modelfiles.py": "an example in a message",
-    "howdah/cli/__init__.py": "help",
+    "data/modelfiles.py": "an example in a message",
+    "cli/__init__.py": "help",
     "howdah/airflow/__init__.py": "the provider's description",
     "dags/finetune.py": "the DAG's description",
 }

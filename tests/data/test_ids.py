@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah.data import ids
-from howdah.spark.ids import column
+from howdah.data.spark.ids import column
 
 BERLIN = datetime.timezone(datetime.timedelta(hours=1))
 AT = datetime.datetime(2026, 11, 1, 0, 30)

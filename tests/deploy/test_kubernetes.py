@@ -18,7 +18,7 @@ import yaml
 from howdah.cli import app
 from howdah.config import loader
 from howdah.config.options.serve import ServeSection
-from serving.http import access
+from howdah.serving.http import access
 from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"
@@ -124,7 +124,7 @@ def test_the_jobs_pods_find_each_other():
     variables = {one["name"] for one in container["env"]}
     used = {name for word in container["args"] for name in re.findall(r"\$\((\w+)\)", word)}
     assert used and used <= variables  # only variables of `env` are put into args
-    assert "-m training --config /etc/howdah/run.yaml" in " ".join(container["args"])
+    assert "-m howdah.training --config /etc/howdah/run.yaml" in " ".join(container["args"])
 
 
 @pytest.mark.parametrize(("overlay", "kind"), [("training", "text"), ("training-images", "image")])

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from howdah.doctor import checks
-from training.launch import outcome
+from howdah.training.launch import outcome
 
 
 @pytest.mark.parametrize(("name", "fits"), [("my_laptop_1", False), ("node-1.example", True)])

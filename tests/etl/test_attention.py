@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from etl import attention
-from etl.rows import gate, labels
 from howdah.config import loader as config_module
+from howdah.etl import attention
+from howdah.etl.rows import gate, labels
 from tests.etl.test_pipeline import make_config, run, sentences, write_csv
 
 NAMES = ["Account", "Billing", "N/A", "billing", "other: #1", "yes"]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from etl import expect
 from howdah import storage
 from howdah.config.data import ExpectOptions
 from howdah.data.manifest import version_before
 from howdah.errors import DataError, ExpectationsFailed, HowdahError
+from howdah.etl import expect
 from tests.etl.test_pipeline import make_config, run, sentences, write_csv
 from tests.fixtures.dataset import build_dataset
 

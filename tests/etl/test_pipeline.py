@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import pipeline
-from etl.workspace.staging import Lease, attempt_name
-from etl.write import shards
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.data.encode import Encoder
 from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, decode_example, read_frames
 from howdah.errors import DataError, HowdahError
+from howdah.etl import pipeline
+from howdah.etl.workspace.staging import Lease, attempt_name
+from howdah.etl.write import shards
 from tests.fixtures.spark import FEW_JOBS
 
 pytestmark = pytest.mark.spark
@@ -95,7 +95,9 @@ def dirty(spark, tmp_path_factory, tiny_model_dir):
         split={"validation": 0.2, "test": 0.2},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("etl.build._MANY_ROWS", 1)  # of a large source the gate's rows go early
+        patch.setattr(
+            "howdah.etl.build._MANY_ROWS", 1
+        )  # of a large source the gate's rows go early
         result, lines = run(config)
     return config, result, lines, good
 

@@ -9,9 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import pipeline
-from etl.rows import gate, minhash
-from etl.rows.gate import RowRules
 from howdah import storage
 from howdah.config import loader
 from howdah.config.data import CleanOptions, QualityOptions
@@ -21,6 +18,9 @@ from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, ShardWriter, decode_example, read_frames
 from howdah.data.shard_index import ShardIndex
 from howdah.errors import ConfigError, DataError
+from howdah.etl import pipeline
+from howdah.etl.rows import gate, minhash
+from howdah.etl.rows.gate import RowRules
 from tests.etl.test_pipeline import sentences
 
 MULTI = RowRules(task="multi_label", names={"1": "world", "2": "sports"}, separator="|")

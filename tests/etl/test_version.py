@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 from pydantic import create_model
 
-from etl import pipeline
-from etl.sources.source import Source
-from etl.version import _described
 from howdah.config import loader as config_module
 from howdah.config.data import DataSection
 from howdah.config.types import Section
+from howdah.etl import pipeline
+from howdah.etl.sources.source import Source
+from howdah.etl.version import _described
 
 SOURCE = Source(kind="csv", name="a.csv", identity={"files": [["/a.csv", 7, 1.0]]})
 ENCODER = SimpleNamespace(hash="tokenizer")

@@ -14,14 +14,14 @@ import numpy as np
 import psutil
 import pytest
 
-from howdah import isolation
 from howdah.core.processes import marked
+from howdah.process import isolation
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.run.local_dir import RankRecord
 from tests import ROOT
 from tests.runs.training_runs import SETTINGS, Finished, train
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
-from training.checkpoint.manager import Checkpoints
-from training.run.local_dir import RankRecord
 
 MARK = "HOWDAH_EXAMPLE_TEST"
 LIMIT = 280  # seconds; detects a hang

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from howdah.core import shorten
-from jobs.agent import driver_connection
-from jobs.agent.driver_connection import DriverConnection
-from jobs.net import wire, wire_server
-from jobs.training_process import parse_message
+from howdah.jobs.agent import driver_connection
+from howdah.jobs.agent.driver_connection import DriverConnection
+from howdah.jobs.net import wire, wire_server
+from howdah.jobs.training_process import parse_message
+from howdah.training.elastic.control_channel import ControlChannel
 from tests.support.jobs.foreign_servers import FOREIGN, foreign
 from tests.support.waiting import wait_until
-from training.elastic.control_channel import ControlChannel
 
 
 class Driver:

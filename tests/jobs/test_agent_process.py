@@ -2,7 +2,7 @@
 
 import sys
 
-from jobs.training_process import TrainingProcess
+from howdah.jobs.training_process import TrainingProcess
 from tests.support.waiting import wait_until
 
 SAYS = """

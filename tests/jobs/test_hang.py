@@ -2,9 +2,9 @@
 
 import pytest
 
-from jobs import hang
-from jobs.driver.members import Member
-from jobs.hang import Pace, View
+from howdah.jobs import hang
+from howdah.jobs.driver.members import Member
+from howdah.jobs.hang import Pace, View
 
 
 def view(rank=0, phase="wait", seconds=1000.0, idle=100.0, silent=0.5, **more):

@@ -9,11 +9,11 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from howdah.attempts import newest_fence
+from howdah.models.runs.metrics_log import read_metrics
 from tests.fixtures.dataset import build_dataset
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS, _nested
 from tests.support.waiting import wait_until
-from training.run.metrics_log import read_metrics
 
 ENDLESS = 10**6
 

@@ -7,14 +7,14 @@ import time
 
 import pytest
 
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.models.runs.run_json import RunFile
 from tests.fixtures.dataset import build_dataset
 from tests.runs import fault_table
 from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.training_runs import NO_DROPOUT, NOISE, SETTINGS, _nested
 from tests.support.jobs.strangers import Strangers, resident_bytes
 from tests.support.waiting import wait_until
-from training.run.metrics_log import read_metrics
-from training.run.run_json import RunFile
 
 pytestmark = pytest.mark.mpi
 

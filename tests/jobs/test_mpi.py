@@ -13,10 +13,10 @@ import pytest
 from howdah import storage
 from howdah.config import loader as config
 from howdah.errors import ClusterError, ConfigError
-from jobs.mpi import launch as mpi
-from jobs.mpi import local_socket
-from jobs.mpi import node as mpi_node
-from jobs.mpi import rsh as mpi_rsh
+from howdah.jobs.mpi import launch as mpi
+from howdah.jobs.mpi import local_socket
+from howdah.jobs.mpi import node as mpi_node
+from howdah.jobs.mpi import rsh as mpi_rsh
 from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, place_data, settings
 from tests.support.jobs.job_keys import sections
@@ -28,10 +28,10 @@ def test_mpirun_is_asked_for_a_daemon_in_each_container():
     assert words[:5] == ["mpirun", "-np", "3", "-H", "w0,w1,w2"]
     assert "--leave-session-attached" in words  # else daemons outlive their containers
     settings = {words[n + 1]: words[n + 2] for n, word in enumerate(words) if word == "--mca"}
-    assert settings["plm_rsh_agent"] == "/usr/bin/python3 -P -m jobs.mpi.rsh"
+    assert settings["plm_rsh_agent"] == "/usr/bin/python3 -P -m howdah.jobs.mpi.rsh"
     assert settings["plm_rsh_no_tree_spawn"] == "1"
     assert settings["odls_base_sigkill_timeout"] == "30"  # rank 0 may be saving
-    assert words[-4:] == ["/usr/bin/python3", "-P", "-m", "jobs.mpi.rank"]
+    assert words[-4:] == ["/usr/bin/python3", "-P", "-m", "howdah.jobs.mpi.rank"]
 
 
 def test_ports_are_taken_from_the_range_and_only_free_ones():
@@ -62,7 +62,16 @@ def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(known):
         serving = threading.Thread(target=mpi._serve, args=(desk, answer))
         serving.start()
         shell = subprocess.Popen(
-            [sys.executable, "-m", "jobs.mpi.rsh", "w1", " orted", "-mca", "x", '"a b; $(id)"'],
+            [
+                sys.executable,
+                "-m",
+                "howdah.jobs.mpi.rsh",
+                "w1",
+                " orted",
+                "-mca",
+                "x",
+                '"a b; $(id)"',
+            ],
             env={**os.environ, mpi_rsh.SOCKET: name},
         )
         if not known:

@@ -3,8 +3,8 @@
 import pytest
 
 from howdah import storage
+from howdah.jobs.status import rank_log
 from howdah.storage import growing
-from jobs.status import rank_log
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """When a job's steps count as having stopped."""
 
-from jobs.stall import Stall
+from howdah.jobs.stall import Stall
 
 
 def steps(stall: Stall, count: int, each: float) -> float:

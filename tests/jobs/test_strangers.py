@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from jobs.net import wire
+from howdah.jobs.net import wire
 from tests.runs.jobs.local_jobs import LocalJob
 from tests.runs.jobs.simulated_agents import DriverProcess, Swarm
 from tests.support.jobs.strangers import Strangers, resident_bytes

@@ -1,6 +1,6 @@
 """Ranks, local ranks and cross ranks of a world, and Horovod's variables for them."""
 
-from jobs.world import Candidate, assign, variables
+from howdah.jobs.world import Candidate, assign, variables
 
 
 def places(slots):

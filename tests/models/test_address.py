@@ -7,10 +7,10 @@ import pytest
 
 from howdah.cli import main
 from howdah.errors import ModelError
-from howdah.models.publish import publish
+from howdah.models import variants
 from howdah.models.registry import address
+from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
-from training.serving import variants
 
 
 @pytest.fixture(scope="module")

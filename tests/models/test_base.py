@@ -11,7 +11,7 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import ModelError
 from howdah.models.base import with_pinned_base
-from howdah.models.publish import publish, republish
+from howdah.serving.registry.publish import publish, republish
 from tests import ROOT
 from tests.fixtures.dataset import build_dataset
 from tests.runs.finished_runs import config_of, finished_run, never

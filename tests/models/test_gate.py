@@ -13,14 +13,14 @@ from howdah.cli import main
 from howdah.cli.models import reviewer
 from howdah.config.loader import from_dict
 from howdah.errors import CheckFailed, ConfigError, ModelError
-from howdah.models import baseline
-from howdah.models.gate import Check, Verdict, judge
-from howdah.models.publish import publish
+from howdah.models.export.export import with_decision
+from howdah.models.metrics.metrics import classification_metrics
+from howdah.models.runs import baseline
+from howdah.serving.registry.gate import Check, Verdict, judge
+from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
-from training.evaluation.metrics import classification_metrics
-from training.serving.export import with_decision
 
 
 @pytest.fixture

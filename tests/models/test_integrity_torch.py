@@ -7,15 +7,15 @@ import pytest
 
 from howdah.errors import ModelError
 from howdah.models import integrity
-from howdah.models.publish import publish
+from howdah.models.opened import opened as serve
+from howdah.models.opened.opened import open_model
+from howdah.models.variants import find
+from howdah.models.weights.pretrained import load_base
+from howdah.serving.deployment import references
+from howdah.serving.prediction.cluster import find_model
+from howdah.serving.prediction.predict import predict_lines
+from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
-from training.deployment import references
-from training.model.pretrained import load_base
-from training.prediction.cluster import find_model
-from training.prediction.predict import predict_lines
-from training.serving import serve
-from training.serving.serve import open_model
-from training.serving.variants import find
 
 
 @pytest.fixture

@@ -6,17 +6,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.history import forget
 from howdah import cli, storage
+from howdah.data.lineage import forgotten
 from howdah.errors import DataError, ForgottenRows, ModelError
-from howdah.lineage import forgotten
-from howdah.models import lineage, scored
-from howdah.models.lineage import Places, of_dataset, of_model, of_row
-from howdah.models.publish import publish, republish
+from howdah.etl.history import forget
+from howdah.models import scored
 from howdah.models.registry import Published
+from howdah.serving.registry import lineage
+from howdah.serving.registry.lineage import Places, of_dataset, of_model, of_row
+from howdah.serving.registry.publish import publish, republish
+from howdah.serving.scoring import marker
 from tests.runs.finished_runs import config_of, finished_run, never
 from tests.support.rows.appended import build_appended
-from training.scoring import marker
 
 BASE = {"source": "distilbert", "hash": "b1"}
 

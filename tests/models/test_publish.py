@@ -13,11 +13,11 @@ import pytest
 from howdah import storage
 from howdah.errors import CheckFailed, DataError, ModelError, UsageError
 from howdah.models import integrity
-from howdah.models import publish as publishing
-from howdah.models.publish import publish, republish, roll_back
+from howdah.models.export.export import resolve_export
 from howdah.models.registry import Published, resolve
+from howdah.serving.registry import publish as publishing
+from howdah.serving.registry.publish import publish, republish, roll_back
 from tests.runs.finished_runs import config_of, finished_run, never
-from training.serving.export import resolve_export
 
 
 @pytest.fixture(

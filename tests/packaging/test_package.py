@@ -18,12 +18,12 @@ import pytest
 
 from howdah import storage
 from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.models.opened.opened import open_model
 from howdah.packaging import elf, horovod, package
 from howdah.packaging import environment as package_env
 from howdah.packaging.hashes import FileHashes
 from howdah.packaging.part import Part
 from tests.support.models.exported import base_of, write_export
-from training.serving.serve import open_model
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_wheel_is_the_same_bytes_and_installs(tmp_path):
     assert first.hash == second.hash and first.name == second.name
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
     names = zipfile.ZipFile(first.path).namelist()
-    assert "etl/report.html.j2" in names and "howdah/cli/__init__.py" in names
+    assert "etl/report.html.j2" in names and "cli/__init__.py" in names
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     target = tmp_path / "site"
     argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
@@ -98,11 +98,11 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
 
 _PREDICTION = """
 import json, sys
-from training.serving.serve import open_model, serving_framework
+from howdah.models.opened.opened import open_model, serving_framework
 chosen = serving_framework(sys.argv[2])
 served = open_model(sys.argv[2], framework=chosen, threads=1)
 scores = served.scores(json.loads(sys.argv[3]))
-import pyarrow.parquet, training.prediction.executor
+import pyarrow.parquet, howdah.serving.prediction.executor
 foreign = [m.__file__ for m in list(sys.modules.values())
            if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[1])]
 print(json.dumps({"framework": chosen, "scores": scores.tolist(), "foreign": foreign}))

@@ -12,7 +12,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.errors import ConfigError
 from howdah.packaging import package, staging
-from yarn import shipping
+from howdah.yarn import shipping
 
 NOBODY = 65534
 

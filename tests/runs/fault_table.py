@@ -22,7 +22,7 @@ tests/jobs/test_local_training.py). There the seconds of a lost host count from 
 (job.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
 being found, with `job.hang_seconds: 5`.
 Rows with "(on ...)" are jobs of `howdah submit --on` on one machine of 2 cores, which others used
-at the same time (tests/places): on local; on spark, `local-cluster` of two executors; on a
+at the same time (tests/jobs/clusters): on local; on spark, `local-cluster` of two executors; on a
 standalone Spark and a Ray of two nodes, all daemons on loopback; on Spark on YARN, the mini
 cluster. There the seconds of a killed driver include the end of its workers and the command that
 submits the job again after it, those of a lost node the start of another one, once the survivor

@@ -11,9 +11,9 @@ from howdah import storage
 from howdah.config.loader import Config, from_dict
 from howdah.config.metric_table import metrics_of
 from howdah.data.encode import Encoder
-from training.model.pretrained import load_base
-from training.serving.export import export
-from training.serving.run_info import RunInfo
+from howdah.models.export.export import export
+from howdah.models.export.run_info import RunInfo
+from howdah.models.weights.pretrained import load_base
 
 LABELS = ["cat", "dog"]
 

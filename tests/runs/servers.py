@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from howdah.models.publish import publish
+from howdah.serving.registry.publish import publish
 from tests import ROOT
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
 

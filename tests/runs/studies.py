@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.runs.training_runs import ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
-from training.checkpoint.manager import Checkpoints
 
 LIMIT = 240  # seconds; detects a hang
 SPACE = {

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from howdah import storage
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.checkpoint.manager import load
 from tests import ROOT as REPOSITORY
-from training.checkpoint.manager import load
-from training.run.metrics_log import read_metrics
 
 ROOT = str(REPOSITORY)
 LAUNCH_SECONDS = 240  # detects a hang
@@ -84,7 +84,7 @@ def howdah(*words: str, stdin: str = "") -> str:
 
 
 def launcher(kind: str, np_: int) -> list[str]:
-    """The command in front of `python -m training`."""
+    """The command in front of `python -m howdah.training`."""
     if np_ == 1:
         return []
     if kind == "mpirun":
@@ -120,7 +120,7 @@ def train(
         json.dump(_nested(values | (settings or {})), file)  # JSON is YAML
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     done = subprocess.run(
-        [*launcher(kind, np_), sys.executable, "-m", "training", "--config", config],
+        [*launcher(kind, np_), sys.executable, "-m", "howdah.training", "--config", config],
         cwd=ROOT,
         env=os.environ
         | {"PATH": path, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}

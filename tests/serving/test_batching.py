@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from serving.compute.batching import choose, padded, retry_seconds
-from serving.versions.reloading import Look, decide
+from howdah.serving.compute.batching import choose, padded, retry_seconds
+from howdah.serving.versions.reloading import Look, decide
 
 
 def test_every_batch_has_the_oldest_and_keeps_to_the_budget():

@@ -1,4 +1,4 @@
-"""`python -m serving` in a container's directory, from the environment that is shipped and nothing
+"""`python -m howdah.serving` in a container's directory, from the environment that is shipped and nothing
 else: the node has glibc alone."""
 
 import json
@@ -43,7 +43,7 @@ def serve_and_end(python: str, code: str, place, env: dict[str, str]) -> None:
     work = place / "container"
     with open(work / "log", "w") as log:
         process = subprocess.Popen(
-            [python, "-m", "serving"], cwd=work, env={**env, "PYTHONPATH": code}, stderr=log,
+            [python, "-m", "howdah.serving"], cwd=work, env={**env, "PYTHONPATH": code}, stderr=log,
         )  # fmt: skip
     try:
         wait_until(

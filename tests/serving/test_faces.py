@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from serving.http import faces, oip
-from training.deployment.requests import Refusal
+from howdah.serving.deployment.requests import Refusal
+from howdah.serving.http import faces, oip
 
 
 def asked(parse, given, *more):

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from serving.compute.metrics import Metrics
-from serving.versions import live_drift
-from training.prediction.rows import Prediction
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.prediction.rows import Prediction
+from howdah.serving.versions import live_drift
 
-profiles = pytest.importorskip("howdah.drift.profile")
-references = pytest.importorskip("howdah.drift.reference")
-judge = pytest.importorskip("howdah.drift.judge")
-samples = pytest.importorskip("tests.drift.samples")
+profiles = pytest.importorskip("howdah.models.profile.profile")
+references = pytest.importorskip("howdah.models.profile.reference")
+judge = pytest.importorskip("howdah.serving.drift.judge")
+samples = pytest.importorskip("tests.serving.drift.samples")
 
 
 def generation(path: str):

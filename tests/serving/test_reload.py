@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from howdah.models.publish import republish
+from howdah.serving.registry.publish import republish
 from tests.runs.finished_runs import LABELS, config_of
 from tests.runs.servers import LIMIT, Server, publish_version
 from tests.support.waiting import wait_until

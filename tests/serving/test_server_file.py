@@ -9,8 +9,8 @@ import pytest
 from howdah import storage
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.models.server_file import ServerAddress, path_of, read, write
-from serving import container
-from yarn import server, spec
+from howdah.serving import container
+from howdah.yarn import server, spec
 
 TOKEN, NEXT, OTHER = b"0123456789abcdef", b"0123456789abcdeg", b"fedcba9876543210"
 HERE = ServerAddress(

@@ -6,9 +6,9 @@ import psutil
 import pytest
 
 from howdah.errors import ModelError, UsageError
-from serving.versions.shadow import challenger
+from howdah.models.variants import find
+from howdah.serving.versions.shadow import challenger
 from tests.support.waiting import wait_until
-from training.serving.variants import find
 
 
 def shadowed(server, result: str) -> float:

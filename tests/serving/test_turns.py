@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from serving.compute.batcher import Batcher, Work
-from serving.compute.generation import open_generation
-from serving.compute.metrics import Metrics
+from howdah.models.opened.opened import ServedModel
+from howdah.models.variants import find
+from howdah.serving.compute.batcher import Batcher, Work
+from howdah.serving.compute.generation import open_generation
+from howdah.serving.compute.metrics import Metrics
+from howdah.serving.prediction.rows import Row
 from tests.runs.finished_runs import finished_run
-from training.prediction.rows import Row
-from training.serving.serve import ServedModel
-from training.serving.variants import find
 
 
 @pytest.fixture(scope="module")

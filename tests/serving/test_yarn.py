@@ -10,8 +10,8 @@ import urllib.request
 import pytest
 
 from howdah import storage
-from howdah.models.publish import publish
 from howdah.models.server_file import path_of
+from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
 from tests.runs.jobs.yarn_jobs import LIMIT, Jobs
 from tests.support.waiting import wait_until
@@ -47,7 +47,9 @@ def servers(jobs: Jobs, application: str) -> list[int]:
     """Processes of its containers that serve."""
     found = jobs.processes(application)
     return [
-        pid for pid, command in found.items() if "-m serving" in command and "bash" not in command
+        pid
+        for pid, command in found.items()
+        if "-m howdah.serving" in command and "bash" not in command
     ]
 
 

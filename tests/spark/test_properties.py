@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from etl.launch import submit
 from howdah.config import loader as config_module
 from howdah.errors import ConfigError
+from howdah.etl.launch import submit
 from howdah.spark import applications, properties
 from tests import ROOT
 

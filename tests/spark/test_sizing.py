@@ -2,10 +2,10 @@
 
 import pytest
 
-from etl import pipeline
-from etl.sources.source import Source
 from howdah.config.data import SparkOptions
 from howdah.config.loader import from_dict
+from howdah.etl import pipeline
+from howdah.etl.sources.source import Source
 from howdah.spark import sizing
 
 

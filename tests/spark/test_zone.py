@@ -12,7 +12,7 @@ from howdah.spark import properties
 SCRIPT = """
 import json, sys
 from howdah.config.data import SparkOptions
-from howdah.spark.ids import column
+from howdah.data.spark.ids import column
 from howdah.spark.session import session
 
 conf = {"spark.driver.extraJavaOptions": "-Dits.own=1", "spark.sql.codegen.wholeStage": "false"}

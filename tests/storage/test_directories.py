@@ -82,7 +82,7 @@ def test_howdah_train_leaves_a_foreign_directory_as_it_is(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     give_away(run)
-    for words in (["-m", "howdah.cli", "train"], ["-m", "training"]):
+    for words in (["-m", "howdah.cli", "train"], ["-m", "howdah.training"]):
         config = tmp_path / "given.yaml"
         config.write_text(f"run: {{directory: {run}}}\n")
         done = subprocess.run(
@@ -95,7 +95,7 @@ def test_howdah_train_leaves_a_foreign_directory_as_it_is(tmp_path):
 
 
 def test_howdah_submit_refuses_each_of_them(tmp_path):
-    from yarn.preflight import preflight
+    from howdah.yarn.preflight import preflight
 
     places = {name: tmp_path / name for name in ("run", "checkpoints", "staging")}
     sections = {"run": "run", "checkpoint": "checkpoints"}

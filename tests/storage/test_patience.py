@@ -54,7 +54,7 @@ def test_a_configured_limit_wins_everywhere(by, monkeypatch):
 
 @pytest.mark.parametrize("role", ["driver", "agent"])
 def test_driver_and_workers_are_patient(role, tmp_path, monkeypatch):
-    from yarn import __main__ as roles
+    from howdah.yarn import __main__ as roles
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("{}")
@@ -222,7 +222,7 @@ def test_parts_that_are_published_while_a_removal_is_on_its_way_stay(late, tmp_p
 def test_a_reader_that_waits_for_another_threads_fetch_has_progress_during_its_retries(
     tmp_path, monkeypatch
 ):
-    from training.data.shard_cache import ShardCache
+    from howdah.data.splits.shard_cache import ShardCache
 
     monkeypatch.setattr(retry, "_FIRST_PAUSE", 0.05)
     monkeypatch.setattr(retry, "_LONGEST_PAUSE", 0.05)
@@ -273,8 +273,8 @@ def test_a_reader_that_waits_for_another_threads_fetch_has_progress_during_its_r
 @pytest.mark.full  # its parts are tested above with a clock of their own
 def test_a_training_rank_retries_for_half_an_hour(tmp_path, tiny_dataset, tiny_model_dir):
     """Its checkpoints' storage does not answer for some seconds (tests/workers/slow)."""
+    from howdah.training.checkpoint.manager import Checkpoints
     from tests.runs.training_runs import ROOT, train
-    from training.checkpoint.manager import Checkpoints
 
     slow = os.path.join(ROOT, "tests", "workers", "slow")
     env = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from howdah.config import loader
+from howdah.yarn.preflight.ports import needed
 from tests.runs.network.gloo_ranks import Rendezvous, listening, run
-from yarn.preflight.ports import needed
 
 pytestmark = pytest.mark.mpi
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from howdah.data.family import DISTILBERT
+from howdah.models.weights.pretrained import load_base
 from tools import minilm
-from training.model.pretrained import load_base
 
 BERT_CONFIG = {
     "attention_probs_dropout_prob": 0.1,

@@ -67,7 +67,7 @@ def test_each_test_belongs_to_exactly_one_group(runner, folder, name):
     [
         ("test_training_loop_tf.py", "tensorflow"),
         ("test_training_model_torch_resume.py", "torch"),
-        ("tests/training/data/test_planner.py", "other"),
+        ("tests/data/splits/test_planner.py", "other"),
         ("test_etl_tfrecord.py", "other"),
     ],
 )

@@ -13,8 +13,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from howdah import storage
+from howdah.models.runs.metrics_log import read_metrics
 from tests.runs.training_runs import NO_DROPOUT, Finished, train
-from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.mpi
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.fixtures.launched import Job, table
 from tests.runs.training_runs import SETTINGS, launcher
-from training.checkpoint.manager import Checkpoints
-from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.mpi
 
@@ -230,7 +230,7 @@ def test_not_a_number_on_one_rank_stops_all_and_is_never_saved(
 def test_a_refused_configuration_is_printed_once_under_a_bare_launcher(tmp_path, kind):
     config = tmp_path / "run.yaml"
     config.write_text("training: {max_stepz: 3}\n")
-    argv = [*launcher(kind, 2), sys.executable, "-m", "training", "--config", str(config)]
+    argv = [*launcher(kind, 2), sys.executable, "-m", "howdah.training", "--config", str(config)]
     job = Job(str(tmp_path), argv, {})
     code = job.end()
     assert code == 2 if kind == "mpirun" else code != 0  # the others have codes of their own

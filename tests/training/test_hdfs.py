@@ -16,17 +16,17 @@ import numpy as np
 import pytest
 
 from howdah import storage
+from howdah.data.splits.shard_cache import ShardCache
+from howdah.data.splits.shards import ShardSet
 from howdah.errors import SafeMode, StorageFull
+from howdah.training.checkpoint import write as checkpoint_write
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.manager import Checkpoints, Identity, load
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import ROOT, SETTINGS, launcher
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
 from tests.workers.die_at import POINTS
-from training.checkpoint import write as checkpoint_write
-from training.checkpoint.fence import Fence
-from training.checkpoint.manager import Checkpoints, Identity, load
-from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet
 
 pytestmark = pytest.mark.hadoop
 

@@ -17,16 +17,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from howdah import storage
-from howdah.drift.profile import reference_of
-from howdah.models.gate import scalars
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.data.splits.shards import ShardSet
+from howdah.models.profile.profile import reference_of
+from howdah.models.weights.parameters import start_weights
+from howdah.models.weights.pretrained import load_base
+from howdah.serving.registry.gate import scalars
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.by_default import either
 from tests.support.models.serving_contract import reference_logits
-from training.data.planner import Planner, PlanSpec
-from training.data.shards import ShardSet
-from training.model.parameters import start_weights
-from training.model.pretrained import load_base
 
 
 # --------------------------------------------------------------------------------- a whole run
@@ -76,7 +76,7 @@ def test_run_json_says_what_the_run_was_made_of_and_what_it_used(half, learnable
     said = half.run_json()
     [attempt] = said["attempts"]
     assert attempt["usage"]["of"] == "all ranks" and attempt["usage"]["gpus"] == 0
-    assert attempt["command"].startswith("python -m training --config")
+    assert attempt["command"].startswith("python -m howdah.training --config")
     found = said["hours"]
     assert found["complete"] and found["vcore"] is None and found["cost"] is None
     assert found["cpu"] == pytest.approx(attempt["usage"]["cpu_seconds"] / 3600, abs=1e-6)

@@ -16,21 +16,21 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection, TrainingSection
 from howdah.errors import CheckpointError, Terminated
+from howdah.models.export.export import export_run
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.models.runs.run_json import RunFile
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.read import load
+from howdah.training.checkpoint.schedule import CheckpointSchedule
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.optim.schedule import Schedule
+from howdah.training.run.run import Run
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import ROOT, Finished, train
 from tests.support.training.numpy_loop import Training, fixture_begin  # noqa: F401 - a fixture
 from tests.training.run.test_possession import signals_as_they_were  # noqa: F401 - a fixture
 from tests.training.test_loops import either
-from training.checkpoint.manager import Checkpoints, Identity
-from training.checkpoint.read import load
-from training.checkpoint.schedule import CheckpointSchedule
-from training.checkpoint.state import TrainState
-from training.optim.schedule import Schedule
-from training.process.env import RankEnv
-from training.run.metrics_log import read_metrics
-from training.run.run import Run
-from training.run.run_json import RunFile
-from training.serving.export import export_run
 
 IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
 
@@ -398,7 +398,7 @@ def test_until_its_evaluation_is_done_a_stopped_steps_checkpoint_stays(begin):
 # --------------------------------------------------------------------- when a save is due
 def test_a_save_that_did_not_become_whole_changes_nothing(monkeypatch):
     now = types.SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr("training.checkpoint.schedule.time.monotonic", lambda: now.seconds)
+    monkeypatch.setattr("howdah.training.checkpoint.schedule.time.monotonic", lambda: now.seconds)
     times = CheckpointSchedule(
         CheckpointSection(every_steps=100, every_minutes=10, every_epoch=True)
     )

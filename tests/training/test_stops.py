@@ -12,6 +12,8 @@ import signal
 
 import pytest
 
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.fixtures.dataset import build_dataset
 from tests.fixtures.launched import ENDLESS, table
 from tests.runs import fault_table
@@ -19,8 +21,6 @@ from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
-from training.checkpoint.manager import Checkpoints
-from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.mpi
 
@@ -170,7 +170,7 @@ def saved(one) -> list[int]:
     return [found.step for found in Checkpoints(str(one.run_directory / "checkpoints")).list()]
 
 
-@full  # in every run: tests/places/test_places.py kills a job, which saves; slow saves above
+@full  # in every run: tests/jobs/clusters/test_places.py kills a job, which saves; slow saves above
 @pytest.mark.parametrize("seconds", [SLOW, VERY_SLOW])
 @pytest.mark.parametrize(("framework", "controller", "elastic"), KINDS)
 def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, elastic, seconds):

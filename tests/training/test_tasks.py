@@ -130,7 +130,7 @@ def test_what_has_another_task_is_refused(runs, datasets, task, tmp_path, tiny_m
     assert "Traceback" not in done.output
     config = loader.load(os.path.join(runs(task, "torch").directory, "given.yaml"))
     from howdah.errors import ConfigError
-    from training.baseline.run import measure_baseline
+    from howdah.serving.baseline.run import measure_baseline
 
     with pytest.raises(ConfigError, match="one label a row"):
         measure_baseline(

@@ -8,11 +8,11 @@ import signal
 
 import pytest
 
+from howdah.training.run.local_dir import RankRecord
 from tests.runs.studies import Studies
 from tests.support.waiting import wait_until
 from tests.tuning.test_tune import studies  # noqa: F401 - a fixture
 from tools.local_airflow.postgres import Postgres
-from training.run.local_dir import RankRecord
 
 full = pytest.mark.full
 

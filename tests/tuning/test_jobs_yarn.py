@@ -11,10 +11,10 @@ import pytest
 
 from howdah import storage
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.runs.jobs.yarn_jobs import place_data
 from tests.runs.studies import Studies, configuration
 from tests.support.waiting import wait_until
-from training.checkpoint.manager import Checkpoints
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tuning.leases import Lease, Leases, Watch, expired, here
+from howdah.tuning.leases import Lease, Leases, Watch, expired, here
 
 LEASE = Lease(worker="pid 7 on a", machine="a", pid=7, start=100, seconds=60.0)
 
@@ -69,7 +69,7 @@ def test_a_worker_that_was_suspended_finds_its_successor(workers, monkeypatch):
     one, two = workers
     one.take(0, 0)
     now = [0.0]
-    monkeypatch.setattr("tuning.leases.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("howdah.tuning.leases.time.monotonic", lambda: now[0])
     assert two.free([0]) == {}
     one.renew()
     now[0] = 3600.0

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tuning.page import render
-from tuning.summary import Study, Trial
+from howdah.tuning.page import render
+from howdah.tuning.summary import Study, Trial
 
 
 def trial(number: int, state="finished", value: float | None = None, **fields) -> Trial:

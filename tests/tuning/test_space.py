@@ -8,9 +8,9 @@ from howdah.config import loader
 from howdah.errors import ConfigError, DataError, HowdahError
 from howdah.policy import rules as policies
 from howdah.policy.check import Judge
+from howdah.tuning import space
 from tests.fixtures.dataset import build_dataset
 from tests.runs.studies import SPACE, configuration
-from tuning import space
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound, PermissionDenied
+from howdah.tuning import space
+from howdah.tuning import study as studies
 from tests.runs.studies import SPACE, configuration
-from tuning import space
-from tuning import study as studies
 
 DATASETS = {"given": "given/v=1"}
 

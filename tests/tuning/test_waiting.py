@@ -13,12 +13,12 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import Interrupted, TrainingError
+from howdah.training.run.local_dir import RunLock
+from howdah.tuning import study as studies
+from howdah.tuning import ways
+from howdah.tuning.worker import Worker
 from tests.runs.studies import configuration
 from tests.support.waiting import wait_until
-from training.run.local_dir import RunLock
-from tuning import study as studies
-from tuning import ways
-from tuning.worker import Worker
 
 TRAINING = """
 import json, os, sys, yaml

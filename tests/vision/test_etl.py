@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import pipeline
 from howdah import storage
 from howdah.config.data import ImageOptions
 from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.data.manifest import load_dataset
 from howdah.data.record import decode_example, read_frames
+from howdah.data.splits.shards import ShardSet, layout_of
 from howdah.errors import ConfigError, DataError, ModelError
+from howdah.etl import pipeline
 from tests.support.models.images import VIT_FILES, png, write_processor, write_shapes
-from training.data.shards import ShardSet, layout_of
 
 pytestmark = pytest.mark.spark
 

@@ -12,9 +12,9 @@ import pytest
 from howdah import storage
 from howdah.config.loader import dump_yaml, from_dict
 from howdah.data.manifest import load_dataset
+from howdah.data.splits.shards import ShardSet
 from tests import ROOT
 from tests.support.models.images import write_processor, write_shapes
-from training.data.shards import ShardSet
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]
 LIMIT = 280  # seconds; detects a hang

@@ -12,10 +12,10 @@ import pytest
 
 from howdah.config.loader import dump_yaml, from_dict
 from howdah.data.manifest import load_dataset
+from howdah.models.runs.metrics_log import read_metrics
 from tests import ROOT
 from tests.support.models.images import build_images, png, write_shapes
 from tools.demo.images import write_vit
-from training.run.metrics_log import read_metrics
 
 LIMIT = 200  # seconds; detects a hang
 
@@ -96,7 +96,7 @@ def test_it_learns_and_counts_tokens_of_patches(run):
 
 
 def test_an_export_predicts_files_and_names_what_is_none(run, tmp_path):
-    from training.prediction.predict import predict
+    from howdah.serving.prediction.predict import predict
 
     _, config = run
     write_shapes(str(tmp_path / "new"), 8, seed=5)
@@ -119,7 +119,7 @@ def png_of_half() -> bytes:
 
 
 def test_an_evaluation_of_the_export_gives_the_run_s_metrics(run):
-    from training.serving.evaluate import evaluate_run
+    from howdah.training.evaluation.evaluate import evaluate_run
 
     _, config = run
     found = evaluate_run(config)
@@ -129,9 +129,9 @@ def test_an_evaluation_of_the_export_gives_the_run_s_metrics(run):
 
 def test_texts_are_not_given_to_a_model_of_images(run):
     from howdah.errors import UsageError
-    from training.prediction.classify import classify
-    from training.prediction.rows import Row
-    from training.serving.serve import open_model
+    from howdah.models.opened.opened import open_model
+    from howdah.serving.prediction.classify import classify
+    from howdah.serving.prediction.rows import Row
 
     with pytest.raises(UsageError, match="classifies images, not texts"):
         classify(open_model(run[1].run.directory, threads=1), [Row("0", "a text")])

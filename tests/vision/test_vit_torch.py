@@ -17,10 +17,11 @@ from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import VIT
 from howdah.data.images import ImageEncoder
 from howdah.errors import ModelError
+from howdah.models.forward import forward_torch
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import load_base
 from tests.support.models.images import png, write_tiny_vit
 from tools.demo.images import write_vit
-from training.model import forward_torch, parameters
-from training.model.pretrained import load_base
 
 LABELS = ["a", "b", "c"]
 NAMED = {"id2label": dict(enumerate(LABELS)), "label2id": {n: i for i, n in enumerate(LABELS)}}

@@ -14,12 +14,12 @@ import time
 import numpy as np
 
 from howdah.errors import HowdahError
-from training.process import env
+from howdah.process import env
 
 
 def main(framework: str, out: str) -> None:
     env.prepare(framework, threads=1)
-    from training.comm import backends
+    from howdah.training.comm import backends
 
     comm = backends.init(framework)
     rank, size = comm.rank, comm.size

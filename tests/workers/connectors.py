@@ -20,8 +20,8 @@ from howdah.errors import HowdahError
 
 def main(kind: str, directory: str, base: str) -> dict:
     """All scenarios of a kind, one after the other; what each gave."""
-    from etl import pipeline
-    from etl.sources import given, reading
+    from howdah.etl import pipeline
+    from howdah.etl.sources import given, reading
     from howdah.spark import connectors
     from howdah.spark.session import session
 

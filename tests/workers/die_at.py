@@ -1,16 +1,16 @@
 """`python tests/workers/die_at.py POINT STEP ...`: a rank of training that SIGKILLs itself while it
 saves.
 
-POINT is a moment of the checkpoint of STEP; what follows are the words of `python -m training`.
+POINT is a moment of the checkpoint of STEP; what follows are the words of `python -m howdah.training`.
 """
 
 import os
 import signal
 import sys
 
-from training.__main__ import main
-from training.checkpoint import manager as checkpoint
-from training.checkpoint import write as checkpoint_write
+from howdah.training.__main__ import main
+from howdah.training.checkpoint import manager as checkpoint
+from howdah.training.checkpoint import write as checkpoint_write
 
 POINTS = ("mid-write", "before-manifest", "before-rename", "before-prune")
 

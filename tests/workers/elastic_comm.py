@@ -19,13 +19,13 @@ from howdah.core.processes import die_with_parent
 
 
 def main(kind: str) -> None:
-    from training.process import env
+    from howdah.process import env
 
     framework = kind.partition(".")[0]
     die_with_parent()
     env.prepare(framework, threads=1)
-    from training.comm import backends
-    from training.comm.base import RankLost
+    from howdah.training.comm import backends
+    from howdah.training.comm.base import RankLost
 
     if kind == "torch":
         import training.comm.horovod_torch

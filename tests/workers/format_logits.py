@@ -46,7 +46,7 @@ def reader(kind: str, directory: str) -> Callable[[np.ndarray, np.ndarray], np.n
         return lambda ids, mask: session.run(
             None, {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
         )[0]
-    from training.serving.serve import open_model
+    from howdah.models.opened.opened import open_model
 
     return open_model(directory, framework=kind, threads=1).forward
 

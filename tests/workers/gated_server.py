@@ -4,7 +4,7 @@ import os
 import time
 
 from howdah.cli import main
-from training.serving.serve import ServedModel
+from howdah.models.opened.opened import ServedModel
 
 _compute = ServedModel.scores_of_ids
 

@@ -20,9 +20,9 @@ from tests.fixtures.spark import FEW_JOBS, INTERPRETED
 
 def main(metastore: str, directory: str, base: str) -> dict:
     """All scenarios, one after the other; what each gave."""
-    from etl import pipeline
-    from etl.sources import hive
-    from etl.sources import source as sources
+    from howdah.etl import pipeline
+    from howdah.etl.sources import hive
+    from howdah.etl.sources import source as sources
     from howdah.spark.session import session
 
     database = f"etl_{secrets.token_hex(4)}"

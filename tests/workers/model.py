@@ -1,4 +1,4 @@
-"""One framework's model, run in a process of its own for tests/training/model/test_models.py.
+"""One framework's model, run in a process of its own for tests/models/forward/test_models.py.
 
     python tests/workers/model.py FRAMEWORK MODEL_DIRECTORY IN.npz OUT.npz
 
@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 
 from howdah.config.model import ModelSection, TrainingSection
-from training.model.parameters import trainable_names
-from training.model.pretrained import load_base
-from training.process import env
+from howdah.models.weights.parameters import trainable_names
+from howdah.models.weights.pretrained import load_base
+from howdah.process import env
 
 CLASSES = 3
 RATES = {"dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.0}
@@ -38,8 +38,8 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     import torch.nn.functional as F
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    from training.model import forward_torch, kernels_torch
-    from training.model.parameters import decays
+    from howdah.models.forward import forward_torch, kernels_torch
+    from howdah.models.weights.parameters import decays
 
     def build(model: ModelSection, precision: str = "fp32"):
         return forward_torch.build(
@@ -133,11 +133,11 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
 def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
     import tensorflow as tf
 
-    from training.comm.base import SoloComm
-    from training.model import forward_tf
-    from training.optim.adamw_tf import AdamW
-    from training.optim.gradients_tf import Gradients
-    from training.optim.steps_tf import Steps
+    from howdah.models.forward import forward_tf
+    from howdah.training.comm.base import SoloComm
+    from howdah.training.optim.adamw_tf import AdamW
+    from howdah.training.optim.gradients_tf import Gradients
+    from howdah.training.optim.steps_tf import Steps
 
     def build(model: ModelSection, **options):
         return forward_tf.build(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from etl import pipeline
 from howdah.config import loader
+from howdah.etl import pipeline
 from tests.support.models.tiny_model import write_tiny_model
 
 ROWS = 60

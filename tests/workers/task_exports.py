@@ -16,16 +16,16 @@ from transformers import pipeline
 
 from howdah.data.clean import joined
 from howdah.data.inputs import encoder_of_model
-from training.deployment.requests import as_json, rows_of
-from training.evaluation.multi_label import multi_label_metrics
-from training.evaluation.regression import regression_metrics
-from training.model.parameters import start_weights
-from training.model.pretrained import load_base
-from training.prediction.classify import classify, outputs_of
-from training.prediction.rows import Row
-from training.serving.export import export
-from training.serving.run_info import RunInfo
-from training.serving.serve import open_model
+from howdah.models.export.export import export
+from howdah.models.export.run_info import RunInfo
+from howdah.models.metrics.multi_label import multi_label_metrics
+from howdah.models.metrics.regression import regression_metrics
+from howdah.models.opened.opened import open_model
+from howdah.models.weights.parameters import start_weights
+from howdah.models.weights.pretrained import load_base
+from howdah.serving.deployment.requests import as_json, rows_of
+from howdah.serving.prediction.classify import classify, outputs_of
+from howdah.serving.prediction.rows import Row
 
 PAIRS = [["the list of values", "is not sorted " * 12], ["water river", "lake"]]
 KINDS = {

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from howdah.errors import NotFound
-from jobs.backend import DriverAddress
-from yarn import address
+from howdah.jobs.backend import DriverAddress
+from howdah.yarn import address
 
 APP = "application_1_0001"
 

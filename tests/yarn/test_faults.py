@@ -12,12 +12,12 @@ import uuid
 import pytest
 
 from howdah import storage
+from howdah.models.runs.metrics_log import read_metrics
 from tests.fixtures.dataset import build_dataset
 from tests.runs import fault_table
 from tests.runs.jobs.cluster_jobs import ClusterJob, command, runs, stop
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.support.waiting import wait_until
-from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.hadoop
 

@@ -6,9 +6,9 @@ import pytest
 
 from howdah.config.loader import Config
 from howdah.errors import ClusterError
-from jobs import secret_file
-from jobs.backend import DriverAddress
-from yarn import address, skein_backend, spec
+from howdah.jobs import secret_file
+from howdah.jobs.backend import DriverAddress
+from howdah.yarn import address, skein_backend, spec
 
 CONTAINER = "container_e17_1410901177871_0001_02_000005"
 

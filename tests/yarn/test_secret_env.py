@@ -9,7 +9,7 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import ConfigError
-from jobs import secret_file
+from howdah.jobs import secret_file
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.support.waiting import wait_until
 

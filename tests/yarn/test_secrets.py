@@ -73,11 +73,11 @@ def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_d
         jobs.wait_for_step(application, 2)
         running = jobs.processes(application)
         having = [pid for pid in running if _environment(pid, ENV)]
-        assert [("-m training" in running[pid]) for pid in having] == [True]
+        assert [("-m howdah.training" in running[pid]) for pid in having] == [True]
         names = check_container_files(jobs.cluster, application)
         assert {"launch_container.sh", ".skein.sh", ".howdah.secret", "netrc"} <= names
         assert planted.MARK not in yarn_reports(application)
-        skeins = f"{jobs.cluster.hdfs_url}/user/{local_user()}/.skein/{application}"
+        skeins = f"{howdah.jobs.cluster.hdfs_url}/user/{local_user()}/.skein/{application}"
         for place in (f"{hdfs_dir}/staging/packages", skeins):
             assert mode(place) == 0o700
         for place in (f"{hdfs_dir}/staging", skeins):

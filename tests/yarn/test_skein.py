@@ -46,7 +46,7 @@ def test_a_static_job_from_submission_to_its_end(jobs, home):
     assert "SUCCEEDED" in report
 
 
-# In every run: attaching (test_submit_preflight.py, tests/places), a kill in time by Airflow.
+# In every run: attaching (test_submit_preflight.py, tests/jobs/clusters), a kill in time by Airflow.
 @pytest.mark.full
 def test_a_second_submission_attaches_or_is_refused_and_a_kill_is_in_time(jobs, home):
     held = settings(home, "twice", training={"max_steps": 100_000})
@@ -106,7 +106,7 @@ def test_ctrl_c_of_a_waiting_submission_ends_the_job(jobs, home):
 
 KILLED_BEFORE_RECORD = """
 import os, signal
-from yarn.cluster import YarnCluster
+from howdah.yarn.cluster import YarnCluster
 YarnCluster._complete = lambda self, claim, application: os.kill(os.getpid(), signal.SIGKILL)
 import sys
 from howdah.cli import main
@@ -155,7 +155,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing(jobs, home):
     asked = answer["application"]
     assert (asked["workers"], asked["worker"]["memory_mib"]) == (2, 2048)
     assert asked["nodes"] == ["localhost"]  # where the dataset's blocks are
-    assert "-P -m yarn driver" in asked["driver"]["script"]
+    assert "-P -m howdah.yarn driver" in asked["driver"]["script"]
     text = jobs.run("submit", "--config", config, "--dry-run").stdout
     assert "view_users: bob" in text
     assert not storage.exists(f"{home}/runs/dry/job/application.json")
@@ -178,7 +178,9 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
     application = json.loads(submitted.stdout)["application"]
     jobs.wait_for_step(application, 1)
     running = jobs.processes(application)
-    pythons = {p: w for p, w in running.items() if "-m yarn " in w or "-m training" in w}
+    pythons = {
+        p: w for p, w in running.items() if "-m howdah.yarn " in w or "-m howdah.training" in w
+    }
     assert len(pythons) == 5  # the driver, two agents, two ranks
     for pid in pythons:
         program = os.readlink(f"/proc/{pid}/exe")
@@ -204,7 +206,9 @@ def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, t
     )  # fmt: skip
     application = jobs.json("submit", "--config", jobs.config(held), **lost)["application"]
     jobs.wait_for_step(application, 2)
-    ranks = [p for p, command in jobs.processes(application).items() if "-m training" in command]
+    ranks = [
+        p for p, command in jobs.processes(application).items() if "-m howdah.training" in command
+    ]
     assert len(ranks) == 2
     for pid in ranks:
         raw = Path(f"/proc/{pid}/environ").read_text().split("\0")
@@ -222,11 +226,11 @@ def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, t
 @pytest.fixture
 def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue."""
-    from minicluster import MiniCluster
+    from tools.minicluster import MiniCluster
 
     own = MiniCluster(tmp_path / "cluster")
     extra = access_lists(local_user())
-    extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
+    extra["yarn-site"]["howdah.yarn.cluster.max-application-priority"] = "10"
     extra["capacity-scheduler"] |= {
         "yarn.scheduler.capacity.root.acl_submit_applications": " ",
         "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",

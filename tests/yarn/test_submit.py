@@ -10,11 +10,11 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.yarn import registry, shipping, spec
+from howdah.yarn.cluster import YarnCluster
+from howdah.yarn.preflight import capacity
+from howdah.yarn.skein_backend import _client_environment, _reason, application_of, attempt_of
 from tests.support.jobs.job_keys import sections
-from yarn import registry, shipping, spec
-from yarn.cluster import YarnCluster
-from yarn.preflight import capacity
-from yarn.skein_backend import _client_environment, _reason, application_of, attempt_of
 
 HDFS = "hdfs://nn:8020"
 APP = "application_1_0001"
@@ -102,12 +102,12 @@ def test_a_job_asks_for_what_the_configuration_says():
 def test_scripts_are_valid_bash(tmp_path):
     found = asked(job())
     for script in (found.driver.script, found.worker.script):
-        assert "'/opt/my python/bin/python' -P -m yarn" in script
+        assert "'/opt/my python/bin/python' -P -m howdah.yarn" in script
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
     archive = asked(job(environment="archive"), environment=spec.Source(url="x", kind="archive"))
-    assert "exec ./environment/bin/python -P -m yarn agent" in archive.worker.script
+    assert "exec ./environment/bin/python -P -m howdah.yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 
 

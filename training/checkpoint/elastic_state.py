@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from training.comm.base import Comm
+from howdah.training.comm.base import Comm
 
 __all__ = ["ElasticState"]
 

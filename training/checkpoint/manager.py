@@ -31,10 +31,10 @@ from howdah import storage
 from howdah.core import activity, processes, threads
 from howdah.core.activity import Activity
 from howdah.errors import AlreadyExists, CheckpointError, StorageError
+from howdah.models.runs.identity import Identity, OtherPlan
 from howdah.storage import commit
-from training.checkpoint.fence import Fence
-from training.checkpoint.identity import Identity, OtherPlan
-from training.checkpoint.read import (
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.read import (
     FORMAT_VERSION,
     MANIFEST,
     Checkpoint,
@@ -47,8 +47,14 @@ from training.checkpoint.read import (
     size_defect,
     verify,
 )
-from training.checkpoint.throttle import WriteThrottle
-from training.checkpoint.write import bytes_needed, no_room, unsaved, write_files, write_manifest
+from howdah.training.checkpoint.throttle import WriteThrottle
+from howdah.training.checkpoint.write import (
+    bytes_needed,
+    no_room,
+    unsaved,
+    write_files,
+    write_manifest,
+)
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 

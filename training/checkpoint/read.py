@@ -12,10 +12,10 @@ import numpy as np
 
 from howdah import storage
 from howdah.errors import CheckpointError, DataError, NotFound
+from howdah.models.runs.identity import Identity, check_identity, check_plan
+from howdah.models.weights.tensors import FormatError, read_tensors, stored_tensors
 from howdah.storage import commit
-from training.checkpoint.identity import Identity, check_identity, check_plan
-from training.checkpoint.tensors import FormatError, read_tensors, stored_tensors
-from training.checkpoint.throttle import WriteThrottle
+from howdah.training.checkpoint.throttle import WriteThrottle
 
 __all__ = [
     "ADAM_M",

@@ -9,8 +9,8 @@ from typing import Any
 
 from howdah.config.metric_table import METRICS
 from howdah.config.model import EarlyStopping
+from howdah.data.splits.planner import Planner
 from howdah.errors import CheckpointError
-from training.data.planner import Planner
 
 __all__ = ["Judgement", "CheckpointProgress", "TrainState", "score_of"]
 

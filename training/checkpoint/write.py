@@ -11,9 +11,9 @@ import numpy as np
 
 from howdah import storage
 from howdah.errors import StorageError, StorageFull
-from training.checkpoint.read import FORMAT_VERSION, MANIFEST, META, MODEL
-from training.checkpoint.tensors import write_tensors
-from training.checkpoint.throttle import WriteThrottle
+from howdah.models.weights.tensors import write_tensors
+from howdah.training.checkpoint.read import FORMAT_VERSION, MANIFEST, META, MODEL
+from howdah.training.checkpoint.throttle import WriteThrottle
 
 __all__ = ["bytes_needed", "no_room", "unsaved", "write_files", "write_manifest"]
 

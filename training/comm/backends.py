@@ -13,9 +13,9 @@ from howdah.config import launchers
 from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
 from howdah.config.model import TrainingSection
 from howdah.errors import ClusterError, ConfigError, UsageError
-from training.comm.base import Comm, SoloComm, Waits
-from training.comm.connections import Connections
-from training.process.env import rank_env
+from howdah.process.env import rank_env
+from howdah.training.comm.base import Comm, SoloComm, Waits
+from howdah.training.comm.connections import Connections
 
 __all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init", "require_parallel"]
 
@@ -31,7 +31,7 @@ def init(
     """Join the world that a launcher has started, or form a world of one.
 
     Args:
-        framework: "tensorflow" or "torch"; training/process/env.py has prepared the process for it.
+        framework: "tensorflow" or "torch"; howdah/process/env.py has prepared the process for it.
         waits: counts the time in collectives.
         connections: collects those to the other ranks; another thread may shut them, also while
             the world forms.
@@ -114,11 +114,11 @@ def implementation(kind: CommKind, framework: str) -> type[Comm]:
 def _horovod(framework: str) -> type[Comm]:
     try:
         if framework == "tensorflow":
-            from training.comm.horovod_tf import HorovodTfComm
+            from howdah.training.comm.horovod_tf import HorovodTfComm
 
             return HorovodTfComm
         if framework == "torch":
-            from training.comm.horovod_torch import HorovodTorchComm
+            from howdah.training.comm.horovod_torch import HorovodTorchComm
 
             return HorovodTorchComm
     except ImportError as error:
@@ -132,7 +132,7 @@ def _horovod(framework: str) -> type[Comm]:
 
 def _torch(framework: str) -> type[Comm]:
     try:
-        from training.comm.distributed_torch import TorchComm
+        from howdah.training.comm.distributed_torch import TorchComm
     except ImportError as error:
         raise ClusterError(
             f"torch.distributed cannot be loaded, and {rank_env().size} ranks need it",

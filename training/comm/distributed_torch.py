@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from howdah.errors import ClusterError
-from training.comm.base import Comm, RankLost, Waits, lost
-from training.comm.connections import Connections
-from training.process.env import STORE, rank_env
+from howdah.process.env import STORE, rank_env
+from howdah.training.comm.base import Comm, RankLost, Waits, lost
+from howdah.training.comm.connections import Connections
 
 __all__ = ["TorchComm"]
 

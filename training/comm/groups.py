@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from howdah.config.model import ParallelSection
 from howdah.errors import ConfigError
-from training.comm.base import Comm
+from howdah.training.comm.base import Comm
 
 __all__ = ["Groups", "check_ranks"]
 

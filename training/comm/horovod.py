@@ -9,9 +9,9 @@ from types import ModuleType
 
 from horovod.common.exceptions import HorovodInternalError  # noqa: TID253 - as its subclasses
 
-from training.comm.base import Comm, Waits, lost
-from training.comm.connections import Connections
-from training.process.env import rank_env
+from howdah.process.env import rank_env
+from howdah.training.comm.base import Comm, Waits, lost
+from howdah.training.comm.connections import Connections
 
 __all__ = ["HorovodComm"]
 

@@ -10,8 +10,8 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from training.comm.base import lost
-from training.comm.horovod import HorovodComm
+from howdah.training.comm.base import lost
+from howdah.training.comm.horovod import HorovodComm
 
 _OF_A_COLLECTIVE = re.compile(
     r"horovod|gloo|\bhowdah\.(sum|gather|gradient|rows|broadcast)\b", re.I

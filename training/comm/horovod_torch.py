@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from training.comm.horovod import HorovodComm
+from howdah.training.comm.horovod import HorovodComm
 
 
 class HorovodTorchComm(HorovodComm):

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from training.comm.base import Comm
-from training.data.readers import Batch
+from howdah.training.comm.base import Comm
+from howdah.training.data.readers import Batch
 
 __all__ = ["InStep", "steps_in_step"]
 

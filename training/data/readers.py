@@ -17,7 +17,7 @@ import numpy as np
 
 from howdah.core import activity, threads
 from howdah.core.activity import Activity
-from training.data.planner import (
+from howdah.data.splits.planner import (
     Planner,
     PlanState,
     Rows,
@@ -25,8 +25,8 @@ from training.data.planner import (
     micro_batches,
     padded_length,
 )
-from training.data.prefetch import Prefetcher
-from training.data.shards import ShardSet
+from howdah.data.splits.prefetch import Prefetcher
+from howdah.data.splits.shards import ShardSet
 
 _BLOCK_ROWS = 512
 """Rows that are read at once: enough to make a read's fixed cost small."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from howdah.core import threads
 from howdah.core.activity import Activity, Snapshot
-from training.comm.base import Waits
-from training.elastic.control_channel import ControlChannel
+from howdah.training.comm.base import Waits
+from howdah.training.elastic.control_channel import ControlChannel
 
 __all__ = ["Heartbeat"]
 

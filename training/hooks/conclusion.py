@@ -11,21 +11,21 @@ import numpy as np
 from howdah import storage
 from howdah.data.inputs import encoder_of_model
 from howdah.errors import HowdahError
-from training.checkpoint.manager import load as load_checkpoint
-from training.checkpoint.read import model_weights
-from training.checkpoint.state import TrainState
-from training.comm.groups import Groups
-from training.evaluation import report
-from training.hooks.evaluator import Forward
-from training.hooks.resumable import ResumableState
-from training.hooks.saver import CheckpointSaver
-from training.preparation.job import Job
-from training.run.run import Run
-from training.serving import evaluate as evaluation
-from training.serving import reference
-from training.serving.export import export
-from training.serving.formats import sample_rows
-from training.serving.run_info import describe_run
+from howdah.models.export.export import export
+from howdah.models.export.formats import sample_rows
+from howdah.models.export.run_info import describe_run
+from howdah.serving.report import report
+from howdah.training.checkpoint.manager import load as load_checkpoint
+from howdah.training.checkpoint.read import model_weights
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.groups import Groups
+from howdah.training.evaluation import evaluate as evaluation
+from howdah.training.evaluation import profile_writer as reference
+from howdah.training.hooks.evaluator import Forward
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.preparation.job import Job
+from howdah.training.run.run import Run
 
 __all__ = ["conclude"]
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from howdah.config.splits import VALIDATION
-from training.checkpoint.state import score_of
-from training.comm.base import lost
-from training.comm.groups import Groups
-from training.hooks.resumable import ResumableState
-from training.hooks.saver import CheckpointSaver, Evaluated
-from training.preparation.job import Job
-from training.run.run import Run
-from training.serving import evaluate as evaluation
+from howdah.training.checkpoint.state import score_of
+from howdah.training.comm.base import lost
+from howdah.training.comm.groups import Groups
+from howdah.training.evaluation import evaluate as evaluation
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.hooks.saver import CheckpointSaver, Evaluated
+from howdah.training.preparation.job import Job
+from howdah.training.run.run import Run
 
 __all__ = ["Evaluator", "Forward"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from training.checkpoint.elastic_state import ElasticState
-from training.checkpoint.read import MODEL
-from training.checkpoint.snapshots import Arrays, Snapshots
-from training.checkpoint.state import TrainState
+from howdah.training.checkpoint.elastic_state import ElasticState
+from howdah.training.checkpoint.read import MODEL
+from howdah.training.checkpoint.snapshots import Arrays, Snapshots
+from howdah.training.checkpoint.state import TrainState
 
 __all__ = ["ResumableState"]
 

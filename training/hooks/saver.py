@@ -11,10 +11,10 @@ from typing import NoReturn
 import numpy as np
 
 from howdah.errors import HowdahError, StorageError, render
-from training.comm.base import Comm
-from training.hooks.resumable import ResumableState
-from training.preparation.job import Job
-from training.run.run import Run
+from howdah.training.comm.base import Comm
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.preparation.job import Job
+from howdah.training.run.run import Run
 
 __all__ = ["CheckpointSaver", "Evaluated"]
 

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from howdah import isolation
 from howdah.config.launchers import LAUNCHERS, require
 from howdah.errors import ClusterError, UsageError
-from training.process.env import STORE
+from howdah.process import isolation
+from howdah.process.env import STORE
 
 __all__ = ["command", "environment", "shown"]
 
@@ -74,7 +74,7 @@ class _Job:
 
 
 def _horovodrun(job: _Job) -> list[str]:
-    program = isolation.module("training.launch.horovodrun", job.grace)
+    program = isolation.module("howdah.training.launch.horovodrun", job.grace)
     return [*program, "-np", str(job.np), "--gloo", "-H", job.hosts or f"localhost:{job.np}"]
 
 
@@ -106,9 +106,9 @@ def _torchrun(job: _Job) -> list[str]:
             expected="none with --launcher torchrun",
             got=job.hosts,
             remedy="on each machine start `torchrun --nnodes N --node-rank I --master-addr HOST"
-            " --nproc-per-node K -m training --config ...`, or take mpirun or horovodrun",
+            " --nproc-per-node K -m howdah.training --config ...`, or take mpirun or horovodrun",
         )
-    program = isolation.module("training.launch.torchrun", job.grace)
+    program = isolation.module("howdah.training.launch.torchrun", job.grace)
     return [*program, "--nnodes", "1", "--nproc-per-node", str(job.np), "--no-python"]
 
 
@@ -122,7 +122,7 @@ def environment(
     base: Mapping[str, str], *, terminal: str | None, scratch: str | None
 ) -> dict[str, str]:
     """The environment of the ranks. What each rank can set for itself, it does
-    (training/process/env.py).
+    (howdah/process/env.py).
 
     Args:
         base: the environment to start from.

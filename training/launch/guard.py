@@ -1,6 +1,6 @@
 """Ends the ranks of this machine where `howdah train` is killed: by SIGKILL, or for want of memory.
 
-    python -m training.launch.guard LOCAL_DIRECTORY LAUNCHER_PID SECONDS < PIPE
+    python -m howdah.training.launch.guard LOCAL_DIRECTORY LAUNCHER_PID SECONDS < PIPE
 
 `howdah train` alone holds the pipe's other end: its end of file says that it is gone. The launcher
 gets SIGTERM from the kernel then, but mpirun passes that on only after `checkpoint.grace_seconds`,
@@ -17,9 +17,9 @@ import sys
 import time
 from collections.abc import Iterator
 
-from howdah import isolation
 from howdah.core.processes import descendants, process_start
-from training.run.local_dir import RankRecord
+from howdah.process import isolation
+from howdah.training.run.local_dir import RankRecord
 
 __all__ = ["guarded"]
 

@@ -17,16 +17,16 @@ from howdah.core import machine
 from howdah.errors import (
     ConfigError,
 )
-from howdah.runs import settings
+from howdah.models.runs import settings
+from howdah.models.runs.run_json import NEEDED, readable_config
 from howdah.storage import directories
-from training.comm import backends
-from training.comm.groups import check_ranks
-from training.launch import command as launch_command
-from training.launch import outcome
-from training.launch.ranks import Ranks
-from training.process import failure
-from training.run.local_dir import RankRecord, RunLock, local_directory
-from training.run.run_json import NEEDED, readable_config
+from howdah.training.comm import backends
+from howdah.training.comm.groups import check_ranks
+from howdah.training.launch import command as launch_command
+from howdah.training.launch import outcome
+from howdah.training.launch.ranks import Ranks
+from howdah.training.process import failure
+from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
 
 __all__ = ["train"]
 

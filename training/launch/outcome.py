@@ -22,13 +22,13 @@ from howdah.errors import (
     TrainingError,
     UsageError,
 )
-from howdah.runs import RUN_JSON
+from howdah.models.runs.run_json import RunFile, cpu_seconds
+from howdah.run_files import RUN_JSON
 from howdah.storage import growing
-from training.checkpoint.fence import FencedOff
-from training.checkpoint.manager import Checkpoints
-from training.launch.ranks import Ranks
-from training.process import failure
-from training.run.run_json import RunFile, cpu_seconds
+from howdah.training.checkpoint.fence import FencedOff
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.launch.ranks import Ranks
+from howdah.training.process import failure
 
 __all__ = ["attempts", "cause", "not_finished", "summary", "taken_over", "write"]
 

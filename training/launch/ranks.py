@@ -11,11 +11,11 @@ import tempfile
 import time
 
 from howdah.core.child import Child
-from training.launch import command as launch_command
-from training.launch.guard import guarded
-from training.launch.output import Relay
-from training.process import failure
-from training.run.local_dir import RankRecord
+from howdah.training.launch import command as launch_command
+from howdah.training.launch.guard import guarded
+from howdah.training.launch.output import Relay
+from howdah.training.process import failure
+from howdah.training.run.local_dir import RankRecord
 
 __all__ = ["Ranks"]
 

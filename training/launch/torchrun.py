@@ -1,4 +1,4 @@
-"""`python -m training.launch.torchrun SECONDS ...`: torchrun on one machine, without an open port.
+"""`python -m howdah.training.launch.torchrun SECONDS ...`: torchrun on one machine, without an open port.
 
 Three things differ from torchrun itself:
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from training.process.env import STORE
+from howdah.process.env import STORE
 
 
 def main(seconds: int, arguments: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ def main(seconds: int, arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="torchrun-", dir=above) as scratch:  # 0700
         os.environ[STORE] = os.path.join(scratch, "ranks")
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        # Each rank sets its own (training/process/env.py); torchrun warns where there is none.
+        # Each rank sets its own (howdah/process/env.py); torchrun warns where there is none.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         from torch.distributed import run
         from torch.distributed.elastic.multiprocessing import PContext

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from training.comm.base import Comm
-from training.data.readers import Batch
-from training.model.stages import order
+from howdah.training.comm.base import Comm
+from howdah.training.data.readers import Batch
+from howdah.training.model.stages import order
 
 __all__ = ["Pipeline"]
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from howdah.data.family import ModelFamily
-from training.comm.base import Comm
-from training.model import parameters
+from howdah.models.weights import parameters
+from howdah.training.comm.base import Comm
 
 __all__ = ["Split"]
 

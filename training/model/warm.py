@@ -12,8 +12,8 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ModelError
 from howdah.models.registry import located
-from training.model import parameters
-from training.model.pretrained import BaseModel, label_names_of, load_base
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import BaseModel, label_names_of, load_base
 
 __all__ = ["begin", "locate", "start_from"]
 
@@ -25,7 +25,7 @@ def begin(
     `model.init_from`. Its hash is what the run's checkpoints depend on.
 
     Args:
-        config: with pinned versions (howdah/models/base.py).
+        config: with pinned versions (models/base.py).
         labels: the dataset's, in their order.
         check: called with `model.base` before the other model is read.
     Raises:

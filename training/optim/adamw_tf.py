@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config.model import TrainingSection
-from training.checkpoint.read import ADAM_M, ADAM_V
-from training.model.parameters import decays
+from howdah.models.weights.parameters import decays
+from howdah.training.checkpoint.read import ADAM_M, ADAM_V
 
 __all__ = ["AdamW"]
 

@@ -13,12 +13,12 @@ import torch
 from torch.optim.adamw import adamw
 
 from howdah.config.model import TrainingSection
-from training.checkpoint.read import ADAM_M, ADAM_V
-from training.checkpoint.stored import Spool, StoredArray
-from training.comm.base import NODE_MESSAGE, Comm
-from training.model import parameters
-from training.optim.flat_torch import Shares
-from training.optim.gradients_torch import FlatGradients
+from howdah.models.weights import parameters
+from howdah.models.weights.stored import Spool, StoredArray
+from howdah.training.checkpoint.read import ADAM_M, ADAM_V
+from howdah.training.comm.base import NODE_MESSAGE, Comm
+from howdah.training.optim.flat_torch import Shares
+from howdah.training.optim.gradients_torch import FlatGradients
 
 __all__ = ["AdamW", "DividedAdamW", "WholeAdamW"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from training.comm.base import Comm, split_apart, split_evenly
+from howdah.training.comm.base import Comm, split_apart, split_evenly
 
 __all__ = ["Gradients", "sums_in_order"]
 

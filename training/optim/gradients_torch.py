@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from training.comm.base import NODE_MESSAGE, Comm, split_evenly
-from training.optim.flat_torch import FlatLayout, Shares
+from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
+from howdah.training.optim.flat_torch import FlatLayout, Shares
 
 __all__ = ["FlatGradients"]
 

@@ -8,7 +8,7 @@ Source: torch.amp.GradScaler, with its factors; here it depends on the norm of t
 from __future__ import annotations
 
 from howdah.errors import TrainingError
-from training.checkpoint.state import TrainState
+from howdah.training.checkpoint.state import TrainState
 
 __all__ = ["LossScale", "clip_factor", "not_finite"]
 

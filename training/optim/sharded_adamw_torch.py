@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from howdah.config.model import TrainingSection
-from training.checkpoint.read import ADAM_M, ADAM_V, MODEL
-from training.checkpoint.stored import Spool, StoredArray
-from training.comm.base import Comm
-from training.model.sharded_torch import part_of, rows_of
-from training.optim.adamw_torch import AdamW
+from howdah.models.forward.sharded_torch import part_of, rows_of
+from howdah.models.weights.stored import Spool, StoredArray
+from howdah.training.checkpoint.read import ADAM_M, ADAM_V, MODEL
+from howdah.training.comm.base import Comm
+from howdah.training.optim.adamw_torch import AdamW
 
 __all__ = ["ShardedAdamW", "ShardedGradients"]
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from howdah.config.model import TrainingSection
-from training.checkpoint.read import MODEL
-from training.checkpoint.stored import StoredArray, spooled
-from training.comm.base import Comm
-from training.comm.groups import Groups
-from training.model.split_torch import Split
-from training.optim.adamw_torch import WholeAdamW
-from training.optim.gradients_torch import FlatGradients
+from howdah.models.weights.stored import StoredArray, spooled
+from howdah.training.checkpoint.read import MODEL
+from howdah.training.comm.base import Comm
+from howdah.training.comm.groups import Groups
+from howdah.training.model.split_torch import Split
+from howdah.training.optim.adamw_torch import WholeAdamW
+from howdah.training.optim.gradients_torch import FlatGradients
 
 __all__ = ["SplitAdamW", "SplitGradients"]
 

@@ -6,11 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config.tasks import Task
-from training.comm.base import Comm
-from training.data.readers import Batch
-from training.model.forward_tf import EncoderClassifier
-from training.optim.gradients_tf import Gradients
-from training.optim.losses_tf import LABELS, row_losses
+from howdah.models.forward.forward_tf import EncoderClassifier
+from howdah.training.comm.base import Comm
+from howdah.training.data.readers import Batch
+from howdah.training.optim.gradients_tf import Gradients
+from howdah.training.optim.losses_tf import LABELS, row_losses
 
 __all__ = ["Steps"]
 

@@ -21,18 +21,18 @@ from howdah.config.splits import TRAIN
 from howdah.core import machine
 from howdah.core.activity import Progress
 from howdah.data.manifest import load_dataset
+from howdah.data.splits.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
+from howdah.data.splits.shards import ShardSet, node_cache
 from howdah.errors import DataError
-from training.comm.base import split_evenly
-from training.data.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
-from training.data.replay import training_rows
-from training.data.shards import ShardSet, node_cache
-from training.model import parameters
-from training.model.pretrained import load_base
-from training.planning import scaling, short_runs
-from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
-from training.preparation.job import training_planner
-from training.preparation.precision import precision_of
-from training.process.devices import CPU
+from howdah.models.replay import training_rows
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import load_base
+from howdah.process.devices import CPU
+from howdah.training.comm.base import split_evenly
+from howdah.training.planning import scaling, short_runs
+from howdah.training.planning.scaling import Compute, Gradient, Network, Prediction, Work
+from howdah.training.preparation.job import training_planner
+from howdah.training.preparation.precision import precision_of
 
 __all__ = ["Calibration", "Sizes", "measure"]
 

@@ -1,4 +1,4 @@
-"""Measures the network: `python -m training.planning.network_probe FRAMEWORK SIZES OUT`.
+"""Measures the network: `python -m howdah.training.planning.network_probe FRAMEWORK SIZES OUT`.
 
 SIZES is a JSON list of message sizes in bytes: a step's gradient messages. Rank 0 writes to OUT the
 seconds of one reduction of them all, and of the smallest message. Every rank enters.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from howdah.core.processes import die_with_parent
-from training.process import env
+from howdah.process import env
 
 _ROUNDS = 5
 _SMALL_ROUNDS = 40
@@ -25,7 +25,7 @@ def main(framework: str, sizes: Sequence[int], out: str) -> None:
     """Measure; rank 0 writes the result."""
     die_with_parent()
     env.prepare(framework, threads=1)
-    from training.comm import backends
+    from howdah.training.comm import backends
 
     comm = backends.init(framework)
     messages = _messages(framework, sizes)

@@ -12,16 +12,16 @@ from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import load_dataset
 from howdah.data.modelfiles import base_config
+from howdah.data.splits.planner import check_world, micro_batches, pad_multiple, padded_length
+from howdah.data.splits.shards import ShardSet, node_cache
 from howdah.errors import ConfigError, UsageError
-from training.comm.groups import check_ranks
-from training.data.planner import check_world, micro_batches, pad_multiple, padded_length
-from training.data.replay import training_rows
-from training.data.shards import ShardSet, node_cache
-from training.optim.schedule import Schedule
-from training.planning.rank_state import rank_state
-from training.preparation.job import training_planner
-from training.preparation.precision import precision_of
-from training.process.devices import CPU
+from howdah.models.replay import training_rows
+from howdah.process.devices import CPU
+from howdah.training.comm.groups import check_ranks
+from howdah.training.optim.schedule import Schedule
+from howdah.training.planning.rank_state import rank_state
+from howdah.training.preparation.job import training_planner
+from howdah.training.preparation.precision import precision_of
 
 _SAMPLED_STEPS = 500
 
@@ -103,7 +103,7 @@ def scaling_preview(
         ConfigError: the ranks divide the model.
         TrainingError: training fails here.
     """
-    from training.planning import calibrate, scaling
+    from howdah.training.planning import calibrate, scaling
 
     if config.training.parallel.divides_model:
         raise ConfigError(

@@ -8,8 +8,8 @@ from typing import Any
 
 from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import family_of
-from training.model import parameters
-from training.model.stages import Stage
+from howdah.models.weights import parameters
+from howdah.training.model.stages import Stage
 
 __all__ = ["rank_state"]
 

@@ -9,17 +9,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from howdah import isolation
 from howdah.config.loader import Config, dump_yaml
 from howdah.config.splits import VALIDATION
 from howdah.core import machine
 from howdah.core.child import Child
 from howdah.core.processes import descendants, process_start
 from howdah.errors import TrainingError
-from training.comm.backends import horovod_installed
-from training.launch import command as launch_command
-from training.process import failure
-from training.run.metrics_log import FILE_NAME
+from howdah.models.runs.metrics_log import FILE_NAME
+from howdah.process import isolation
+from howdah.training.comm.backends import horovod_installed
+from howdah.training.launch import command as launch_command
+from howdah.training.process import failure
 
 __all__ = ["WARM_UP", "probe", "rates", "short", "steps", "steps_at_once"]
 
@@ -142,7 +142,7 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     """
     out = os.path.join(directory, "probe.json")
     sizes = json.dumps(list(messages))
-    rank = isolation.module("training.planning.network_probe", framework, sizes, out)
+    rank = isolation.module("howdah.training.planning.network_probe", framework, sizes, out)
     argv = launch_command.command(
         "-", np=2, launcher=_launcher(framework), cores=machine.cores(), is_root=False, rank=rank
     )

@@ -17,12 +17,12 @@ from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset
 from howdah.errors import ConfigError, ModelError
 from howdah.models.base import with_pinned_base
-from training.comm.base import Comm
-from training.evaluation import tally
-from training.model import parameters
-from training.model.pretrained import BaseModel
-from training.model.warm import begin
-from training.run.run import Run
+from howdah.models.metrics import tally
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import BaseModel
+from howdah.training.comm.base import Comm
+from howdah.training.model.warm import begin
+from howdah.training.run.run import Run
 
 __all__ = ["agreed_base", "broadcast_files"]
 

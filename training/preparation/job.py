@@ -16,14 +16,8 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset
-from howdah.errors import ConfigError, DataError
-from howdah.models.base import learnt_parts, with_pinned_base
-from training.checkpoint.identity import Identity
-from training.checkpoint.state import TrainState
-from training.comm.base import Comm
-from training.comm.groups import check_ranks
-from training.data.class_weights import class_weights, positive_weights
-from training.data.planner import (
+from howdah.data.splits.class_weights import class_weights, positive_weights
+from howdah.data.splits.planner import (
     Planner,
     PlanSpec,
     PlanState,
@@ -31,20 +25,26 @@ from training.data.planner import (
     pad_multiple,
     padded_length,
 )
-from training.data.readers import BatchSource
-from training.data.replay import replayed
-from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet, first_rows, node_cache
-from training.evaluation import tally
-from training.model import parameters
-from training.model.pretrained import BaseModel
-from training.optim.schedule import Schedule
-from training.preparation.base import agreed_base, broadcast_files
-from training.preparation.precision import agreed_precision, warn_of_emulation
-from training.process.devices import Device
-from training.run.run import Run
-from training.run.run_json import config_hash
-from training.serving import formats
+from howdah.data.splits.shard_cache import ShardCache
+from howdah.data.splits.shards import ShardSet, first_rows, node_cache
+from howdah.errors import ConfigError, DataError
+from howdah.models.base import learnt_parts, with_pinned_base
+from howdah.models.export import formats
+from howdah.models.metrics import tally
+from howdah.models.replay import replayed
+from howdah.models.runs.identity import Identity
+from howdah.models.runs.run_json import config_hash
+from howdah.models.weights import parameters
+from howdah.models.weights.pretrained import BaseModel
+from howdah.process.devices import Device
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import Comm
+from howdah.training.comm.groups import check_ranks
+from howdah.training.data.readers import BatchSource
+from howdah.training.optim.schedule import Schedule
+from howdah.training.preparation.base import agreed_base, broadcast_files
+from howdah.training.preparation.precision import agreed_precision, warn_of_emulation
+from howdah.training.run.run import Run
 
 __all__ = ["Job", "prepare", "training_planner"]
 
@@ -144,7 +144,7 @@ class Job:
         """This rank's batches of a split, each row once.
 
         Args:
-            max_rows: a sample of so many rows (training/data/shards.py `first_rows`).
+            max_rows: a sample of so many rows (data/splits/shards.py `first_rows`).
             row_ids: the rows' keys are going to be asked for.
         """
         shards = self.evaluated.get(split)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from howdah.config.loader import Config
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.errors import ConfigError
-from training.comm.base import Comm
-from training.process.devices import Device
-from training.run.run import Run
+from howdah.process.devices import Device
+from howdah.training.comm.base import Comm
+from howdah.training.run.run import Run
 
 __all__ = ["agreed_precision", "precision_of", "warn_of_emulation"]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from howdah.errors import HowdahError
-from training.process.failure import Failure
-from training.process.stopping import StopSignals
+from howdah.training.process.failure import Failure
+from howdah.training.process.stopping import StopSignals
 
 __all__ = ["FinalBarrier", "print_failure"]
 

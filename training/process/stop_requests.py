@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from howdah.errors import HowdahError
-from training.process.stopping import StopSignals
-from training.process.token_expiry import TokenExpiry
+from howdah.training.process.stopping import StopSignals
+from howdah.training.process.token_expiry import TokenExpiry
 
 __all__ = ["StopRequests"]
 

@@ -18,8 +18,8 @@ import time
 
 from howdah.core import threads
 from howdah.errors import ClusterError, render
-from training.comm.base import Waits
-from training.run.run import Run
+from howdah.training.comm.base import Waits
+from howdah.training.run.run import Run
 
 __all__ = ["CollectiveLimit"]
 

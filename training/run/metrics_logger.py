@@ -14,10 +14,10 @@ from typing import Any, TextIO
 from howdah import redact
 from howdah.config.metric_table import SHOWN
 from howdah.core.speed import Speed
-from training.checkpoint.state import TrainState
-from training.run.metrics_log import MetricsLog, position_of
-from training.run.progress import Progress, StepMetrics
-from training.run.tracking import Tracker, flat
+from howdah.models.runs.metrics_log import MetricsLog, position_of
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.run.progress import Progress, StepMetrics
+from howdah.training.run.tracking import Tracker, flat
 
 __all__ = ["MetricsLogger"]
 

@@ -19,7 +19,7 @@ from howdah import storage
 from howdah.core import activity, threads
 from howdah.errors import StorageError
 from howdah.storage import growing
-from training.checkpoint.fence import FencedOff
+from howdah.training.checkpoint.fence import FencedOff
 
 __all__ = ["Mirror"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 from howdah import storage
-from training.process import failure
-from training.process.failure import Failure
-from training.run.local_dir import RankRecord
-from training.run.mirror import Mirror
+from howdah.training.process import failure
+from howdah.training.process.failure import Failure
+from howdah.training.run.local_dir import RankRecord
+from howdah.training.run.mirror import Mirror
 
 __all__ = ["RankFiles"]
 

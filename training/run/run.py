@@ -24,23 +24,23 @@ from howdah import redact, storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
 from howdah.errors import HowdahError, Interrupted, StorageError, Terminated, TokensExpiring
-from training.checkpoint.fence import Fence, FencedOff
-from training.checkpoint.manager import Checkpoints
-from training.checkpoint.state import TrainState
-from training.comm.base import Comm, Waits
-from training.elastic.heartbeat import Heartbeat
-from training.process import failure
-from training.process.ending import FinalBarrier, print_failure
-from training.process.env import RankEnv
-from training.process.stop_requests import StopRequests
-from training.run.last_save import LastSave
-from training.run.local_dir import RunLock, local_directory
-from training.run.metrics_log import read_metrics
-from training.run.metrics_logger import MetricsLogger
-from training.run.mirror import Mirror
-from training.run.rank_files import RankFiles
-from training.run.run_directory import RunDirectory
-from training.run.run_json import cpu_seconds, versions
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.models.runs.run_json import cpu_seconds, versions
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.fence import Fence, FencedOff
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import Comm, Waits
+from howdah.training.elastic.heartbeat import Heartbeat
+from howdah.training.process import failure
+from howdah.training.process.ending import FinalBarrier, print_failure
+from howdah.training.process.stop_requests import StopRequests
+from howdah.training.run.last_save import LastSave
+from howdah.training.run.local_dir import RunLock, local_directory
+from howdah.training.run.metrics_logger import MetricsLogger
+from howdah.training.run.mirror import Mirror
+from howdah.training.run.rank_files import RankFiles
+from howdah.training.run.run_directory import RunDirectory
 
 __all__ = ["Run", "read_metrics"]
 

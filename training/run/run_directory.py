@@ -8,20 +8,20 @@ from collections.abc import Callable
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.errors import CheckpointError, StorageError, render
-from howdah.runs import REPORT
-from howdah.runs.hours import tags_of
+from howdah.models.runs.hours import tags_of
+from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
+from howdah.models.runs.metrics_log import MetricsLog
+from howdah.models.runs.run_json import RunFile, freeze_config
+from howdah.run_files import REPORT
 from howdah.storage import directories
-from training.checkpoint.fence import Fence
-from training.checkpoint.manager import Checkpoint, Checkpoints, Identity, load
-from training.checkpoint.schedule import CheckpointSchedule
-from training.checkpoint.state import CheckpointProgress
-from training.run.local_dir import job_age
-from training.run.metrics_log import FILE_NAME as METRICS_FILE
-from training.run.metrics_log import MetricsLog
-from training.run.metrics_logger import MetricsLogger
-from training.run.mirror import Mirror
-from training.run.run_json import RunFile, freeze_config
-from training.run.tracking import MlflowTracker, Provenance, TensorBoard
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.manager import Checkpoint, Checkpoints, Identity, load
+from howdah.training.checkpoint.schedule import CheckpointSchedule
+from howdah.training.checkpoint.state import CheckpointProgress
+from howdah.training.run.local_dir import job_age
+from howdah.training.run.metrics_logger import MetricsLogger
+from howdah.training.run.mirror import Mirror
+from howdah.training.run.tracking import MlflowTracker, Provenance, TensorBoard
 
 __all__ = ["RunDirectory"]
 

@@ -9,8 +9,8 @@ from typing import Any
 from howdah import storage
 from howdah.core.processes import locked
 from howdah.errors import NotFound
-from howdah.runs import hours, record
-from training.run.metrics_log import read_metrics
+from howdah.models.runs import hours, record
+from howdah.models.runs.metrics_log import read_metrics
 
 __all__ = ["lines", "run_status"]
 

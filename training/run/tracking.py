@@ -15,8 +15,8 @@ from howdah import redact, storage
 from howdah.config.model import Config, MlflowOptions
 from howdah.core import activity, threads
 from howdah.errors import ClusterError, StorageError
-from training.checkpoint.fence import FencedOff
-from training.run.event_file import EventFile
+from howdah.training.checkpoint.fence import FencedOff
+from howdah.training.run.event_file import EventFile
 
 __all__ = ["MlflowTracker", "Provenance", "TensorBoard", "Tracker", "flat"]
 

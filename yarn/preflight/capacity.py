@@ -13,7 +13,7 @@ from typing import Any
 
 from howdah.config.model import Config
 from howdah.errors import ClusterError
-from howdah.runs.hours import GPU
+from howdah.models.runs.hours import GPU
 
 __all__ = ["find_queue", "problems", "slots_by_host"]
 

@@ -16,7 +16,7 @@ __all__ = ["needed", "problem", "warning"]
 _DRIVER = 1
 """Of the driver's server, for agents, rendezvous and page."""
 _MPI_DAEMON = 1
-"""Of mpirun and of each of its daemons: each is given two (jobs.mpi.node.mpi_environment), and
+"""Of mpirun and of each of its daemons: each is given two (howdah.jobs.mpi.node.mpi_environment), and
 works with one."""
 
 

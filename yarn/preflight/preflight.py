@@ -22,11 +22,11 @@ from howdah.errors import (
 )
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.jobs import checks
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import ready
 from howdah.storage import directories
-from jobs import checks
-from yarn.preflight import capacity, isolation, ports, worker_memory
+from howdah.yarn.preflight import capacity, isolation, ports, worker_memory
 
 __all__ = ["check"]
 

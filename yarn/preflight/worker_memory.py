@@ -99,7 +99,7 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
 
 def _predictions(config: Config, manifest: DatasetManifest) -> int:
     """Bytes of the rows of the last evaluation that wait to be written to a file, and of that file
-    as far as it is kept in memory: both are bounded (training/serving/evaluate.py)."""
+    as far as it is kept in memory: both are bounded (training/evaluation/evaluate.py)."""
     if not config.evaluation.predictions:
         return 0
     rows = max((manifest.rows(split) for split in config.evaluation.splits), default=0)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from howdah.drift import reference as references
-from howdah.drift.judge import judge
-from howdah.drift.profile import Profile
-from howdah.drift.statistics import js_distance, psi
+from howdah.models.profile import reference as references
+from howdah.models.profile.profile import Profile
+from howdah.models.profile.statistics import js_distance, psi
+from howdah.serving.drift.judge import judge
 
 CLASSES, VOCABULARY = 4, 3000
 PEER = Path(__file__).parent / "evidently_drift.py"
@@ -66,7 +66,7 @@ def _saved(path: str, given: dict, counts) -> str:
 def main() -> None:
     """Print a line for each shift and side."""
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import howdah.drift.judge"], check=True)
+    subprocess.run([sys.executable, "-c", "import howdah.serving.drift.judge"], check=True)
     print(f"ours: import {time.perf_counter() - began:.2f} s (a process)")
     random = np.random.default_rng(0)
     held, train = rows(random, 2000, "same source"), rows(random, 6000, "same source")

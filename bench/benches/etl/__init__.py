@@ -29,7 +29,7 @@ DEDUP_ROWS = [int(size) for size in os.environ.get("BENCH_DEDUP_ROWS", "20000").
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 PARTS = int(os.environ.get("BENCH_PARTS", "1000"))
 SOURCES = (
-    "etl", "howdah/data", "howdah/spark", "howdah/config/data.py",
+    "etl", "data", "howdah/spark", "howdah/config/data.py",
     "bench/benches/etl", "bench/peers/near_duplicates.py",
 )  # fmt: skip
 

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from bench.harness import Row, compare, report
 from howdah import storage
 from howdah.data import id_index
+from howdah.data.lineage import shards
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry, commit
-from howdah.lineage import shards
-from howdah.models.lineage import Places, of_row
+from howdah.serving.registry.lineage import Places, of_row
 
 ROWS, SHARDS, ROUNDS, LOOKUPS = 10_000_000, 100, 5, 20
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from bench.benches.rows.data import BATCH, CLASSES, ROWS
 from howdah.data.manifest import load_dataset
-from training.comm.base import SoloComm
-from training.data.planner import Planner, PlanSpec, PlanState
-from training.data.readers import BatchSource
-from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet
-from training.evaluation import metrics
-from training.evaluation.tally import Tally
+from howdah.data.splits.planner import Planner, PlanSpec, PlanState
+from howdah.data.splits.shard_cache import ShardCache
+from howdah.data.splits.shards import ShardSet
+from howdah.models.metrics import metrics
+from howdah.models.metrics.tally import Tally
+from howdah.training.comm.base import SoloComm
+from howdah.training.data.readers import BatchSource
 
 _CHUNK = 65_536
 _EXACT_ROWS = 2_000_000

@@ -39,11 +39,11 @@ def sentences(count: int) -> list[str]:
 def exported(directory: str) -> str:
     """An export of MiniLM with a classifier that is not trained, with its 8-bit format."""
     from howdah.data.encode import Encoder
+    from howdah.models.export.export import export
+    from howdah.models.export.run_info import RunInfo
+    from howdah.models.weights.parameters import start_weights
+    from howdah.models.weights.pretrained import load_base
     from tools import minilm
-    from training.model.parameters import start_weights
-    from training.model.pretrained import load_base
-    from training.serving.export import export
-    from training.serving.run_info import RunInfo
 
     path, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
     base = load_base(path)

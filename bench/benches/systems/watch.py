@@ -19,9 +19,9 @@ import psutil
 from bench.training_runs import Bench
 from howdah.config import loader
 from howdah.core.processes import marked
-from jobs.status.status_file import status_path
+from howdah.jobs.status.status_file import status_path
+from howdah.training.run.local_dir import RankRecord
 from tests import ROOT
-from training.run.local_dir import RankRecord
 
 MARK = "BENCH_SYSTEMS_RUN"
 """Environment variable by which processes of a run are found, however they were started."""

@@ -1,6 +1,6 @@
 """Run a `howdah` command for a task: the base class, and the runner of this machine.
 
-Every command runs under `howdah guard` (howdah/core/supervisor.py), connected by its stdin, stdout
+Every command runs under `howdah guard` (howdah/process/supervisor.py), connected by its stdin, stdout
 and stderr, and never outlives the task's process: when that dies, the guard's stdin closes, and the
 guard ends the command.
 """
@@ -21,8 +21,8 @@ from typing import Any
 
 from howdah import __version__
 from howdah.core import threads
-from howdah.core.supervisor import HELLO
 from howdah.errors import ClusterError, HowdahError, UsageError
+from howdah.process.supervisor import HELLO
 
 __all__ = ["CommandResult", "LocalRunner", "Runner", "Streams", "local_command"]
 
@@ -400,7 +400,7 @@ def _chunks(stream: Any) -> Iterator[bytes]:
 
 def _environment() -> dict[str, str]:
     """This process's environment without Airflow's settings, some of which are secrets, and without
-    the PYTHONPATH of its DAGs: the program may be another Python's (howdah/isolation.py)."""
+    the PYTHONPATH of its DAGs: the program may be another Python's (howdah/process/isolation.py)."""
     hidden = (
         "AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "HOWDAH_TTY", "PYTHONPATH"
     )  # fmt: skip

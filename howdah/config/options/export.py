@@ -9,7 +9,7 @@ from howdah.config.types import Section
 __all__ = ["ExportFormat", "ExportSection"]
 
 ExportFormat = Literal["hf", "onnx", "onnx-w8", "onnx-int8", "savedmodel"]
-"""Formats of an export (training/serving/formats.py)."""
+"""Formats of an export (models/export/formats.py)."""
 
 
 class ExportSection(Section):

@@ -68,7 +68,7 @@ def endless(place, name):
 
 def applications(hook, place, name):
     """Live applications of a run directory."""
-    from yarn import spec
+    from howdah.yarn import spec
 
     tag = spec.tag(f"{place}/runs/{name}")
     return hook.resource_manager().applications(applicationTags=tag, states=LIVE)

@@ -7,15 +7,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from etl.history import rewrite
-from etl.rows.minhash import equal_entries, signatures
 from howdah import storage
 from howdah.config.data import DedupOptions
 from howdah.data.manifest import load_dataset
+from howdah.data.splits.shards import ShardSet
 from howdah.errors import DataError
+from howdah.etl.history import rewrite
+from howdah.etl.rows.minhash import equal_entries, signatures
 from tests.etl.test_pipeline import make_config, rows_of, run, write_csv
 from tests.fixtures.spark import FEW_JOBS
-from training.data.shards import ShardSet
 
 pytestmark = pytest.mark.spark
 

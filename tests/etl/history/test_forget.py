@@ -8,20 +8,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.history import forget, rewrite
-from etl.history.trained import model_lines
-from etl.workspace import staging
 from howdah import cli, storage
 from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
+from howdah.data.lineage import forgotten, shards
 from howdah.data.manifest import commit, load_dataset
 from howdah.data.record import RecordLayout
+from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError, DataError
-from howdah.lineage import forgotten, shards
+from howdah.etl.history import forget, rewrite
+from howdah.etl.history.trained import model_lines
+from howdah.etl.workspace import staging
+from howdah.models.replay import replayed
 from tests.fixtures.dataset import build_dataset, write_rows
 from tests.support.rows.appended import build_appended, ids_of
-from training.data.replay import replayed
-from training.data.shards import ShardSet
 
 
 def quiet(line: str) -> None:

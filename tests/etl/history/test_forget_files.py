@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.history import forget, in_dataset
-from etl.workspace.staging import Lease
 from howdah import cli, storage
+from howdah.data.lineage.rows import rows_of
 from howdah.data.manifest import commit, load_dataset
-from howdah.lineage.rows import rows_of
+from howdah.etl.history import forget, in_dataset
+from howdah.etl.workspace.staging import Lease
 from tests.support.rows.appended import build_appended, ids_of
 
 CARD = '<div class="id">test · <code>{}</code> · 9 tokens</div>'
@@ -28,7 +28,7 @@ STAYS = {
 
 
 def test_a_card_is_what_the_report_writes():
-    made = files("training.evaluation").joinpath("report.html.j2").read_text("utf-8")
+    made = files("howdah.training.evaluation").joinpath("report.html.j2").read_text("utf-8")
     [line] = [one for one in made.splitlines() if 'class="id"' in one]
     assert line.startswith(CARD.split("test")[0])
     assert "{{ row.split }} · <code>{{ row.id }}</code>{% if" in line

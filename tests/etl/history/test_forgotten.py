@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from etl.history import forget
-from etl.rows.forgotten import leave_out
 from howdah import storage
+from howdah.data.lineage import forgotten as forgotten_ids
+from howdah.data.lineage import shards
 from howdah.data.manifest import load_dataset
-from howdah.lineage import forgotten as forgotten_ids
-from howdah.lineage import shards
+from howdah.etl.history import forget
+from howdah.etl.rows.forgotten import leave_out
 from tests.etl.history.test_append import WORDS, config_for, places_of
 from tests.etl.test_pipeline import make_config, run, write_csv
 

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import counting
-from etl.history import ledger, past
-from etl.rows.minhash import signatures
-from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.data.manifest import LedgerEntry, commit, load_dataset
 from howdah.errors import ConfigError, DataError, HowdahError
+from howdah.etl import counting
+from howdah.etl.history import ledger, past
+from howdah.etl.rows.minhash import signatures
+from howdah.etl.sources.source import Source
 from tests.support.rows.appended import build_appended
 
 TEXTS = [f"word{n} " + " ".join(f"w{n}x{k}" for k in range(30)) for n in range(40)]

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from etl.history import judge, ledger
-from etl.rows import dedup
-from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config.data import DataSection
+from howdah.etl.history import judge, ledger
+from howdah.etl.rows import dedup
+from howdah.etl.workspace.scratch import Scratch
 
 pytestmark = pytest.mark.spark
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from etl.history.mentions import GONE, Wanted
-from etl.rows import dedup
+from howdah.etl.history.mentions import GONE, Wanted
+from howdah.etl.rows import dedup
 
 ID = "article-4711"
 

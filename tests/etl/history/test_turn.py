@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from etl.history.turn import turn
-from etl.workspace.staging import Lease
 from howdah import storage
 from howdah.data.manifest import commit, load_dataset
 from howdah.errors import DataError
+from howdah.etl.history.turn import turn
+from howdah.etl.workspace.staging import Lease
 from tests.support.rows.appended import build_appended
 
 

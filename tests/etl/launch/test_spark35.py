@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from etl.launch import submit
 from howdah.config import loader as config_module
 from howdah.data.manifest import load_dataset
+from howdah.etl.launch import submit
 from tests import ROOT
 from tests.etl.test_pipeline import sentences, write_csv
 

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from etl.launch import submit
-from etl.workspace import staging
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.data.manifest import load_dataset
 from howdah.errors import ClusterError, ConfigError, DataError
+from howdah.etl.launch import submit
+from howdah.etl.workspace import staging
 from howdah.spark import applications, shipping
 from howdah.spark.errors import translated
 from tests.fixtures.etl_yarn import wait_for

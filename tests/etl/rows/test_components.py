@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl.rows import components
-from etl.workspace.scratch import Scratch
+from howdah.etl.rows import components
+from howdah.etl.workspace.scratch import Scratch
 
 NODES = st.integers(-(2**63), 2**63 - 1)
 SMALL = st.integers(0, 30)
@@ -166,8 +166,8 @@ def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, shape, 
 LOSING = """
 import os, signal, sys
 import psutil
-from etl.rows import components
-from etl.workspace.scratch import Scratch
+from howdah.etl.rows import components
+from howdah.etl.workspace.scratch import Scratch
 from howdah.config.data import SparkOptions
 from howdah.spark.session import session
 

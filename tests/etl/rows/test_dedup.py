@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from etl.rows import dedup, minhash
-from etl.rows.gate import text_key
-from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config.data import DedupOptions
+from howdah.etl.rows import dedup, minhash
+from howdah.etl.rows.gate import text_key
+from howdah.etl.workspace.scratch import Scratch
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
 
 pytestmark = pytest.mark.spark

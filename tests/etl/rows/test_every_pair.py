@@ -17,10 +17,10 @@ in one split.
 import numpy as np
 import pytest
 
-from etl.rows import dedup, minhash
-from etl.rows.gate import text_key
-from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
+from howdah.etl.rows import dedup, minhash
+from howdah.etl.rows.gate import text_key
+from howdah.etl.workspace.scratch import Scratch
 
 _BLOCK = 128
 _CERTAIN = 0.85

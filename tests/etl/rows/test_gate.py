@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl.rows import labels, minhash, near
-from etl.rows.components import roots
-from etl.rows.gate import RowRules, judge, wrong_encoding
-from etl.rows.split import split_of
 from howdah.config.data import CleanOptions, DataSection, QualityOptions, SplitOptions
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError
+from howdah.etl.rows import labels, minhash, near
+from howdah.etl.rows.components import roots
+from howdah.etl.rows.gate import RowRules, judge, wrong_encoding
+from howdah.etl.rows.split import split_of
 
 LABELS = {"1": "World", "2": "Sports"}
 

@@ -3,9 +3,9 @@
 import pytest
 from pyspark.sql import functions as F
 
-from etl.rows import leakage, minhash
 from howdah.config.data import DedupOptions, QualityOptions
 from howdah.errors import DataError
+from howdah.etl.rows import leakage, minhash
 from tests.etl.rows.test_dedup import _words
 from tests.etl.test_pipeline import make_config, run, write_csv
 

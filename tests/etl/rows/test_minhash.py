@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from etl.rows import minhash
 from howdah.config.data import DedupOptions
+from howdah.etl.rows import minhash
 
 COMMON = 800
 

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from etl.rows import draw, split, units
-from etl.sources.given import GIVEN, MOMENT
-from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.options.split import SplitOptions, moment
 from howdah.errors import ConfigError, DataError
+from howdah.etl.rows import draw, split, units
+from howdah.etl.sources.given import GIVEN, MOMENT
+from howdah.etl.workspace.scratch import Scratch
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
 
 

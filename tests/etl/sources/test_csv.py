@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl.sources import given as official
-from etl.sources import reading
-from etl.sources import source as sources
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.data import CsvOptions
 from howdah.data.files import csv_rows
 from howdah.data.files import quotes as csv_quotes
 from howdah.errors import DataError
+from howdah.etl.sources import given as official
+from howdah.etl.sources import reading
+from howdah.etl.sources import source as sources
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences
 from tests.fixtures.spark import etl
 

@@ -8,11 +8,11 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import reading
-from etl.sources import source as sources
 from howdah.data.files import footers
 from howdah.data.files.listing import below
 from howdah.errors import DataError
+from howdah.etl.sources import reading
+from howdah.etl.sources import source as sources
 from tests.etl.sources.test_sources import read, section
 
 

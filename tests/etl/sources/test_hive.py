@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from etl import pipeline
-from etl.sources import hive
-from etl.sources.source import Source
 from howdah.config import loader as config_module
 from howdah.errors import ConfigError, DataError
+from howdah.etl import pipeline
+from howdah.etl.sources import hive
+from howdah.etl.sources.source import Source
 from howdah.spark import hive_catalog
 
 

@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from etl.sources import jdbc
 from howdah.config import loader as config_module
 from howdah.config.data import JdbcOptions
 from howdah.errors import ConfigError, HowdahError, NotFound, PermissionDenied
+from howdah.etl.sources import jdbc
 from tests.etl.sources.test_snapshots import rows, scenarios
 from tools.local_airflow.postgres import Postgres
 
@@ -139,7 +139,7 @@ def test_keys_that_do_not_fit_are_refused(data, said):
 
 
 def test_a_driver_on_the_cluster_needs_a_file_that_it_can_read():
-    from etl.launch import submit
+    from howdah.etl.launch import submit
 
     for options in ({}, {"jdbc": {"url_file": "/here/url"}}):
         spark = {"master": "yarn", "deploy_mode": "cluster"}

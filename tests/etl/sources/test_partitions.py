@@ -4,13 +4,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import hive
-from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.errors import DataError
+from howdah.etl.sources import hive
+from howdah.etl.sources import source as sources
+from howdah.serving.scoring import partition
+from howdah.serving.scoring.selection import Selection, chosen
 from howdah.spark.hive_catalog import Catalogue
-from training.scoring import partition
-from training.scoring.selection import Selection, chosen
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from etl.sources import given
 from howdah.config import loader as config_module
 from howdah.config.data import DataSection
 from howdah.config.options.source import moment_of
 from howdah.errors import ConfigError
+from howdah.etl.sources import given
 from howdah.spark import connectors
 from tests import ROOT
 

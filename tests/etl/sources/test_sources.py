@@ -10,13 +10,13 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from etl import build
-from etl.sources import given, hive, reading
-from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.config.options.split import moment
+from howdah.data.lineage.forgotten import NONE
 from howdah.errors import ConfigError, DataError
-from howdah.lineage.forgotten import NONE
+from howdah.etl import build
+from howdah.etl.sources import given, hive, reading
+from howdah.etl.sources import source as sources
 
 ROWS = [
     ("k1", "plain text", "1"),
@@ -139,7 +139,7 @@ def test_broken_rows_and_keys_get_a_reason(spark, tmp_path):
 
 @pytest.mark.spark
 def test_numbers_of_json_are_read_as_they_are_written_and_odd_lines_get_a_reason(spark, tmp_path):
-    """The number 1.10 is the text 1.10, as for predictions: tests/training/prediction."""
+    """The number 1.10 is the text 1.10, as for predictions: tests/serving/prediction."""
     written = ["1.10", "5", "1E5", "-0", "true", "NaN", "12345678901234567890.0", '"text"']
     lines = [f'{{"key": {n}, "text": {text}, "label": 1}}' for n, text in enumerate(written)]
     odd = ['{"key": "o", "text": {"of": 1.10, "it": [null, "\u00e9"]}, "label": "1"}', "[1]", "{no",

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from py4j.protocol import Py4JError
 
-from etl.workspace import credentials
 from howdah.errors import NotAuthenticated
+from howdah.etl.workspace import credentials
 from howdah.hadoop import tokens
 from howdah.spark.errors import crossing
 from tests.support.waiting import wait_until

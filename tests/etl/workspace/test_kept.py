@@ -2,7 +2,7 @@
 
 import pytest
 
-from etl.workspace.kept import Kept, release
+from howdah.etl.workspace.kept import Kept, release
 
 
 class Frame:

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from etl.workspace import staging
-from etl.workspace.staging import Lease, attempt_name, discard, refuse_missing, sweep
 from howdah import storage
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
 from howdah.errors import DataError, StorageUnavailable
+from howdah.etl.workspace import staging
+from howdah.etl.workspace.staging import Lease, attempt_name, discard, refuse_missing, sweep
 from tests.support.waiting import wait_until
 
 

@@ -7,11 +7,11 @@ import threading
 import pyarrow as pa
 import pytest
 
-from etl.workspace.staging import attempt_name, sweep
-from etl.write import shards
 from howdah import storage
 from howdah.data.encode import Encoder
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
+from howdah.etl.workspace.staging import attempt_name, sweep
+from howdah.etl.write import shards
 from tests.fixtures.etl_yarn import containers, wait_for, whole
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.spark]

@@ -9,15 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from etl import build, counting
-from etl.rows import labels
-from etl.sources import given as official
-from etl.write import shards
-from etl.write.shards import SplitSize
 from howdah.config.data import DataSection
 from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.errors import DataError
+from howdah.etl import build, counting
+from howdah.etl.rows import labels
+from howdah.etl.sources import given as official
+from howdah.etl.write import shards
+from howdah.etl.write.shards import SplitSize
 from tests.support.models.images import png, write_processor
 
 pytestmark = pytest.mark.spark

@@ -3,11 +3,11 @@
 import pytest
 
 from howdah.errors import UsageError
-from jobs.backend import Container
-from jobs.driver import faults
-from jobs.driver.failure_budget import FailureBudget
-from jobs.driver.members import Loss
-from jobs.driver.worlds import Gang
+from howdah.jobs.backend import Container
+from howdah.jobs.driver import faults
+from howdah.jobs.driver.failure_budget import FailureBudget
+from howdah.jobs.driver.members import Loss
+from howdah.jobs.driver.worlds import Gang
 from tests.runs.jobs.driver_world import World, elastic
 
 

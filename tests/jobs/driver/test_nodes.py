@@ -12,10 +12,10 @@ from howdah.errors import (
     StorageUnavailable,
     TrainingError,
 )
-from jobs.backend import Container
-from jobs.driver.faults import fault_of, signature
+from howdah.jobs.backend import Container
+from howdah.jobs.driver.faults import fault_of, signature
+from howdah.training.process.failure import describe
 from tests.runs.jobs.driver_world import World, elastic
-from training.process.failure import describe
 
 RUN = "hdfs://nn/runs/a"
 ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered")

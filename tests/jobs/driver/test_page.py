@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
+from howdah.jobs.driver.job_status import JobStatus
+from howdah.jobs.status.page import page
 from howdah.packaging import package
-from jobs.driver.job_status import JobStatus
-from jobs.status.page import page
 from tests.runs.jobs.driver_world import World
 
 
@@ -48,10 +48,10 @@ def test_a_driver_that_runs_from_the_shipped_wheel_has_its_page_and_loads_jinja2
     script = f"""
 import sys
 sys.path.insert(0, {wheel!r})
-import jobs.driver.driver, jobs.status.page
-assert jobs.status.page.__file__.startswith({wheel!r})
+import howdah.jobs.driver.driver, howdah.jobs.status.page
+assert howdah.jobs.status.page.__file__.startswith({wheel!r})
 assert "jinja2" not in sys.modules
-jobs.status.page._template()
+howdah.jobs.status.page._template()
 assert "jinja2" in sys.modules
 """
     subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True, timeout=120)

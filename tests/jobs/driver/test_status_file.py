@@ -10,13 +10,13 @@ import pytest
 from howdah import storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
-from jobs import record, secret_file
-from jobs.status.claim import Claim, Superseded
-from jobs.status.status_file import StatusFile, status_path
+from howdah.jobs import record, secret_file
+from howdah.jobs.status.claim import Claim, Superseded
+from howdah.jobs.status.status_file import StatusFile, status_path
+from howdah.training.checkpoint.fence import Fence
+from howdah.yarn import spec
+from howdah.yarn.skein_backend import SkeinDriver
 from tests.support.waiting import wait_until
-from training.checkpoint.fence import Fence
-from yarn import spec
-from yarn.skein_backend import SkeinDriver
 
 APP, LATER_APP = "application_1_0001", "application_1_0002"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jobs.backend import Container
+from howdah.jobs.backend import Container
 from tests.runs.jobs.driver_world import World, elastic
 
 LONG = 30 * 45.0  # seconds, of hang_seconds 45

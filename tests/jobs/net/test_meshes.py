@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jobs import world
-from jobs.net import peer_socket, rendezvous, wire
-from jobs.net.meshes import Meshes
-from jobs.net.relay import Relay
+from howdah.jobs import world
+from howdah.jobs.net import peer_socket, rendezvous, wire
+from howdah.jobs.net.meshes import Meshes
+from howdah.jobs.net.relay import Relay
 from tests.runs.jobs.simulated_agents import ADDRESS_BYTES, address, by_http, connect
 
 MESHES = ("global", "cross_0", "global_process_set_hash_1f", "cross_0_process_set_hash_1f")

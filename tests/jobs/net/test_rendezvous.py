@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from howdah.errors import ClusterError
-from jobs.net import rendezvous, signing, wire
-from jobs.net.peer_socket import owner_of_peer
-from jobs.net.relay import Relay
+from howdah.jobs.net import rendezvous, signing, wire
+from howdah.jobs.net.peer_socket import owner_of_peer
+from howdah.jobs.net.relay import Relay
 
 
 class Payload:

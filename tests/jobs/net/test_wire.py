@@ -12,8 +12,8 @@ import threading
 import pytest
 
 from howdah.errors import ClusterError
-from jobs.net import listener, signing, wire, wire_server
-from jobs.net.refusals import Refusals
+from howdah.jobs.net import listener, signing, wire, wire_server
+from howdah.jobs.net.refusals import Refusals
 from tests.runs.jobs.simulated_agents import ROOT
 from tests.support.jobs.foreign_servers import FOREIGN, foreign
 from tests.support.waiting import wait_until
@@ -238,7 +238,7 @@ def test_a_thousand_refused_requests_are_one_line(driver):
 # -------------------------------------------------------------------------------- descriptors
 FULL = """
 import os, resource, sys, time
-from jobs.net import wire
+from howdah.jobs.net import wire
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 def signed(method, path, body):
     time.sleep(0.5)
@@ -332,7 +332,7 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another us
 
 @pytest.fixture
 def relay(driver):
-    from jobs.net.relay import Relay
+    from howdah.jobs.net.relay import Relay
 
     refused_lines = []
     one = Relay(
@@ -381,7 +381,7 @@ def test_a_connection_that_was_closed_at_once_is_not_taken_for_root_s(
 ):
     """The kernel names user 0 for what has no process any more, and this relay is root's."""
     if table:
-        from jobs.net import peer_socket
+        from howdah.jobs.net import peer_socket
 
         def away(peer, here):
             raise OSError("no sock_diag")

@@ -183,7 +183,7 @@ class ClusterJob(WatchedJob):
     # --------------------------------------------------------------------------------- faults
     def kill_driver(self):
         for pid in self.processes():
-            if "-m yarn driver" in command(pid) and "python" in command(pid).split()[0]:
+            if "-m howdah.yarn driver" in command(pid) and "python" in command(pid).split()[0]:
                 kill(pid)
 
     def kill_master(self):

@@ -1,7 +1,7 @@
 """A driver's job, its clock and its agents, without processes or a cluster."""
 
-from jobs.driver.job import Job
-from jobs.driver.workers import Limits
+from howdah.jobs.driver.job import Job
+from howdah.jobs.driver.workers import Limits
 
 
 class Recorder:

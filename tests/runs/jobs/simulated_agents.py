@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs.backend import Container, DriverAddress, DriverBackend
-from jobs.driver import driver
-from jobs.net import signing
+from howdah.jobs.backend import Container, DriverAddress, DriverBackend
+from howdah.jobs.driver import driver
+from howdah.jobs.net import signing
 from tests import ROOT
 from tests.support.waiting import wait_until
 

@@ -19,13 +19,14 @@ import threading
 import time
 from dataclasses import dataclass
 
-from howdah import isolation, storage
+from howdah import storage
 from howdah.config.loader import load
 from howdah.core.child import Child
 from howdah.errors import ClusterError, HowdahError, render
-from jobs import secret_file
-from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend
-from jobs.net.signing import new_key
+from howdah.jobs import secret_file
+from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend
+from howdah.jobs.net.signing import new_key
+from howdah.process import isolation
 
 _TERM_SECONDS = 0.25
 _SECRETS = "secrets.json"
@@ -205,14 +206,14 @@ def main():
         storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
         storage.be_patient()
         if args.role == "agent":
-            from jobs.agent.agent import run
+            from howdah.jobs.agent.agent import run
 
             return run(config, path, StandInAgent(args.directory, args.container, args.nodes))
         secret_env = secret_file.values(config, os.environ)
     except HowdahError as error:
         print(render(error), file=sys.stderr, flush=True)
         return error.exit_code
-    from jobs.driver.driver import run
+    from howdah.jobs.driver.driver import run
 
     backend = StandInDriver(args.directory, path, args, secret_env)
     try:

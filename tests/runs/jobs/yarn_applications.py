@@ -4,7 +4,7 @@ import http.client
 import json
 import time
 
-from minicluster.plan import HOST
+from tools.minicluster.plan import HOST
 
 LIMIT = 120.0  # seconds; a test that hangs waits longer than this
 

@@ -12,10 +12,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from minicluster import daemons, host, settings
-from minicluster.maven import jars
-from minicluster.plan import Plan
 from tests.support.waiting import wait_until
+from tools.minicluster import daemons, host, settings
+from tools.minicluster.maven import jars
+from tools.minicluster.plan import Plan
 
 SERVICE = "pair"
 NAMENODES = ("nn1", "nn2")

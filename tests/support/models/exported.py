@@ -9,11 +9,11 @@ import numpy as np
 
 from howdah.data.encode import Encoder
 from howdah.data.family import DISTILBERT
+from howdah.models.export.export import export
+from howdah.models.export.run_info import RunInfo
+from howdah.models.weights.pretrained import BaseModel, load_base
 from tests.support.models.tiny_families import FAMILY_NAMES, LABELS, tiny_weights, write_family
 from tests.support.models.tiny_model import write_tiny_model
-from training.model.pretrained import BaseModel, load_base
-from training.serving.export import export
-from training.serving.run_info import RunInfo
 
 FAMILIES = (DISTILBERT.model_type, *FAMILY_NAMES)
 

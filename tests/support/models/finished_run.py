@@ -12,12 +12,12 @@ from howdah import storage
 from howdah.data.encode import Encoder
 from howdah.data.manifest import DatasetManifest, RecordEntry, TokenizerEntry, commit, load_dataset
 from howdah.data.record import Columns, RecordLayout
+from howdah.data.splits.planner import Rows
+from howdah.models.metrics.tally import Tally
+from howdah.training.comm.base import SoloComm
+from howdah.training.evaluation.evaluate import PredictionPart
 from tests.fixtures.dataset import write_rows
 from tests.support.models.tiny_model import write_tiny_model
-from training.comm.base import SoloComm
-from training.data.planner import Rows
-from training.evaluation.tally import Tally
-from training.serving.evaluate import PredictionPart
 
 _COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
 

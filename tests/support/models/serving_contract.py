@@ -1,5 +1,5 @@
 """Tests of an export in either framework and in onnxruntime, run by
-tests/training/serving/test_serve_torch.py, _tf.py and test_serve_onnx.py.
+tests/models/export/test_serve_torch.py, _tf.py and test_serve_onnx.py.
 
 The reference is a forward pass written out in numpy: DistilBERT as its paper and code define it
 (Sanh et al. 2019; transformers' modeling_distilbert.py), with no framework in it.
@@ -21,15 +21,15 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
 from howdah.errors import DataError, ModelError
+from howdah.models.export.export import INFO, export
+from howdah.models.export.run_info import describe_run
+from howdah.models.metrics.metrics import softmax
+from howdah.models.opened.opened import open_model
+from howdah.models.weights.pretrained import load_base
+from howdah.serving.prediction import predict as predictor
+from howdah.training.evaluation.evaluate import evaluate_run
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.support.models.other_family import OTHER, other_config, other_weights
-from training.evaluation.metrics import softmax
-from training.model.pretrained import load_base
-from training.prediction import predict as predictor
-from training.serving.evaluate import evaluate_run
-from training.serving.export import INFO, export
-from training.serving.run_info import describe_run
-from training.serving.serve import open_model
 
 TEXTS = ["the cat sat", "of", "the and in to was he is as for on with that it his by at " * 9, ""]
 
@@ -190,7 +190,7 @@ class ServingContract:
         right = sum(row["label"] == row["predicted"] for row in rows)
         assert metrics["accuracy"] == pytest.approx(right / 25)
         # The rows' scores are those of the reference on the dataset's own ids.
-        from training.data.shards import ShardSet
+        from howdah.data.splits.shards import ShardSet
 
         shards = ShardSet(place["dataset"], "test")
         by_id = {row["id"]: row for row in rows}
@@ -255,15 +255,15 @@ class ServingContract:
 
     def test_each_family_has_its_forward_pass(self, served):
         if self.framework == "torch":
-            from training.model.forward_torch import FORWARD_PASSES
+            from howdah.models.forward.forward_torch import FORWARD_PASSES
 
             own = {f.forward for f in FAMILIES.values() if "torch" in f.frameworks}
         elif self.framework == "onnx":
-            from training.model.forward_onnx import FORWARD_PASSES
+            from howdah.models.forward.forward_onnx import FORWARD_PASSES
 
             own = {f.forward for f in FAMILIES.values() if f.kind == "text"}
         else:
-            from training.model.forward_tf import FORWARD_PASSES
+            from howdah.models.forward.forward_tf import FORWARD_PASSES
 
             own = {f.forward for f in FAMILIES.values() if "tensorflow" in f.frameworks}
         assert own and own <= set(FORWARD_PASSES)

@@ -7,7 +7,6 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from etl.history import rewrite
 from howdah import storage
 from howdah.data.id_index import name_of
 from howdah.data.manifest import (
@@ -20,8 +19,9 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.data.record import ShardWriter
+from howdah.data.splits.shards import ShardSet
+from howdah.etl.history import rewrite
 from tests.fixtures.dataset import build_dataset
-from training.data.shards import ShardSet
 
 
 def build_appended(

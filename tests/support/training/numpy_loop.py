@@ -15,20 +15,20 @@ import pytest
 from safetensors.numpy import load_file
 
 from howdah.config.loader import from_dict
-from training.checkpoint.elastic_state import ElasticState
-from training.checkpoint.read import model_weights
-from training.checkpoint.snapshots import Snapshots
-from training.comm.base import SoloComm
-from training.comm.groups import Groups
-from training.hooks.conclusion import conclude
-from training.hooks.evaluator import Evaluator
-from training.hooks.resumable import ResumableState
-from training.hooks.saver import CheckpointSaver
-from training.preparation.job import prepare
-from training.process.devices import CPU
-from training.process.env import RankEnv
-from training.resuming import resume
-from training.run.run import Run
+from howdah.process.devices import CPU
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.elastic_state import ElasticState
+from howdah.training.checkpoint.read import model_weights
+from howdah.training.checkpoint.snapshots import Snapshots
+from howdah.training.comm.base import SoloComm
+from howdah.training.comm.groups import Groups
+from howdah.training.hooks.conclusion import conclude
+from howdah.training.hooks.evaluator import Evaluator
+from howdah.training.hooks.resumable import ResumableState
+from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.preparation.job import prepare
+from howdah.training.resuming import resume
+from howdah.training.run.run import Run
 
 AMPLITUDES = [0.0, 6.0, 4.0, 5.0, 1.0, 3.0, 7.0, 8.0, 2.0]  # step 4 is the best; 8 steps
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.comm.base import Comm
+from howdah.training.comm.base import Comm
 
 LIMIT = 60.0  # seconds; detects a rank that left the others waiting
 

@@ -16,13 +16,13 @@ from safetensors.numpy import save_file
 
 from howdah import storage
 from howdah.errors import CheckpointError, StorageError, StorageFull
+from howdah.models.weights.tensors import FormatError, read_header, read_tensors
+from howdah.training.checkpoint import throttle
+from howdah.training.checkpoint import write as checkpoint_write
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.manager import Checkpoints, Identity, load
+from howdah.training.checkpoint.state import TrainState
 from tests import ROOT
-from training.checkpoint import throttle
-from training.checkpoint import write as checkpoint_write
-from training.checkpoint.fence import Fence
-from training.checkpoint.manager import Checkpoints, Identity, load
-from training.checkpoint.state import TrainState
-from training.checkpoint.tensors import FormatError, read_header, read_tensors
 
 IDENTITY = Identity(
     base_model="base-1",
@@ -421,7 +421,7 @@ KILL = textwrap.dedent(
     sys.path.insert(0, {root!r})
     from howdah import storage
     from tests.training.checkpoint.test_checkpoint import opened, save
-    from training.checkpoint import manager as checkpoint, write as checkpoint_write
+    from howdah.training.checkpoint import manager as checkpoint, write as checkpoint_write
 
     checkpoints = opened({run!r}, keep=2)
     save(checkpoints, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from howdah import storage
 from howdah.attempts import Attempt
-from training.checkpoint.fence import Fence, FencedOff
+from howdah.training.checkpoint.fence import Fence, FencedOff
 
 FIRST, SECOND = Attempt("application_1_0001", 100.0, 1), Attempt("application_1_0001", 100.0, 2)
 NEXT = Attempt("application_2_0001", 200.0, 1)

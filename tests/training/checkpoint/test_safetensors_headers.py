@@ -7,7 +7,7 @@ import struct
 import pytest
 import safetensors
 
-from training.checkpoint.tensors import FormatError, read_header
+from howdah.models.weights.tensors import FormatError, read_header
 
 
 def tensor(dtype="F32", shape=(2,), offsets=(0, 8)):

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from training.checkpoint.snapshots import Snapshots
+from howdah.training.checkpoint.snapshots import Snapshots
 
 
 def model(value):

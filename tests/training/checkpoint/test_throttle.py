@@ -8,10 +8,10 @@ import threading
 import numpy as np
 import pytest
 
-from training.checkpoint import manager as checkpoint
-from training.checkpoint import throttle
-from training.checkpoint.fence import Fence
-from training.checkpoint.throttle import WriteThrottle
+from howdah.training.checkpoint import manager as checkpoint
+from howdah.training.checkpoint import throttle
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.throttle import WriteThrottle
 
 MIB = 2**20
 

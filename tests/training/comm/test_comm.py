@@ -14,9 +14,9 @@ from howdah.config.launchers import LAUNCHERS
 from howdah.config.model import TrainingSection
 from howdah.doctor import packages
 from howdah.errors import ClusterError, ConfigError
+from howdah.training.comm import backends
+from howdah.training.comm.base import SoloComm, split_apart, split_evenly
 from tests.runs.training_runs import LAUNCH_SECONDS, ROOT, launcher
-from training.comm import backends
-from training.comm.base import SoloComm, split_apart, split_evenly
 
 # The default pairs; `make test-all` runs the others.
 WORLDS = [
@@ -82,11 +82,11 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
 
 PART = """
 import json, os, pathlib, sys, time
-from training.process import env
+from howdah.training.process import env
 env.prepare("torch", threads=1)
 import numpy as np
 from training.comm import backends, distributed_torch
-from training.comm.base import RankLost
+from howdah.training.comm.base import RankLost
 there = [pathlib.Path(sys.argv[1], rank) for rank in "01"]
 there[int(os.environ["RANK"])].touch()
 while not all(path.exists() for path in there):  # the limit also holds while the world forms
@@ -151,7 +151,9 @@ def test_a_world_of_one_needs_no_horovod(no_launcher, framework):
 def test_without_horovod_the_error_of_several_ranks_names_make_setup(no_launcher, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setitem(sys.modules, "training.comm.horovod_torch", None)  # importing it fails
+    monkeypatch.setitem(
+        sys.modules, "howdah.training.comm.horovod_torch", None
+    )  # importing it fails
     with pytest.raises(ClusterError, match="Horovod for torch cannot be loaded") as caught:
         backends.init("torch")
     assert "make setup" in caught.value.remedy

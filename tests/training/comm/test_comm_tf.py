@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from training.comm.base import RankLost
-from training.process import env
+from howdah.process import env
+from howdah.training.comm.base import RankLost
 
 
 @pytest.fixture()
@@ -19,7 +19,7 @@ def tf():
 @pytest.fixture()
 def comm(tf):
     """A Comm that translates errors, without a world."""
-    from training.comm.horovod_tf import HorovodTfComm
+    from howdah.training.comm.horovod_tf import HorovodTfComm
 
     found = object.__new__(HorovodTfComm)
     found.rank, found.size = 0, 2
@@ -51,8 +51,8 @@ def test_rows_of_many_ranks_are_added_in_the_order_of_the_ranks(tf, on_gpu):
     # Both ways of adding, on the CPU: the GPU's adds no id twice in one call.
     import numpy as np
 
-    from training.comm.base import SoloComm
-    from training.optim.gradients_tf import Gradients
+    from howdah.training.comm.base import SoloComm
+    from howdah.training.optim.gradients_tf import Gradients
 
     sent = []
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from howdah.config.model import ModelSection, TrainingSection
+from howdah.data.splits.planner import Rows
+from howdah.models.forward import forward_torch
+from howdah.models.weights.pretrained import load_base
+from howdah.training.comm.base import Comm
+from howdah.training.comm.in_step import InStep, steps_in_step
+from howdah.training.data.readers import Batch
 from tests.support.training.threads_torch import in_threads
 from tools.demo.images import write_vit
-from training.comm.base import Comm
-from training.comm.in_step import InStep, steps_in_step
-from training.data.planner import Rows
-from training.data.readers import Batch
-from training.model import forward_torch
-from training.model.pretrained import load_base
 
 
 def batch(step: int, micro: int, micros: int) -> Batch:

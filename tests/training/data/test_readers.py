@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from howdah import storage
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.data.splits.shard_cache import ShardCache
+from howdah.data.splits.shards import ShardSet, class_counts
 from howdah.errors import DataError
+from howdah.training.data.readers import BatchSource
 from tests.fixtures.dataset import build_dataset
-from training.data.planner import Planner, PlanSpec
-from training.data.readers import BatchSource
-from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet, class_counts
 
 
 def planner_of(shards: ShardSet, batch: int = 16, shuffle: bool = True) -> Planner:
@@ -254,9 +254,9 @@ import sys
 import numpy as np
 framework, path, out = sys.argv[1:]
 from howdah.data.manifest import load_dataset
-from training.data.planner import Planner, PlanSpec
-from training.data.readers import BatchSource
-from training.data.shards import ShardSet
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.training.data.readers import BatchSource
+from howdah.data.splits.shards import ShardSet
 shards = ShardSet(load_dataset(path), "train")
 spec = PlanSpec(dataset_hash="x", split="train", seed=5, global_batch_size=16)
 planner = Planner(shards.lengths, spec)

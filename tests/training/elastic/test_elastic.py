@@ -15,14 +15,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from howdah import storage
+from howdah.data.splits.planner import Planner, PlanSpec
+from howdah.data.splits.shards import ShardSet
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.checkpoint.manager import Checkpoints
 from tests.runs.jobs.local_jobs import ROOT, LocalJob
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.by_default import either
-from training.checkpoint.manager import Checkpoints
-from training.data.planner import Planner, PlanSpec
-from training.data.shards import ShardSet
-from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.mpi
 

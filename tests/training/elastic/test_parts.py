@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from howdah.errors import UsageError
+from howdah.models.runs.metrics_log import MetricsLog, read_metrics
+from howdah.training.checkpoint.elastic_state import ElasticState
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import Comm, Waits
+from howdah.training.comm.connections import Connections
+from howdah.training.elastic.control_channel import ChannelConsole, ControlChannel
+from howdah.training.elastic.heartbeat import Heartbeat
+from howdah.training.run.metrics_logger import MetricsLogger
 from tests.runs.jobs.local_jobs import ROOT
-from training.checkpoint.elastic_state import ElasticState
-from training.checkpoint.state import TrainState
-from training.comm.base import Comm, Waits
-from training.comm.connections import Connections
-from training.elastic.control_channel import ChannelConsole, ControlChannel
-from training.elastic.heartbeat import Heartbeat
-from training.run.metrics_log import MetricsLog, read_metrics
-from training.run.metrics_logger import MetricsLogger
 
 WAIT = 30  # seconds; detects a hang
 
@@ -178,7 +178,7 @@ def test_orders_come_down_and_words_go_up(pair):
 def test_a_process_ends_with_its_agent():
     ours, theirs = socket.socketpair()
     code = (
-        "import time; from training.elastic.control_channel import ControlChannel; "
+        "import time; from howdah.training.elastic.control_channel import ControlChannel; "
         "link = ControlChannel.of_environment();"
         "link.listen(on_stop=print, on_loss=print); link.send('ready'); time.sleep(600)"
     )
@@ -284,7 +284,7 @@ def read(directory) -> list[tuple]:
 def test_a_line_has_the_time_it_was_written_at_to_the_millisecond(tmp_path, monkeypatch):
     path = str(tmp_path / "metrics.jsonl")
     log = MetricsLog(path, path, 1)
-    monkeypatch.setattr("training.run.metrics_log.time.time", lambda: 1795456123.4567)
+    monkeypatch.setattr("howdah.models.runs.metrics_log.time.time", lambda: 1795456123.4567)
     log.write(step=1, loss=0.123456789, grad_norm=math.nan)
     log.close()
     (line,) = read_metrics(str(tmp_path))

@@ -8,12 +8,12 @@ import re
 import pytest
 
 from howdah import storage
+from howdah.data.splits.planner import Planner
 from howdah.errors import HowdahError
+from howdah.training.checkpoint.manager import load
+from howdah.training.comm.base import RankLost
 from tests import ROOT as REPOSITORY
 from tests.support.training.numpy_loop import AMPLITUDES, Training, fixture_begin  # noqa: F401 - a fixture
-from training.checkpoint.manager import load
-from training.comm.base import RankLost
-from training.data.planner import Planner
 
 ROOT = str(REPOSITORY)
 

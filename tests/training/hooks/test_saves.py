@@ -12,10 +12,10 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import HowdahError, StorageUnavailable
+from howdah.training.checkpoint import manager as checkpoint_module
+from howdah.training.hooks.saver import CheckpointSaver
 from tests.support.training.numpy_loop import AMPLITUDES, fixture_begin, settled_step  # noqa: F401 - a fixture
 from tests.support.waiting import wait_until
-from training.checkpoint import manager as checkpoint_module
-from training.hooks.saver import CheckpointSaver
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def now(monkeypatch):
     clock = types.SimpleNamespace(seconds=0.0)
     real = time.monotonic
     monkeypatch.setattr(
-        "training.checkpoint.schedule.time.monotonic", lambda: real() + clock.seconds
+        "howdah.training.checkpoint.schedule.time.monotonic", lambda: real() + clock.seconds
     )
     return clock
 

@@ -8,15 +8,15 @@ import sys
 import pytest
 
 from howdah.core.processes import process_start
+from howdah.training.run.local_dir import RankRecord
 from tests import ROOT
 from tests.support.waiting import wait_until
-from training.run.local_dir import RankRecord
 
 LIMIT = 60  # seconds; detects a hang
 
 RANK = """
 import signal, sys, time
-from training.run.local_dir import RankRecord
+from howdah.training.run.local_dir import RankRecord
 directory, rank, kind = sys.argv[1:]
 def save(number, frame):
     time.sleep(0.3)
@@ -37,7 +37,7 @@ time.sleep(600)
 TRAIN = """
 import sys, time
 from howdah.core.child import Child
-from training.launch.guard import guarded
+from howdah.training.launch.guard import guarded
 directory, seconds, *launcher = sys.argv[1:]
 with Child([sys.executable, "-c", *launcher]) as child:
     with guarded(directory, child.pid, float(seconds)):

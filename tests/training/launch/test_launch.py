@@ -21,18 +21,18 @@ from howdah.errors import (
     TrainingError,
     UsageError,
 )
+from howdah.process import env
+from howdah.training.comm import backends
+from howdah.training.comm import base as comm
+from howdah.training.launch import command as launch_command
+from howdah.training.launch import launch, outcome
+from howdah.training.launch.ranks import Ranks
+from howdah.training.run.local_dir import RankRecord, RunLock
 from tests import ROOT as REPOSITORY
 from tests.support.waiting import wait_until
-from training.comm import backends
-from training.comm import base as comm
-from training.launch import command as launch_command
-from training.launch import launch, outcome
-from training.launch.ranks import Ranks
-from training.process import env
-from training.run.local_dir import RankRecord, RunLock
 
 ROOT = str(REPOSITORY)
-RANK = [sys.executable, "-P", "-m", "training", "--config", "run/config.yaml"]
+RANK = [sys.executable, "-P", "-m", "howdah.training", "--config", "run/config.yaml"]
 
 
 def words(**changes) -> list[str]:
@@ -71,13 +71,13 @@ def test_mpirun_on_other_machines():
 
 def test_horovodrun_takes_gloo():
     argv = words(np=3, launcher="horovodrun", grace_seconds=45.5)
-    assert argv[:5] == [sys.executable, "-P", "-m", "training.launch.horovodrun", "46"]
+    assert argv[:5] == [sys.executable, "-P", "-m", "howdah.training.launch.horovodrun", "46"]
     assert argv[5:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
 
 
 def test_torchrun_waits_for_the_checkpoint_and_starts_ranks_here_alone():
     argv = words(np=3, launcher="torchrun", grace_seconds=45.5)
-    assert argv[:5] == [sys.executable, "-P", "-m", "training.launch.torchrun", "46"]
+    assert argv[:5] == [sys.executable, "-P", "-m", "howdah.training.launch.torchrun", "46"]
     assert argv[5:] == ["--nnodes", "1", "--nproc-per-node", "3", "--no-python", *RANK]
     with pytest.raises(UsageError, match="its own machine only"):
         words(launcher="torchrun", hosts="a:1,b:1")
@@ -192,7 +192,7 @@ def job_of(script: str, tmp_path, np=1, grace=30.0) -> Ranks:
     head = f"""
 import os, signal, subprocess, sys, time
 sys.path.insert(0, {ROOT!r})
-from training.run.local_dir import RankRecord
+from howdah.training.run.local_dir import RankRecord
 def rank(n): RankRecord.of_this_process(n).write({str(tmp_path)!r})
 """
     argv = [sys.executable, "-c", head + textwrap.dedent(script)]
@@ -214,7 +214,7 @@ def test_nothing_is_left_of_a_job_whose_launcher_dies(tmp_path):
     child = '''
     import os, signal, sys, time
     sys.path.insert(0, {ROOT!r})
-    from training.run.local_dir import RankRecord
+    from howdah.training.run.local_dir import RankRecord
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     RankRecord.of_this_process(0).write({str(tmp_path)!r})
     print("up", flush=True)
@@ -261,7 +261,7 @@ def test_a_rank_that_vanishes_is_named_and_the_launcher_is_not_waited_for(tmp_pa
 def test_a_rank_that_has_said_its_word_is_not_lost(tmp_path):
     script = """
     rank(0)
-    from training.process import failure
+    from howdah.training.process import failure
     from howdah.errors import DataError
     failure.write(%r, failure.of(0, DataError("bad")))
     sys.exit(3)

@@ -2,8 +2,8 @@
 
 from howdah.config.loader import from_dict
 from howdah.errors import ClusterError, DataError, Interrupted, TrainingError
-from training.launch import outcome
-from training.process import failure
+from howdah.training.launch import outcome
+from howdah.training.process import failure
 
 
 def config(tmp_path, **sections):

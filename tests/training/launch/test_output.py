@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from training.launch.output import Relay
+from howdah.training.launch.output import Relay
 
 
 def relayed(text: str, tmp_path) -> tuple[str, str, str]:

@@ -18,11 +18,11 @@ import pytest
 
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, UsageError
+from howdah.training.launch import launch
 from tests.fixtures.launched import LIMIT, Job
 from tests.runs.network import shaped_hosts
 from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT, Finished, launcher, train
-from training.launch import launch
 
 WITHOUT_HOROVOD = {
     "PYTHONPATH": os.pathsep.join([os.path.join(ROOT, "tests", "workers", "no_horovod"), ROOT])
@@ -87,7 +87,7 @@ def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
     there = Finished(str(tmp_path / "two"), 0, "")
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "eth0"}
     env |= {"PATH": os.path.dirname(sys.executable) + os.pathsep + env["PATH"]}
-    rank = [sys.executable, "-m", "training", "--config", f"{whole.directory}/given.yaml"]
+    rank = [sys.executable, "-m", "howdah.training", "--config", f"{whole.directory}/given.yaml"]
     rank += ["--set", f"run.directory={there.directory}"]
     started = []
     with ShapedHosts(2, "1gbit") as hosts:
@@ -191,7 +191,7 @@ def test_torchrun_starts_no_ranks_on_other_machines(tmp_path):
 def test_bare_torchrun_with_tensorflow_is_refused_once_before_a_framework_is_loaded(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text("training: {framework: tensorflow}\n")
-    rank = [sys.executable, "-X", "importtime", "-m", "training", "--config", str(config)]
+    rank = [sys.executable, "-X", "importtime", "-m", "howdah.training", "--config", str(config)]
     job = Job(str(tmp_path), [*launcher("torchrun", 2), *rank], {})
     assert job.end() != 0
     assert job.stderr.count("which tensorflow cannot join") == 1
@@ -204,7 +204,7 @@ def test_without_a_meeting_point_the_error_names_the_launchers_that_give_one(tmp
     script = """
 import os
 from howdah.errors import ClusterError
-from training.process import env
+from howdah.training.process import env
 env.prepare("torch", threads=1)
 from training.comm import backends
 try:

@@ -12,15 +12,15 @@ import torch
 
 from howdah.config.model import TrainingSection
 from howdah.errors import StorageFull
+from howdah.models.weights.parameters import decays
+from howdah.models.weights.stored import Spool
+from howdah.training.checkpoint.read import ADAM_M, ADAM_V
+from howdah.training.comm.base import Comm, SoloComm
+from howdah.training.optim.adamw_torch import AdamW, DividedAdamW, WholeAdamW
+from howdah.training.optim.flat_torch import ALIGNED, FlatLayout, Shares, flatten
+from howdah.training.optim.gradients_torch import FlatGradients
+from howdah.training.optim.loss_scale import clip_factor
 from tests.support.training.threads_torch import in_threads
-from training.checkpoint.read import ADAM_M, ADAM_V
-from training.checkpoint.stored import Spool
-from training.comm.base import Comm, SoloComm
-from training.model.parameters import decays
-from training.optim.adamw_torch import AdamW, DividedAdamW, WholeAdamW
-from training.optim.flat_torch import ALIGNED, FlatLayout, Shares, flatten
-from training.optim.gradients_torch import FlatGradients
-from training.optim.loss_scale import clip_factor
 
 WORDS = "embeddings.weight"
 SHAPES = {WORDS: (131, 17), "a.weight": (37, 41), "a.bias": (5,), "b.weight": (1003,)}
@@ -185,8 +185,8 @@ def test_training_does_not_load_what_compiles():
     code = """if True:
         import sys, torch
         from howdah.config.model import TrainingSection
-        from training.optim.adamw_torch import WholeAdamW
-        import training.loop_torch
+        from howdah.training.optim.adamw_torch import WholeAdamW
+        import howdah.training.loop_torch
         parameter = torch.nn.Parameter(torch.zeros(3))
         parameter.grad = torch.ones(3)
         optimizer = WholeAdamW({"a.bias": parameter}, TrainingSection())

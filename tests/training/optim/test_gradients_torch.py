@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from training.comm.base import SoloComm
-from training.optim.gradients_torch import FlatGradients
+from howdah.training.comm.base import SoloComm
+from howdah.training.optim.gradients_torch import FlatGradients
 
 WORD_EMBEDDINGS = "embeddings.weight"
 
@@ -113,7 +113,7 @@ def test_rows_of_two_ranks(named):
 def test_within_a_node_messages_are_small_unless_their_number_is_given(
     named, monkeypatch, groups, within_node, sent
 ):
-    monkeypatch.setattr("training.optim.gradients_torch.NODE_MESSAGE", 64)
+    monkeypatch.setattr("howdah.training.optim.gradients_torch.NODE_MESSAGE", 64)
     named = dict(reversed(named.items()))  # the table is the last tensor in any case
     gradients = FlatGradients(named, words=WORD_EMBEDDINGS)
     gradients.arrange(groups, sparse_embeddings=False)

@@ -3,8 +3,8 @@
 import pytest
 import tensorflow as tf
 
+from howdah.training.optim.losses_tf import LABELS, row_losses
 from tests.support.training.task_losses import batch, by_hand, options
-from training.optim.losses_tf import LABELS, row_losses
 
 
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from howdah.training.optim.losses_torch import row_losses
 from tests.support.training.task_losses import POSITIVE, SMOOTHING, batch, by_hand, options
-from training.optim.losses_torch import row_losses
 
 
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])

@@ -9,7 +9,12 @@ import sys
 import pytest
 
 from howdah.config.model import TrainingSection
-from training.optim.schedule import Schedule, peak_learning_rate, total_steps, warmup_steps
+from howdah.training.optim.schedule import (
+    Schedule,
+    peak_learning_rate,
+    total_steps,
+    warmup_steps,
+)
 
 PEERS = """
 import json, os, sys

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from howdah.config.model import TrainingSection
 from howdah.errors import StorageFull
-from tests.training.model.test_split_torch import LABELS, NONE, SHAPE, weights
-from training.checkpoint.read import MODEL
-from training.comm.distributed_torch import TorchComm
-from training.model import forward_torch
-from training.model.sharded_torch import shard
-from training.optim.adamw_torch import WholeAdamW
-from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from howdah.models.forward import forward_torch
+from howdah.models.forward.sharded_torch import shard
+from howdah.training.checkpoint.read import MODEL
+from howdah.training.comm.distributed_torch import TorchComm
+from howdah.training.optim.adamw_torch import WholeAdamW
+from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from tests.models.forward.test_split_torch import LABELS, NONE, SHAPE, weights
 
 STEPS, LR = 4, 0.01
 

@@ -15,31 +15,31 @@ import sys
 import pytest
 
 from howdah.errors import TrainingError
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.training.checkpoint.state import TrainState
 from tests import ROOT
 from tests.runs.training_runs import SETTINGS, _nested
 from tests.support.by_default import either
 from tests.training.run.test_run import STEP, open_run
-from training.checkpoint.state import TrainState
-from training.run.metrics_log import read_metrics
 
 _RUN = """
 import sys
-from training.optim import loss_scale
+from howdah.training.optim import loss_scale
 
 loss_scale._FIRST = 4.0
 framework, path = sys.argv[1:]
 if framework == "torch":
     from training import loop_torch as loop
-    from training.optim.gradients_torch import FlatGradients
+    from howdah.training.optim.gradients_torch import FlatGradients
     FlatGradients.norm = lambda self, comm: float("inf")
 else:
     from training import loop_tf as loop
-    from training.optim.steps_tf import Steps
+    from howdah.training.optim.steps_tf import Steps
     reduce = Steps.reduce
     Steps.reduce = lambda self: reduce(self) + float("inf")
 kept = loss_scale.LossScale
 loop.LossScale = lambda state, on: kept(state, on=True)
-from training.__main__ import main
+from howdah.training.__main__ import main
 sys.exit(main(["--config", path]))
 """
 

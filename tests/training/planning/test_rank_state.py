@@ -8,8 +8,8 @@ from howdah.config.loader import from_dict
 from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import ConfigError
-from training.planning.preview import preview, scaling_preview
-from training.planning.rank_state import rank_state
+from howdah.training.planning.preview import preview, scaling_preview
+from howdah.training.planning.rank_state import rank_state
 
 BASE = DISTILBERT.complete({})
 WEIGHTS = DISTILBERT.parameters(BASE, 4)

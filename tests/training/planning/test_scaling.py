@@ -12,9 +12,9 @@ import pytest
 
 from howdah.config.loader import load
 from howdah.errors import DataError, TrainingError, UsageError
+from howdah.training.planning import calibrate, preview, scaling, short_runs
+from howdah.training.planning.scaling import Compute, Gradient, Network, Work
 from tests.runs.training_runs import ROOT, SETTINGS, _nested
-from training.planning import calibrate, preview, scaling, short_runs
-from training.planning.scaling import Compute, Gradient, Network, Work
 
 COMPUTE = Compute(fixed_seconds=0.1, token_seconds=1e-4)
 GRADIENT = Gradient(

@@ -10,13 +10,13 @@ import pytest
 
 from howdah.config import loader as configuration
 from howdah.config.loader import dump_yaml
+from howdah.training.planning import calibrate, short_runs
+from howdah.training.planning.calibrate import Calibration
 from tests.fixtures.dataset import build_dataset
 from tests.runs.network import gloo_ranks, shaped_hosts
 from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT
 from tests.support.models.tiny_model import write_tiny_model
-from training.planning import calibrate, short_runs
-from training.planning.calibrate import Calibration
 
 pytestmark = [
     pytest.mark.mpi,
@@ -51,7 +51,7 @@ def measured_step(config, directory: str, ranks: int, rate: str, found: Calibrat
     path = os.path.join(short.run.directory, "given.yaml")
     with open(path, "w", encoding="utf-8") as file:
         file.write(dump_yaml(short))
-    argv = [sys.executable, "-m", "training", "--config", path]
+    argv = [sys.executable, "-m", "howdah.training", "--config", path]
     env = os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}
     with ShapedHosts(ranks, rate) as hosts:
         rendezvous = gloo_ranks.Rendezvous(address=hosts.address, interface="eth0", one_host=False)

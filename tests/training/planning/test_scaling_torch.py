@@ -8,9 +8,9 @@ import os
 import pytest
 
 from howdah.config import loader as configuration
+from howdah.process import env
+from howdah.training.planning import calibrate
 from tests.support.models.tiny_model import tiny_weights
-from training.planning import calibrate
-from training.process import env
 
 
 @pytest.mark.parametrize("groups", [None, 3])
@@ -19,8 +19,8 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     tiny_dataset, tiny_model_dir, groups, frozen
 ):
     env.prepare("torch")
-    from training.model import forward_torch
-    from training.optim.gradients_torch import FlatGradients
+    from howdah.models.forward import forward_torch
+    from howdah.training.optim.gradients_torch import FlatGradients
 
     config = configuration.from_dict(
         {

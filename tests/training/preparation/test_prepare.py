@@ -13,15 +13,15 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, DataError, ModelError, UsageError
+from howdah.process.devices import CPU, Device
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import SoloComm
+from howdah.training.optim.loss_scale import LossScale, clip_factor
+from howdah.training.preparation.job import Job, prepare
+from howdah.training.run.run import Run
 from tests.fixtures.dataset import build_dataset
 from tests.support.models.tiny_model import write_tiny_model
-from training.checkpoint.state import TrainState
-from training.comm.base import SoloComm
-from training.optim.loss_scale import LossScale, clip_factor
-from training.preparation.job import Job, prepare
-from training.process.devices import CPU, Device
-from training.process.env import RankEnv
-from training.run.run import Run
 
 AMPERE = Device("GPU", "NVIDIA A100-SXM4-40GB", (8, 0))
 VOLTA = Device("GPU", "Tesla V100-SXM2-16GB", (7, 0))
@@ -241,7 +241,9 @@ class Among(OneOfAlike):
 @pytest.fixture(params=[True, False])
 def gains(request, monkeypatch) -> bool:
     """Whether this machine's processor is taken for one that gains by bf16."""
-    monkeypatch.setattr("training.preparation.precision.cpu_gains_by_bf16", lambda: request.param)
+    monkeypatch.setattr(
+        "howdah.training.preparation.precision.cpu_gains_by_bf16", lambda: request.param
+    )
     return request.param
 
 
@@ -287,7 +289,7 @@ def test_a_precision_that_was_settled_stays(tiny_dataset, tiny_model_dir, gains,
 def test_processors_without_bf16_are_named(
     monkeypatch, tiny_dataset, tiny_model_dir, framework, precision, emulates, warns
 ):
-    monkeypatch.setattr("training.preparation.precision.cpu_emulates_bf16", lambda: emulates)
+    monkeypatch.setattr("howdah.training.preparation.precision.cpu_emulates_bf16", lambda: emulates)
     console = io.StringIO()
     job(tiny_dataset.path, tiny_model_dir, Among((precision, None)), console=console,
         training={"framework": framework, "precision": precision})  # fmt: skip
@@ -302,7 +304,7 @@ def test_auto_is_bf16_on_gpus_of_capability_8(
     monkeypatch, tiny_dataset, tiny_model_dir, device, precision, width
 ):
     # Described devices: no GPU is needed, nor was one at hand.
-    monkeypatch.setattr("training.preparation.precision.cpu_gains_by_bf16", lambda: True)
+    monkeypatch.setattr("howdah.training.preparation.precision.cpu_gains_by_bf16", lambda: True)
     got = job(tiny_dataset.path, tiny_model_dir, device=device)
     assert (got.precision, got.pad_multiple) == (precision, width)
 

@@ -9,16 +9,16 @@ import sys
 
 import pytest
 
-from jobs.driver.faults import fault_of
+from howdah.jobs.driver.faults import fault_of
+from howdah.process.devices import CPU, Device, require
 from tests import ROOT as REPOSITORY
-from training.process.devices import CPU, Device, require
 
 ROOT = str(REPOSITORY)
 _FIND = """
 import json, sys
-from training.process import env
+from howdah.training.process import env
 env.prepare(sys.argv[1])
-from training.process import devices
+from howdah.training.process import devices
 found = devices.find(sys.argv[1])
 try:
     devices.require(sys.argv[1], found)

@@ -9,9 +9,9 @@ import pytest
 
 from howdah.core import machine
 from howdah.errors import UsageError
+from howdah.process import env
+from howdah.process.env import RankEnv
 from tests import ROOT as REPOSITORY
-from training.process import env
-from training.process.env import RankEnv
 
 ROOT = str(REPOSITORY)
 
@@ -69,7 +69,7 @@ def prepared(framework: str, **variables: str) -> dict[str, str]:
     script = f"""
 import json, os, sys
 sys.path.insert(0, {ROOT!r})
-from training.process import env
+from howdah.training.process import env
 from howdah.errors import HowdahError
 try:
     env.prepare({framework!r}, threads=3)

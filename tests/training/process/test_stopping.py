@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from howdah.errors import Interrupted, Terminated, UsageError
-from training.process import failure
-from training.process.stopping import StopSignals
+from howdah.training.process import failure
+from howdah.training.process.stopping import StopSignals
 
 
 @pytest.fixture

@@ -14,18 +14,18 @@ import time
 import pytest
 
 from howdah.errors import ClusterError
+from howdah.training.comm.base import Waits
+from howdah.training.run.collective_limit import CollectiveLimit
 from tests import ROOT as REPOSITORY
-from training.comm.base import Waits
-from training.run.collective_limit import CollectiveLimit
 
 ROOT = str(REPOSITORY)
 _RANK = """
 import sys, threading
 from howdah.config.loader import from_dict
-from training.run.collective_limit import CollectiveLimit
-from training.comm.base import Waits
-from training.process.env import RankEnv
-from training.run.run import Run
+from howdah.training.run.collective_limit import CollectiveLimit
+from howdah.training.comm.base import Waits
+from howdah.process.env import RankEnv
+from howdah.training.run.run import Run
 
 directory, saves, inside = sys.argv[1:]
 config = from_dict({"run": {"directory": directory}, "checkpoint": {"grace_seconds": 1.0}})

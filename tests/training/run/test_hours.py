@@ -7,9 +7,9 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, NotFound
-from howdah.runs import applications, hours
-from howdah.runs.command import VARIABLE, began_by, shown_command
-from training.run.run_json import RunFile
+from howdah.models.runs import applications, hours
+from howdah.models.runs.command import VARIABLE, began_by, shown_command
+from howdah.models.runs.run_json import RunFile
 
 PRICES = {"currency": "EUR", "per_vcore_hour": 0.1, "per_gib_hour": 0.01, "per_gpu_hour": 2.0}
 
@@ -143,7 +143,7 @@ def test_the_command_has_no_secret(monkeypatch):
     yaml = ["howdah", "etl", "--set", "data.spark.conf={fs.s3a.secret.key: hunter2}"]
     assert shown_command(yaml) == "howdah etl --set data.spark.conf=***left-out***"
     for program, name in (("/a/howdah/cli/__main__.py", "howdah"), ("/b/training/__main__.py",
-                          "python -m training")):  # fmt: skip
+                          "python -m howdah.training")):  # fmt: skip
         assert shown_command([program, "x"]) == f"{name} x"
     monkeypatch.setenv(VARIABLE, shown)
     assert began_by() == shown

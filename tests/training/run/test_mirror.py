@@ -7,13 +7,13 @@ import pytest
 
 from howdah import storage
 from howdah.errors import StorageError
+from howdah.models.runs.metrics_log import MetricsLog, read_metrics
 from howdah.storage import backends, growing
 from howdah.storage.fsspec_backends import MemoryStorage
+from howdah.training.run import mirror as mirrors
+from howdah.training.run.mirror import Mirror
+from howdah.yarn.application import YarnApplication
 from tests.support.waiting import wait_until
-from training.run import mirror as mirrors
-from training.run.metrics_log import MetricsLog, read_metrics
-from training.run.mirror import Mirror
-from yarn.application import YarnApplication
 
 LINE = b'{"attempt": 1, "step": 10, "loss": 0.512, "lr": 4.1e-05, "epoch": 1.2, "time": 1.0}\n'
 

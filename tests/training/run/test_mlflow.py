@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from howdah.errors import ClusterError
+from howdah.models.runs.run_json import RunFile
+from howdah.serving.report import report
+from howdah.training.checkpoint.state import TrainState
 from tests.training.run.test_run import IDENTITY, open_run, take_steps
-from training.checkpoint.state import TrainState
-from training.evaluation import report
-from training.run.run_json import RunFile
 
 
 def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):

@@ -21,16 +21,16 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import CheckpointError
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.fence import FencedOff
+from howdah.training.checkpoint.manager import Identity
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import Waits
+from howdah.training.elastic.heartbeat import Heartbeat
+from howdah.training.run.mirror import Mirror
+from howdah.training.run.run import Run
 from tests import ROOT as REPOSITORY
-from training.checkpoint.fence import FencedOff
-from training.checkpoint.manager import Identity
-from training.checkpoint.state import TrainState
-from training.comm.base import Waits
-from training.elastic.heartbeat import Heartbeat
-from training.process.env import RankEnv
-from training.run.metrics_log import read_metrics
-from training.run.mirror import Mirror
-from training.run.run import Run
 
 ROOT = str(REPOSITORY)
 IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
@@ -219,11 +219,11 @@ _RANK = textwrap.dedent(
     import json, os, sys
     sys.path.insert(0, {root!r})
     from howdah.config.loader import from_dict
-    from training.comm.base import Waits
-    from training.process.env import RankEnv
-    from training.elastic.heartbeat import Heartbeat
-    from training.run.run import Run
-    from training.checkpoint.state import TrainState
+    from howdah.training.comm.base import Waits
+    from howdah.process.env import RankEnv
+    from howdah.training.elastic.heartbeat import Heartbeat
+    from howdah.training.run.run import Run
+    from howdah.training.checkpoint.state import TrainState
     from tests.training.run.test_possession import take_steps
 
     every = {{"logging_steps": 1}}

@@ -25,17 +25,17 @@ from howdah.errors import (
     StorageFull,
     UsageError,
 )
+from howdah.models.runs.metrics_log import MetricsLog, read_metrics
+from howdah.models.runs.run_json import RunFile, config_hash
+from howdah.process.env import RankEnv
+from howdah.training.checkpoint.manager import Identity
+from howdah.training.checkpoint.schedule import CheckpointSchedule
+from howdah.training.checkpoint.state import TrainState, score_of
+from howdah.training.run.event_file import EventFile
+from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
+from howdah.training.run.progress import Progress, StepMetrics
+from howdah.training.run.run import Run
 from tests import ROOT as REPOSITORY
-from training.checkpoint.manager import Identity
-from training.checkpoint.schedule import CheckpointSchedule
-from training.checkpoint.state import TrainState, score_of
-from training.process.env import RankEnv
-from training.run.event_file import EventFile
-from training.run.local_dir import RankRecord, RunLock, local_directory
-from training.run.metrics_log import MetricsLog, read_metrics
-from training.run.progress import Progress, StepMetrics
-from training.run.run import Run
-from training.run.run_json import RunFile, config_hash
 
 ROOT = str(REPOSITORY)
 IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
 
 def test_when_a_checkpoint_is_due(monkeypatch):
     now = types.SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr("training.checkpoint.schedule.time.monotonic", lambda: now.seconds)
+    monkeypatch.setattr("howdah.training.checkpoint.schedule.time.monotonic", lambda: now.seconds)
     times = CheckpointSchedule(CheckpointSection(every_steps=40, every_minutes=10))
     times.begin(0)
     assert [step for step in range(1, 81) if times.due(step, busy=True)] == [40, 80]
@@ -245,7 +245,7 @@ def test_a_killed_holder_leaves_no_lock_behind(tmp_path):
     script = textwrap.dedent(f"""
         import sys, time
         sys.path.insert(0, {ROOT!r})
-        from training.run.local_dir import RunLock
+        from howdah.training.run.local_dir import RunLock
         lock = RunLock({str(tmp_path)!r}, ".lock", "run")
         lock.take()
         print("taken", flush=True)

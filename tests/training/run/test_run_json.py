@@ -10,13 +10,12 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import DataError
-from howdah.models.gate import finished_run
-from howdah.runs import record
-from jobs.status.text import run_summary
-from training.checkpoint.identity import Identity
-from training.evaluation import report
-from training.run import run_json
-from training.run.run_json import RunFile
+from howdah.jobs.status.text import run_summary
+from howdah.models.runs import record, run_json
+from howdah.models.runs.identity import Identity
+from howdah.models.runs.run_json import RunFile
+from howdah.serving.registry.gate import finished_run
+from howdah.serving.report import report
 
 IDENTITY = Identity(
     base_model="weights",

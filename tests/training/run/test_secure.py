@@ -15,12 +15,12 @@ import pytest
 from howdah import storage
 from howdah.errors import Terminated, TokensExpiring
 from howdah.hadoop import tokens
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.process import token_expiry
+from howdah.training.process.token_expiry import TokenExpiry
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
-from training.checkpoint.manager import Checkpoints
-from training.process import token_expiry
-from training.process.token_expiry import TokenExpiry
 
 LIMIT = 250  # seconds; detects a hang
 
@@ -182,7 +182,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
     tmp_path, tiny_model_dir, monkeypatch
 ):
     """The tokens live 150 s at most; training stops 65 s before that."""
-    from minicluster import MiniCluster
+    from tools.minicluster import MiniCluster
 
     cluster = MiniCluster(tmp_path / "cluster")
     cluster.start(secure=True, token_max_seconds=150, token_renew_seconds=150)

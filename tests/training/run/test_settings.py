@@ -1,7 +1,7 @@
 """Which steps of a run had which settings, by its attempts."""
 
 from howdah.config.loader import from_dict
-from howdah.runs.settings import described, learnt_with, settings_at, stages
+from howdah.models.runs.settings import described, learnt_with, settings_at, stages
 
 
 def attempt(resumed, lr=None, **more):

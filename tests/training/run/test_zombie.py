@@ -23,27 +23,27 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import CheckpointError
+from howdah.models.export.export import export
+from howdah.models.export.run_info import RunInfo
+from howdah.models.runs.metrics_log import MetricsLog
+from howdah.models.runs.run_json import RunFile
+from howdah.models.weights.pretrained import load_base
+from howdah.process.env import RankEnv
+from howdah.serving.report import report
+from howdah.training.checkpoint.fence import Fence, FencedOff
+from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.checkpoint.state import TrainState
+from howdah.training.comm.base import SoloComm
+from howdah.training.evaluation.evaluate import evaluate
+from howdah.training.launch import outcome
+from howdah.training.run.event_file import EventFile
+from howdah.training.run.local_dir import RankRecord
+from howdah.training.run.run import Run
+from howdah.training.run.tracking import MlflowTracker, Provenance
+from tests.models.export.test_export import LABELS, weights_for
 from tests.runs.training_runs import ROOT, SETTINGS, _nested
 from tests.support.waiting import wait_until
 from tests.training.run.test_possession import STEP, everything
-from tests.training.serving.test_export import LABELS, weights_for
-from training.checkpoint.fence import Fence, FencedOff
-from training.checkpoint.manager import Checkpoints, Identity
-from training.checkpoint.state import TrainState
-from training.comm.base import SoloComm
-from training.evaluation import report
-from training.launch import outcome
-from training.model.pretrained import load_base
-from training.process.env import RankEnv
-from training.run.event_file import EventFile
-from training.run.local_dir import RankRecord
-from training.run.metrics_log import MetricsLog
-from training.run.run import Run
-from training.run.run_json import RunFile
-from training.run.tracking import MlflowTracker, Provenance
-from training.serving.evaluate import evaluate
-from training.serving.export import export
-from training.serving.run_info import RunInfo
 
 SECONDS = 240
 """Detects a hang."""
@@ -60,7 +60,7 @@ class Attempt:
         env = {"TMPDIR": str(place), "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}
         self._output = open(place / "output", "w")  # noqa: SIM115 - the process has it
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "training", "--config", str(config)],
+            [sys.executable, "-m", "howdah.training", "--config", str(config)],
             cwd=ROOT, env=os.environ | env, stdout=self._output, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.output = place / "output"

@@ -7,7 +7,7 @@ BROKEN=node:batches    on that node (stand_in_cluster.py: nodes/<node>) every pr
 import os
 
 if "HOWDAH_LINK_FD" in os.environ and "BROKEN" in os.environ:
-    from training.preparation.job import Job
+    from howdah.training.preparation.job import Job
 
     node, number = os.environ["BROKEN"].split(":")
     train_source = Job.train_source

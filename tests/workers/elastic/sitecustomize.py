@@ -19,13 +19,13 @@ import threading
 import time
 
 if "HOWDAH_LINK_FD" in os.environ:
-    from training.checkpoint import manager as checkpoint
-    from training.checkpoint.elastic_state import ElasticState
-    from training.comm import backends
-    from training.elastic.control_channel import ControlChannel
-    from training.hooks import conclusion
-    from training.preparation.job import Job
-    from training.serving import evaluate as evaluation
+    from howdah.training.checkpoint import manager as checkpoint
+    from howdah.training.checkpoint.elastic_state import ElasticState
+    from howdah.training.comm import backends
+    from howdah.training.elastic.control_channel import ControlChannel
+    from howdah.training.evaluation import evaluate as evaluation
+    from howdah.training.hooks import conclusion
+    from howdah.training.preparation.job import Job
 
     FAULTS = json.loads(os.environ.get("ELASTIC_FAULTS", "[]"))
     ROWS = os.environ["ELASTIC_ROWS"]
@@ -102,8 +102,8 @@ if "HOWDAH_LINK_FD" in os.environ:
         import sys
 
         for module, owner, name in (
-            ("training.optim.gradients_torch", "FlatGradients", "reduce_"),
-            ("training.optim.steps_tf", "Steps", "reduce"),
+            ("howdah.training.optim.gradients_torch", "FlatGradients", "reduce_"),
+            ("howdah.training.optim.steps_tf", "Steps", "reduce"),
         ):
             kind = getattr(sys.modules.get(module), owner, None)
             if kind is not None and not hasattr(kind, "watched"):

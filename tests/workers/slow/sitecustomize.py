@@ -20,15 +20,15 @@ import threading
 import time
 
 if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
+    from howdah.data.splits import shard_files as shardfiles
     from howdah.errors import StorageUnavailable
     from howdah.storage.files import Writer
     from howdah.storage.local import LocalStorage
-    from training.checkpoint import manager as checkpoint
-    from training.comm import backends
-    from training.data import shard_files as shardfiles
-    from training.data.readers import BatchSource
-    from training.preparation.job import Job
-    from training.serving import evaluate as evaluation
+    from howdah.training.checkpoint import manager as checkpoint
+    from howdah.training.comm import backends
+    from howdah.training.data.readers import BatchSource
+    from howdah.training.evaluation import evaluate as evaluation
+    from howdah.training.preparation.job import Job
 
     SLOW = json.loads(os.environ.get("SLOW", "{}"))
     STOP = json.loads(os.environ.get("STOP", "{}"))

@@ -12,12 +12,12 @@ from howdah.cli.jobs import _scale_arguments
 from howdah.config import loader
 from howdah.errors import ClusterError, NotFound, TrainingError, UsageError
 from howdah.hadoop.conf import HadoopConf
-from jobs.record import Record
-from jobs.status.text import log_lines, ps_lines, status_lines
-from yarn import application as control
-from yarn import logs
-from yarn.application import YarnApplication, listed
-from yarn.cluster import YarnCluster
+from howdah.jobs.record import Record
+from howdah.jobs.status.text import log_lines, ps_lines, status_lines
+from howdah.yarn import application as control
+from howdah.yarn import logs
+from howdah.yarn.application import YarnApplication, listed
+from howdah.yarn.cluster import YarnCluster
 
 APP = "application_1_0001"
 

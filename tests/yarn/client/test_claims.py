@@ -10,11 +10,11 @@ import pytest
 from howdah.config import loader
 from howdah.core.processes import process_start
 from howdah.errors import ClusterError, NotFound
-from jobs import record
-from jobs.record import Record
-from jobs.submit import Claims
-from yarn import spec
-from yarn.cluster import YarnCluster
+from howdah.jobs import record
+from howdah.jobs.record import Record
+from howdah.jobs.submit import Claims
+from howdah.yarn import spec
+from howdah.yarn.cluster import YarnCluster
 
 
 class Manager:

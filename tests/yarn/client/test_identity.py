@@ -12,16 +12,16 @@ from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import ResourceManager
-from jobs import record
-from jobs.record import Record
-from jobs.submit import Claims
-from minicluster.plan import HOST
+from howdah.jobs import record
+from howdah.jobs.record import Record
+from howdah.jobs.submit import Claims
+from howdah.yarn import cluster as of_yarn
+from howdah.yarn import spec
+from howdah.yarn.cluster import YarnCluster, submitter
+from howdah.yarn.spec import claim_tag
 from tests.hadoop.test_resourcemanager import client, server
 from tests.runs.jobs.yarn_applications import wait_for
-from yarn import cluster as of_yarn
-from yarn import spec
-from yarn.cluster import YarnCluster, submitter
-from yarn.spec import claim_tag
+from tools.minicluster.plan import HOST
 
 APP = "application_1_0001"
 

@@ -5,13 +5,13 @@ import pytest
 from howdah import storage
 from howdah.config import loader
 from howdah.errors import ModelError, UsageError
+from howdah.jobs.record import Record
+from howdah.jobs.status.text import status_lines
 from howdah.models.server_file import ServerAddress, path_of, write
-from jobs.record import Record
-from jobs.status.text import status_lines
+from howdah.yarn import server
+from howdah.yarn.application import YarnApplication
+from howdah.yarn.server_cluster import ServerCluster
 from tests.yarn.client.test_application import APP, Manager
-from yarn import server
-from yarn.application import YarnApplication
-from yarn.server_cluster import ServerCluster
 
 TOKEN, OTHER = b"0123456789abcdef", b"fedcba9876543210"
 HEALTH = {"status": "ready", "models": [{"model": "zoo", "version": 3}]}

@@ -10,8 +10,8 @@ import pytest
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.yarn.preflight import isolation
 from tests.hadoop.test_resourcemanager import client, server
-from yarn.preflight import isolation
 
 LINUX = "org.apache.hadoop.yarn.server.nodemanager.LinuxContainerExecutor"
 DEFAULT = "org.apache.hadoop.yarn.server.nodemanager.DefaultContainerExecutor"

@@ -21,15 +21,15 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
-from jobs import record
-from jobs import submit as submission
-from jobs.submit import fingerprint
+from howdah.jobs import record
+from howdah.jobs import submit as submission
+from howdah.jobs.submit import fingerprint
+from howdah.yarn import cluster as of_yarn
+from howdah.yarn import skein_backend
+from howdah.yarn.cluster import YarnCluster
+from howdah.yarn.preflight import preflight
 from tests.support.jobs.job_keys import sections
 from tests.yarn.test_submit import QUEUE, node
-from yarn import cluster as of_yarn
-from yarn import skein_backend
-from yarn.cluster import YarnCluster
-from yarn.preflight import preflight
 
 
 class Manager:

@@ -9,7 +9,7 @@ import pytest
 from bench.benches.memory import SHAPES, Case, measure, settings
 from howdah.config.loader import from_dict
 from howdah.data.family import BERT, DISTILBERT
-from yarn.preflight import worker_memory
+from howdah.yarn.preflight import worker_memory
 
 TOLERANCE = 0.15
 

@@ -1,4 +1,4 @@
-"""Stands for `python -m training --standby` in tests of driver and agent: real processes, real
+"""Stands for `python -m howdah.training --standby` in tests of driver and agent: real processes, real
 signals, the real link and relay, without the seconds that a framework takes to import.
 
 A step ends when all ranks have left a word for it in the rendezvous; the state is a number that
@@ -229,7 +229,7 @@ class Worker:
         import training
 
         training.__path__.append(os.path.join(os.environ["PYTHONPATH"].split(":")[-1], "training"))
-        from training.process.failure import describe
+        from howdah.training.process.failure import describe
 
         self.say(type="failed", exit_code=6, consequence=False, error=describe(error),
                  step=self.step)  # fmt: skip

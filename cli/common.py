@@ -1,0 +1,206 @@
+"""Shared by all commands: common options, output, and loading a configuration under policies."""
+
+from __future__ import annotations
+
+import contextlib
+import json as _json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from howdah import redact
+from howdah.cli import streams
+from howdah.core.terminal import shown
+
+if TYPE_CHECKING:
+    from howdah.config.data import SparkOptions
+    from howdah.config.model import Config
+    from howdah.config.yarn import YarnSection
+    from howdah.errors import HowdahError
+    from howdah.policy.check import Judge
+
+ConfigPath = Annotated[
+    str | None,
+    typer.Option("--config", "-c", help="Run configuration (YAML, any storage); -: stdin."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
+]
+MODEL_HELP = "Published model (NAME or NAME@3 below publish.directory), export or run directory"
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+RunWith = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        help="What runs the model: torch, tensorflow, or onnx (onnxruntime; onnx-w8 and onnx-int8"
+        " if the export has them); none: what it was trained with.",
+    ),
+]
+
+
+_USUAL = "run.yaml"
+_LOADED: list[Config] = []
+"""The configuration that this command has loaded last."""
+_POLICIES: list[str] = []
+_JUDGES: list[Judge] = []
+"""The policies of `howdah --policy`: a command runs only if all of them allow it."""
+
+
+def say(line: str) -> None:
+    """Print a line for the user on stderr, masked and escaped; stdout is only for results.
+
+    Where the process that reads stderr has ended, or its terminal is gone, this line and all later
+    ones are dropped: the command still ends its job, which it says first.
+    """
+    _print(redact.text(line), sys.stderr)
+
+
+def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    """Print the command's result: one JSON object, or lines of text."""
+    for line in [_json.dumps(value, ensure_ascii=False)] if as_json else lines:
+        _print(line, sys.stdout)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Print a line, escaped; where nothing reads the stream any more, drop it and what follows."""
+    try:
+        print(shown(line), file=stream, flush=True)
+    except OSError as error:
+        if not streams.read_by_none(error, stream.fileno()):
+            raise
+        streams.discard(stream.fileno())
+
+
+def under(paths: Sequence[str]) -> None:
+    """Apply the policies in these files to everything that this process does.
+
+    Raises:
+        ConfigError, NotFound: a file is no policy, or does not exist.
+    """
+    _POLICIES[:], _JUDGES[:] = paths, []
+    if paths:
+        from howdah.policy import rules as policy
+        from howdah.policy.check import Judge
+
+        _JUDGES[:] = [Judge(policy.load(path), path) for path in paths]
+
+
+def loaded() -> Config | None:
+    """The configuration that this command has loaded; None: none yet."""
+    return _LOADED[-1] if _LOADED else None
+
+
+def policies() -> list[str]:
+    """The files of `howdah --policy`."""
+    return list(_POLICIES)
+
+
+def allowed(*asked: tuple[str, str, str | None]) -> None:
+    """Refuse options of a command that the policies do not allow.
+
+    Args:
+        asked: (option, kind of its value: config.types.Kind, "rows" or "output"; value) each; None
+            as value is allowed.
+    Raises:
+        ConfigError: with every option that is refused.
+    """
+    for judge in _JUDGES:
+        judge.refuse(
+            problem
+            for option, kind, value in asked
+            if value is not None
+            for problem in judge.value(option, kind, value)
+        )
+
+
+def refused(config: Config) -> Iterator[HowdahError]:
+    """Problems that the policies have with a configuration that a command has made."""
+    for judge in _JUDGES:
+        yield from judge.config(config)
+
+
+def chosen(path: str | None, overrides: list[str] | None) -> str | None:
+    """The configuration of a command that begins or judges a run: ./run.yaml where none is named.
+
+    Raises:
+        UsageError: no key of a run is given at all; by defaults alone it would be some other run.
+    """
+    import os
+
+    from howdah.errors import UsageError
+
+    if path is not None or overrides:
+        return path
+    if os.path.isfile(_USUAL):
+        say(f"configuration: {_USUAL} of this directory")
+        return _USUAL
+    raise UsageError(
+        "no configuration is given", where=os.getcwd(), expected=f"--config FILE, or {_USUAL} here",
+        remedy=f"`howdah config init {_USUAL}` writes one to start from",
+    )  # fmt: skip
+
+
+def load(path: str | None, overrides: list[str] | None):
+    """The checked configuration, if the policies allow it; its `run` section configures storage."""
+    from howdah import storage
+    from howdah.config import loader
+
+    allowed(("--config", "path", None if path == "-" else path))
+    checked = loader.load(path, overrides or [])
+    for judge in _JUDGES:
+        judge.refuse(judge.config(checked))
+    storage.configure(
+        retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user,
+        mode=checked.most_open,
+    )  # fmt: skip
+    _LOADED[:] = [checked]
+    return checked
+
+
+def note_command() -> None:
+    """Let run.json say which command began the run: the ranks are processes of other commands."""
+    import os
+
+    from howdah.models.runs.command import VARIABLE, shown_command
+
+    os.environ[VARIABLE] = shown_command(sys.argv)
+
+
+def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:
+    """Inside, commands have the ticket of this section's keytab, if there is one."""
+    from howdah.hadoop.kerberos import logged_in
+
+    return contextlib.nullcontext() if section is None else logged_in(*section.login)
+
+
+def load_to_begin(
+    path: str | None,
+    overrides: list[str] | None,
+    section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
+):
+    """As `load`, for commands that begin a run: a published model as base is one version of it.
+
+    Args:
+        section: whose keytab the command logs in with, by its configuration (None: with none): the
+            model may lie on a cluster with Kerberos.
+    """
+    from howdah.models.base import with_pinned_base
+
+    checked = load(path, overrides)
+    with login(section(checked)):
+        pinned = with_pinned_base(checked)
+    for key in ("base", "init_from"):
+        asked, found = getattr(checked.model, key), getattr(pinned.model, key)
+        if asked != found:
+            say(f"model.{key} {asked}: {found}")
+    return pinned
+
+
+def addressed(model: str, config) -> str:
+    """The path of the model that a user named, on a checked configuration's publish.directory."""
+    from howdah.models.registry import address
+
+    return address(model, config.publish.directory)

@@ -1,0 +1,158 @@
+"""`howdah drift`: what a model was given, beside what it was trained on."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def drift(
+    model: Annotated[
+        str, typer.Option(help="Published model (NAME or NAME/v=3), export or run directory.")
+    ],
+    table: Annotated[
+        str | None, typer.Option(help="Output table of `howdah score --drift`: db.scored.")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Of --table: ds=2026-11-01, or ds=.../hour=3.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="File(s) of texts, which are classified, or of predictions by `howdah predict`."
+        ),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Partitions on the page; none: drift.history."),
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(help="True labels by id, for the real accuracy: db.table, or of --source"),
+    ] = None,
+    label_column: Annotated[str, typer.Option(help="Column of --labels.")] = "label",
+    id_column: Annotated[
+        str | None, typer.Option(help="Column of the rows' keys in --labels; none: id.")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="Column(s) of --source; none: as it was trained.")
+    ] = None,
+    make_reference: Annotated[
+        bool,
+        typer.Option(
+            "--make-reference",
+            help="Make the model's profile: of rows of data.dataset, or with --table --partition"
+            " [--last] of rows that it has scored.",
+        ),
+    ] = False,
+    split: Annotated[
+        str | None, typer.Option(help="With --make-reference: validation or test.")
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Directory for drift.html and drift.json (any storage); none: none."),
+    ] = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Judge a scored partition, or a file: exit code 1 where a column has moved."""
+    allowed(
+        ("--model", "model", model), ("--table", "table", table), ("--source", "rows", source),
+        ("--labels", "rows", labels), ("--output", "path", output),
+    )  # fmt: skip
+    _check(table, partition, source, make_reference, split, labels, last)
+    checked = load(config, set)
+    if make_reference:
+        if table is not None:
+            from howdah.serving.scoring.drift import reference_from_table
+
+            path = reference_from_table(
+                checked, model, table, partition, last=last or 1, progress=say
+            )
+        else:
+            from howdah.training.evaluation.profile_writer import make_reference as make
+
+            path = make(checked, _directory(checked, model), split=split, progress=say)
+        answer({"profile": path}, json, [f"profile: {path}"])
+        return
+    from howdah.serving.scoring import drift as drifting
+
+    if table is not None:
+        found = drifting.of_table(
+            checked, model, table, partition, last=last, labels=labels,
+            label_column=label_column, id_column=id_column or "id", progress=say,
+        )  # fmt: skip
+    else:
+        found = drifting.of_source(
+            checked, model, source, text_columns=text_column, labels=labels,
+            label_column=label_column, id_column=id_column, progress=say,
+        )  # fmt: skip
+    paths = {}
+    if output is not None:
+        from howdah.serving.drift.page import write
+
+        paths = write(found, output, drifting.words_of(_directory(checked, model)))
+        say(f"page: {paths['html']}")
+    for line in found.rows_without():
+        say(line)
+    failed = found.error(paths.get("html"))
+    if failed is not None:
+        raise failed
+    lines = [
+        f"{column.name}: {column.state}"
+        + (f" ({column.value:.4f}, limit {column.limit:.4f})" if column.value is not None else "")
+        + (f" ({column.why})" if column.why else "")
+        for column in found.verdict.columns
+    ]
+    summary = {key: value for key, value in found.as_dict().items() if key != "history"}
+    answer({**summary, "pages": paths}, json, [*lines, f"drift: {found.verdict.state}"])
+
+
+def _directory(config, model: str) -> str:
+    from howdah.models import variants
+
+    return variants.find(model, config.publish.directory).path
+
+
+def _check(
+    table: str | None,
+    partition: str | None,
+    source: str | None,
+    make_reference: bool,
+    split: str | None,
+    labels: str | None,
+    last: int | None,
+) -> None:
+    """Refuse options that do not go together."""
+    asked = [table is not None, source is not None, make_reference]
+    if sum(asked) != 1 and asked != [True, False, True]:
+        raise UsageError(
+            "howdah drift judges one thing",
+            expected="--table with --partition, or --source, or --make-reference",
+            got=", ".join(
+                name
+                for name, given in zip(
+                    ("--table", "--source", "--make-reference"), asked, strict=True
+                )
+                if given
+            )
+            or "none of them",
+        )
+    problems = {
+        "--partition goes with --table": (partition is None) != (table is None),
+        "--last goes with --table": last is not None and table is None,
+        "--split goes with --make-reference": split is not None
+        and (not make_reference or table is not None),
+        "--labels goes with --table or --source": labels is not None and make_reference,
+    }
+    wrong = [text for text, is_wrong in problems.items() if is_wrong]
+    if wrong:
+        raise UsageError("; ".join(wrong))

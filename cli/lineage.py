@@ -1,0 +1,138 @@
+"""`howdah lineage`: what came of what; `howdah forget`: rows that are to be removed from it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from howdah import storage
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.config.options.publish import PublishSection
+from howdah.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def lineage(
+    row: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A row, by its id: where is it?")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Dataset (data.dataset), or one version; with ID repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Published model: <publish.directory>/NAME, NAME@3 or NAME/v=3."),
+    ] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="A directory with run directories below; repeatable.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
+    ] = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Show which datasets, runs, models and scored tables came of a row, a dataset or a model.
+
+    --config gives what is left out: its data.dataset, publish.directory, and runs beside its own.
+    """
+    asked = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
+    if sum(value is not None for _, value in asked) != 1 and not (config and row is None):
+        raise UsageError(
+            "what of?", expected="ID, --dataset or --model, one of them",
+            got=", ".join(name for name, value in asked if value is not None) or "none of them",
+        )  # fmt: skip
+    for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
+        allowed(*((option, "path", path) for path in paths or []))
+    allowed(("--model", "model", model))
+    datasets, runs, models = list(dataset or []), list(runs or []), list(models or [])
+    checked = None
+    if config is not None or set:
+        checked = load(config, set)
+        runs = runs or [storage.parent(checked.run.directory)]
+        models = models or [checked.publish.directory]
+        if model is None:
+            datasets = datasets or [_root(checked.data.dataset)]
+    if row is not None and not datasets:
+        raise UsageError("in which datasets?", expected="--dataset, or --config")
+    from howdah.models.registry import address
+    from howdah.serving.registry import lineage as lines
+
+    if model is not None:
+        below = checked.publish.directory if checked is not None else PublishSection().directory
+        model = address(model, below)
+    places = lines.Places(datasets=datasets, runs=runs, models=models)
+    if row is not None:
+        found = lines.of_row(row, places)
+    elif model is not None:
+        found = lines.of_model(model, places)
+    else:
+        found = lines.of_dataset(datasets[0], places)
+    not_asked = [f"--{key}" for key, given in (("runs", runs), ("models", models)) if not given]
+    more = [f"not looked at: {' and '.join(not_asked)}"] if not_asked else []
+    answer(found, json, [*lines.text(found), *more])
+
+
+def _root(dataset: str) -> str:
+    """data.dataset may be a version of it."""
+    return storage.parent(dataset) if storage.name(dataset).startswith("v=") else dataset
+
+
+@app.command()
+def forget(
+    ids: Annotated[str, typer.Option(help="File (any storage) with one row id per line.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
+    ] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="A run directory, or one of many; repeatable.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(help="File or directory of predictions and the like; repeatable."),
+    ] = None,
+    id_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column or key of ids in tables, besides id and the datasets' own; repeatable."
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
+    if not (dataset or runs or models or files):
+        raise UsageError("give at least one of --dataset, --runs, --models, --files")
+    from howdah.etl.history import forget as forgetting
+
+    row_ids = forgetting.read_ids(ids)
+    places = {
+        "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
+    }  # fmt: skip
+    survey = forgetting.survey(row_ids, **places, id_columns=id_column or [])
+    changed, did = [], "nothing is changed without --apply"
+    if apply:
+        changed = forgetting.apply(row_ids, survey, **places, progress=say)
+        left = forgetting.survey(row_ids, **places, id_columns=id_column or [])
+        forgetting.refuse_left(left)
+        did = "removed; a scan finds none"
+        if left.unread:
+            did += f", but for {len(left.unread):,} files that were not looked through"
+    answer(
+        {"ids": len(row_ids), "applied": apply, **survey.as_dict(), "changed": changed},
+        json,
+        [
+            *forgetting.found_lines(survey, unread=not apply),
+            f"{len(row_ids):,} ids in {len(survey.files):,} files: {did}",
+        ],
+    )

@@ -1,0 +1,318 @@
+"""The commands from a finished run on: gate, publish, score, register."""
+
+from __future__ import annotations
+
+import json as _json
+from typing import Annotated
+
+import typer
+
+from howdah.cli.common import (
+    MODEL_HELP,
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    chosen,
+    load,
+    say,
+)
+from howdah.errors import CheckFailed, HowdahError, UsageError
+
+app = typer.Typer()
+
+
+def evaluator(config):
+    """The function by which the gate evaluates the published model on another dataset."""
+
+    def evaluate(model: str, dataset: str, split: str) -> dict:
+        from howdah.training.evaluation.evaluate import evaluate_run
+
+        data = config.data.model_copy(update={"dataset": dataset})
+        there = config.model_copy(update={"data": data})
+        return evaluate_run(there, model=model, split=split, progress=say)
+
+    return evaluate
+
+
+@app.command()
+def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
+    """Judge the configuration's finished run by gate.*: bounds, baseline, published model."""
+    from howdah.serving.registry.gate import judge
+
+    checked = load(chosen(config, set), set)
+    verdict = judge(checked, evaluator(checked))
+    verdict.require("gate")
+    for check in verdict.checks:
+        say(f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})")
+    for note in verdict.notes:
+        say(f"warning: {note}")
+    passed = f"gate: passed on {verdict.split}"
+    asks_nothing = "gate: asks for nothing (gate.* sets no bounds), so nothing was judged"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
+
+
+def reviewer(anyway: bool):
+    """The function that shows a run's report verdict before it is published, and refuses a model
+    that is Not good if gate.* sets no bounds."""
+
+    def review(run, verdict) -> None:
+        from howdah.serving.report import report
+
+        for note in verdict.notes:
+            say(f"warning: {note}")
+        try:
+            judgement = report.judged(run.directory)
+        except HowdahError as error:
+            say(f"the report's verdict is not known: {error.what} ({error.where})")
+            return
+        if judgement is None:
+            return
+        judged, baseline = judgement
+        for line in baseline:
+            say(f"baseline: {line}" if not line.startswith("baseline") else line)
+        say(f"report: {judged.title}. {judged.sentence}")
+        if judged.state == "bad" and not verdict.asks and not anyway:
+            raise CheckFailed(
+                "the report says Not good, and gate.* sets no bounds",
+                where=run.directory,
+                expected="a model whose report does not say Not good, or bounds in gate.*",
+                got=judged.sentence,
+                remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
+            )
+
+    return review
+
+
+@app.command()
+def publish(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    version: Annotated[
+        int | None, typer.Option(min=1, help="Make this published version current again.")
+    ] = None,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Go back to the version before the current one.")
+    ] = False,
+    challenger: Annotated[
+        bool,
+        typer.Option("--challenger", help="Publish it to be tried; what is current stays current."),
+    ] = False,
+    note: Annotated[
+        str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
+    ] = None,
+    despite_forgotten: Annotated[
+        bool,
+        typer.Option(
+            "--despite-forgotten",
+            help="With --version, --rollback: also a version that was trained on rows which were"
+            " forgotten since.",
+        ),
+    ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Publish even if the report says Not good and gate.* sets no bounds.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
+    if sum((version is not None, rollback, challenger)) > 1:
+        raise UsageError("give one of --version, --rollback and --challenger")
+    again = version is not None or rollback
+    if despite_forgotten and not again:
+        raise UsageError(
+            "a run that was trained on forgotten rows is not published",
+            where="--despite-forgotten", expected="--version or --rollback",
+            remedy="train again on the newest dataset version",
+        )  # fmt: skip
+    from howdah.serving.registry import publish as publishing
+
+    checked = load(chosen(config, set), set)
+    if follows := checked.publish.mlflow.enabled:
+        from howdah.serving.deployment import following, mlflow_registry
+
+        mlflow_registry.require_mlflow()
+    if version is not None:
+        made = publishing.republish(
+            checked, version, note=note, despite_forgotten=despite_forgotten, progress=say
+        )
+    elif rollback:
+        made = publishing.roll_back(
+            checked, note=note, despite_forgotten=despite_forgotten, progress=say
+        )
+    else:
+        made = publishing.publish(
+            checked, evaluator(checked), note=note, challenger=challenger,
+            review=reviewer(anyway), progress=say,
+        )  # fmt: skip
+    if follows:
+        made["mlflow"] = following.after_publish(checked, say)
+    state = "published" if made["changed"] else "unchanged"
+    lines = [f"{state}: {made['path']}"]
+    if made["challenger"] == made["version"]:
+        lines += ["it is tried beside the current one; `howdah publish` makes it current"]
+    elif made["current"] != made["version"]:
+        lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
+    if follows:
+        lines += [f"MLflow: {made['mlflow']['state']}"]
+    answer(made, json, lines)
+
+
+@app.command()
+def score(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Published model (NAME or NAME/v=3 below publish.directory), export or run"
+            " directory; a published one is held at the version that is current now."
+        ),
+    ],
+    source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
+    output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ds=2026-11-01, or ds=2026-11-01/country=at; may be given several times."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="ds=2026-10-01: that partition and all later ones.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="ds=2026-10-31: that partition and all earlier ones.")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="Column(s) of the text; none: as it was trained.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="What runs the model; none: the best that is installed.")
+    ] = None,
+    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    drift: Annotated[
+        bool,
+        typer.Option(help="Write a profile of each partition, if the model has a reference."),
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Score partitions that are done, too.")
+    ] = False,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Score partitions of a Hive table into another one, each once; what is done is skipped."""
+    allowed(
+        ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
+        ("--master", "master", master),
+    )  # fmt: skip
+    overrides = list(set or [])
+    if master is not None:
+        overrides.append(f"data.spark.master={_json.dumps(master)}")
+    checked = load(config, overrides)
+    from howdah.serving.scoring import score as scoring
+    from howdah.serving.scoring.selection import Selection
+
+    request = scoring.Request(
+        model=model, source=source, output=output,
+        selection=Selection(partitions=tuple(partition or ()), since=since, until=until),
+        text_columns=text_column, id_column=id_column, framework=framework, drift=drift,
+        force=force,
+    )  # fmt: skip
+    made = scoring.score(request, checked, progress=say)
+    counted = [one["state"] for one in made["partitions"]]
+    rows = sum(one["rows"] for one in made["partitions"] if one["state"] == "scored")
+    answer(
+        made,
+        json,
+        [
+            f"{output}: {counted.count('scored')} partitions scored ({rows:,} rows),"
+            f" {counted.count('skipped')} done before"
+        ],
+    )
+
+
+# ------------------------------------------------------------------------- to others' registries
+@app.command()
+def register(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's published model.")
+    ] = None,
+    uri: Annotated[
+        str | None, typer.Option(help="MLflow's registry; none: tracking.mlflow.uri.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the registered model; none: publish.name, run.name.")
+    ] = None,
+    alias: Annotated[
+        str | None, typer.Option(help="Alias to move to this version: champion, for example.")
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="With publish.mlflow: publish, through the gate, the version to which the alias"
+            " champion was moved in MLflow.",
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
+
+    With publish.mlflow, without options: complete registry and aliases by what is published.
+    """
+    allowed(("--model", "model", model), ("--uri", "tracking", uri))
+    checked = load(config, set)
+    mlflow = checked.tracking.mlflow
+    own = (model, uri, name, alias) == (None,) * 4
+    if follow and not (own and checked.publish.mlflow.enabled):
+        raise UsageError(
+            "--follow is for a model whose registry follows it", where="--follow",
+            expected="publish.mlflow.enabled, and no --model, --uri, --name, --alias",
+        )  # fmt: skip
+    if own and checked.publish.mlflow.enabled:
+        _complete(checked, follow, json)
+        return
+    if uri is None and mlflow is None:
+        raise UsageError(
+            "there is no registry to register the model in",
+            expected="--uri, or tracking.mlflow.uri of the configuration",
+            remedy="for example --uri http://127.0.0.1:5000, or sqlite:///registry.db",
+        )
+    from howdah.models import variants
+    from howdah.serving.deployment import mlflow_registry
+
+    found = variants.find(model or checked.model_directory, checked.publish.directory)
+    made = mlflow_registry.register(
+        found,
+        uri or mlflow.uri,
+        name=name or checked.publish.name or checked.run.name,
+        experiment=mlflow.experiment if mlflow else "howdah",
+        alias=alias,
+        say=say,
+    )
+    state = "registered" if made["changed"] else "registered before"
+    answer(made, json, [f"{state}: {made['uri']}" + (f" ({alias})" if alias else "")])
+
+
+def _complete(config, follow: bool, json: bool) -> None:
+    """Bring MLflow's registry to what is published, or what is published to MLflow's alias."""
+    from howdah.serving.deployment import following, mlflow_registry
+
+    mlflow_registry.require_mlflow()
+    if follow:
+        found = following.publish_alias(config, evaluator(config), say)
+        made, lines = found["mlflow"], [f"current: v={found['current']}"]
+    else:
+        found = made = following.complete(config, say)
+        lines = []
+    aliases = [f"{key} {made[key]}" for key in ("champion", "challenger") if made[key] is not None]
+    versions = ", ".join(map(str, made["added"])) or "none"
+    answer(
+        found, json, [*lines, f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"]
+    )

@@ -1,0 +1,96 @@
+"""The command of hyperparameter studies: tune."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    answer,
+    load_to_begin,
+    login,
+    refused,
+    say,
+)
+from howdah.cli.models import evaluator
+from howdah.config import launchers
+from howdah.errors import UsageError
+
+if TYPE_CHECKING:
+    from howdah.config.model import Config
+    from howdah.config.yarn import YarnSection
+
+app = typer.Typer()
+
+
+def _section(config: Config) -> YarnSection | None:
+    """Whose keytab the study uses."""
+    return config.yarn if config.tune.on == "yarn" else None
+
+
+@app.command()
+def tune(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    join: Annotated[
+        bool, typer.Option("--join", help="Add a worker to a study that was begun elsewhere.")
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show the study as it is now, and end.")
+    ] = False,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="Trials as jobs: yarn, local, spark or ray; none: tune.on."),
+    ] = None,
+    np: Annotated[
+        int | None, typer.Option("--np", min=1, help="Ranks of each trial here; none: 1.")
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help=f"{launchers.either()}; none: {launchers.DEFAULT}.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
+    if launcher is not None:
+        launchers.require(launcher, where="--launcher")
+    if join and status:
+        raise UsageError("give --join or --status, not both")
+    asked = [*(set or []), *([] if on is None else [f"tune.on={on}"])]
+    checked = load_to_begin(config, asked, _section)
+    from howdah.tuning import tune as studies
+
+    with login(_section(checked)):  # the trials' files are read while they train
+        if status:
+            found = studies.status(checked)
+            answer(found, json, _lines(found, found["all"]))
+            return
+        made = studies.tune(
+            checked, join=join, np=np, launcher=launcher, evaluate=evaluator(checked),
+            refused=refused, say=say,
+        )  # fmt: skip
+    lines = [*_lines(made, []), f"page: {made['page']}"]
+    if made["published"] is not None:
+        lines.append(f"published: {made['published']['path']}")
+    answer(made, json, lines)
+
+
+def _lines(found: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
+    counts = ", ".join(f"{count} {state}" for state, count in found["trials"].items() if count)
+    lines = [f"study {found['study']}: {counts}"]
+    for trial in trials:
+        if trial["state"] != "waiting":
+            shown = ", ".join(f"{key} {value}" for key, value in trial["params"].items())
+            seen = trial["evaluations"].values()
+            value = trial["value"] if trial["value"] is not None else next(reversed(seen), None)
+            text = "" if value is None else f" {value:.4f}"
+            lines.append(f"trial {trial['number']}: {trial['state']}{text} ({shown})")
+    best = found["best"]
+    if best is None:
+        return [*lines, "best: none has finished yet"]
+    lines.append(f"best: trial {best['trial']}, {found['metric']} {best['value']:.4f}")
+    lines += [f"    {key}: {value}" for key, value in best["params"].items()]
+    return [*lines, f"run: {best['run']}"]

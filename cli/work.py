@@ -1,0 +1,448 @@
+"""The commands that do the work on this machine: doctor, config, etl, package, train, predict..."""
+
+from __future__ import annotations
+
+import json as _json
+import time
+from typing import Annotated, get_args
+
+import typer
+
+from howdah.cli import alerting, streams
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    RunWith,
+    addressed,
+    allowed,
+    answer,
+    chosen,
+    load,
+    load_to_begin,
+    note_command,
+    policies,
+    say,
+)
+from howdah.config import launchers
+from howdah.config.options.export import ExportFormat
+from howdah.config.splits import SPLITS, TEST
+from howdah.errors import UsageError
+from howdah.packaging.kinds import KINDS
+
+app = typer.Typer()
+config_app = typer.Typer(
+    help="Write, check and explain the run configuration.", no_args_is_help=True
+)
+app.add_typer(config_app, name="config")
+
+
+@app.command()
+def doctor(
+    json: AsJson = False,
+    launcher: Annotated[
+        str | None,
+        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; none: for all."),
+    ] = None,
+) -> None:
+    """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
+    if launcher is not None:
+        launchers.require(launcher, where="--launcher")
+    from howdah.doctor.report import doctor as check
+
+    raise typer.Exit(check(json=json, launcher=launcher))
+
+
+@app.command(
+    hidden=True,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def guard(arguments: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+    """Run a howdah command and end it when stdin closes: for programs that start howdah."""
+    from howdah.process.supervisor import supervise
+
+    raise typer.Exit(supervise(arguments, policies=policies()))
+
+
+# ------------------------------------------------------------------------------------ config
+@config_app.command("init")
+def config_init(
+    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
+) -> None:
+    """Write a configuration to start from."""
+    from howdah import storage
+    from howdah.config import loader as config
+
+    allowed(("FILE", "path", path))
+    text = config.starter_yaml()
+    if path is None:
+        print(text, end="")
+        return
+    storage.create_exclusive(path, text.encode())
+    say(f"written: {path}")
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str | None, typer.Argument(help="A key, its bare name or a section.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Explain a key: meaning, type and default; without one, list the sections."""
+    from howdah.config import loader as config
+
+    if key is None:
+        sections = config.sections()
+        return answer(
+            {"sections": sections}, json, [f"{at}: {', '.join(sections[at])}" for at in sections]
+        )
+    found = config.explain(key)
+    lines = []
+    for item in found:
+        default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
+        lines += [f"{item['key']}: {item['type']} ({default})", f"    {item['help']}"]
+    answer({"keys": found}, json, lines)
+
+
+@config_app.command("check")
+def config_check(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
+    """Check a configuration and print it whole, defaults included, without its secrets."""
+    from howdah import redact
+    from howdah.config.loader import dump_yaml
+
+    checked = redact.config(load(config, set))
+    answer(checked.model_dump(mode="json"), json, [dump_yaml(checked).rstrip()])
+
+
+@config_app.command("policy")
+def config_policy(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A policy (YAML, any storage); none: that of $HOWDAH_AIRFLOW_POLICY, else the"
+            " default.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Explain each key of a policy for Airflow's forms, and print the policy that is in force."""
+    from howdah.policy import rules as policies
+
+    allowed(("FILE", "path", path))
+    found, source = policies.in_force(path)
+    keys = policies.explain(found)
+    lines = [f"# {source}"]
+    for item in keys:
+        lines += [f"# {item['key']}: {item['type']} (default: {_json.dumps(item['default'])})"]
+        lines += [f"#     {item['help']}"]
+    policy = found.model_dump(mode="json")
+    answer(
+        {"from": source, "policy": policy, "keys": keys}, json,
+        [*lines, policies.to_yaml(found).rstrip()],
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------- etl
+@app.command()
+def etl(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    source: Annotated[str | None, typer.Option(help="Overrides data.source.")] = None,
+    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    deploy_mode: Annotated[
+        str | None, typer.Option(help="client or cluster (data.spark.deploy_mode).")
+    ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add the rows to the newest version (data.append).")
+    ] = False,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="Read no rows: merge the shards of the older parts."),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
+    overrides = list(set or [])
+    if append:
+        overrides.append("data.append.enabled=true")
+    if source is not None:
+        overrides.append(f"data.source={_json.dumps(source)}")
+    if master is not None:
+        overrides.append(f"data.spark.master={_json.dumps(master)}")
+    if deploy_mode is not None:
+        overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
+    checked = load_to_begin(config, overrides, lambda config: config.data.spark)
+    if compact:
+        _compact(checked, json)
+        return
+    from howdah.etl.launch.submit import run
+
+    alerting.begun("etl")
+    result = run(checked, progress=say)
+    made = result.as_dict()
+    state = "unchanged" if result.unchanged else "written"
+    answer(
+        made,
+        json,
+        [
+            f"dataset {state}: {result.path}",
+            "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
+            f"report: {result.report_path}",
+        ],
+    )
+
+
+def _compact(config, json: bool) -> None:
+    from howdah.data.manifest import load_dataset
+    from howdah.etl.history import rewrite
+
+    before = load_dataset(config.data.dataset)
+    made = rewrite.compact(before, say, target=config.data.shard_bytes)
+    shards = [sum(map(len, one.manifest.splits.values())) for one in (before, made)]
+    answer(
+        {"dataset": made.path, "shards_before": shards[0], "shards": shards[1]},
+        json,
+        [f"dataset: {made.path}", f"shards: {shards[0]:,} before, {shards[1]:,} now"],
+    )
+
+
+@app.command()
+def package(
+    kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "etl",
+    output: Annotated[
+        str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+    ] = None,
+    horovod: Annotated[
+        str | None,
+        typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", help="One more package to include; repeatable.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Pack the wheel and a relocatable Python environment, each named by its hash."""
+    from howdah import storage
+    from howdah.packaging import package as packages
+
+    local = output if output is None or storage.is_local(output) else None
+    started = time.monotonic()
+    environment = packages.environment(
+        kind, local, progress=say, horovod=horovod, extra=extra or []
+    )
+    made = [packages.wheel(local), environment]
+    paths = [item.path for item in made]
+    if output is not None and local is None:
+        paths = [packages.publish(item, output, progress=say) for item in made]
+    listed = [{**item.as_dict(), "path": path} for item, path in zip(made, paths, strict=True)]
+    seconds = round(time.monotonic() - started, 1)
+    answer(
+        {"wheel": listed[0], "environment": listed[1], "seconds": seconds},
+        json,
+        [
+            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in listed),
+            f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------- train
+@app.command()
+def plan(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks.")] = 1,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Predict these worlds: 8,64,512 (measures a few real steps here first)."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Link between nodes, bits a second: 25G (default 10G).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
+    from howdah.training.planning.preview import preview, scaling_lines, scaling_preview
+
+    checked = load_to_begin(chosen(config, set), set)
+    summary = preview(checked, world=np)
+    lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
+    if workers is not None or network is not None:
+        found = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
+        lines += ["", *scaling_lines(found)]
+        summary = {**summary, "scaling": found}
+    answer(summary, json, lines)
+
+
+@app.command()
+def train(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
+    launcher: Annotated[str, typer.Option(help=f"{launchers.either()}.")] = launchers.DEFAULT,
+    resume: Annotated[
+        str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train on this machine with Horovod or torch.distributed; prints the launcher's command."""
+    launchers.require(launcher, where="--launcher")
+    overrides = list(set or [])
+    if resume is not None:
+        overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
+    checked = load_to_begin(chosen(config, set), overrides)
+    note_command()
+    from howdah.training.launch.launch import train as launch
+
+    alerting.begun("train")
+    raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
+
+
+@app.command()
+def evaluate(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
+    ] = None,
+    split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
+    gate: Annotated[
+        bool, typer.Option(help="Hold the metrics against gate.minimum; exit 1.")
+    ] = False,
+    framework: RunWith = None,
+    json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on a split of the dataset."""
+    allowed(("--model", "model", model))
+    checked = load(chosen(config, set), set)
+    from howdah.serving.registry.gate import check_minimum, require
+    from howdah.training.evaluation.evaluate import evaluate_run
+
+    model = model and addressed(model, checked)
+    metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
+    # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
+    if gate:
+        require(check_minimum(metrics, checked.gate.minimum), split, "gate.minimum")
+        say("gate: passed")
+    lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    answer({"split": split, "metrics": metrics}, json, lines)
+
+
+@app.command()
+def export(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"Of {', '.join(get_args(ExportFormat))}, with commas; none: export.formats.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
+    allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
+    checked = load(chosen(config, set), set)
+    from howdah.models.export.export import export_run
+
+    names = None if formats is None else [name.strip() for name in formats.split(",")]
+    path = export_run(checked, checkpoint=checkpoint, output=output, formats=names, progress=say)
+    _add_profile(checked, path)
+    answer({"export": path}, json, [f"export: {path}"])
+
+
+def _add_profile(config, path: str) -> None:
+    """Give an export of a checkpoint its profile for `howdah drift`: rows are scored for it."""
+    from howdah.errors import HowdahError
+    from howdah.training.evaluation.profile_writer import make_reference
+
+    try:
+        say(f"profile: {make_reference(config, path, progress=say)}")
+    except HowdahError as error:  # the export itself is whole
+        say(f"warning: no profile.json for `howdah drift`: {error.what}")
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str, typer.Option(help="Published model (NAME, NAME@3), export or run directory, anywhere.")
+    ],
+    source: Annotated[
+        str | None, typer.Option(help="CSV, JSON lines or Parquet file(s), or images.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="One text (or image file) a line, JSON lines out.")
+    ] = False,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column(s) of the text, or of the image; none: as it was trained."),
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on this Spark master (yarn, local[*], ...); none: in this process,"
+            " a table on data.spark.master."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the output, once the new one is complete."),
+    ] = False,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="With table:NAME: the rows' batch, such as their day, a partition below the"
+            " model's; none: the model's rows are replaced."
+        ),
+    ] = None,
+    framework: RunWith = None,
+    drift: Annotated[
+        bool,
+        typer.Option("--drift", help="Also judge the rows by the model's profile: `howdah drift`."),
+    ] = False,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Classify texts: id, label, scores and the run id of the model."""
+    allowed(
+        ("--model", "model", model), ("--source", "rows", source), ("--output", "output", output),
+        ("--master", "master", master),
+    )  # fmt: skip
+    checked = load(config, set)
+    from howdah.serving.prediction import judged
+    from howdah.serving.prediction import predict as predictor
+
+    if stdin:
+        if source is not None or output is not None:
+            raise UsageError(
+                "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
+            )
+        given, out = streams.opened_stdin(), streams.results()
+        predictor.predict_lines(
+            addressed(model, checked), given, out, framework=framework, progress=say
+        )
+        return
+    if source is None or output is None:
+        raise UsageError("predict needs --source and --output, or --stdin")
+    summary = predictor.predict(
+        addressed(model, checked), source, output,
+        text_columns=text_column, id_column=id_column, master=master, config=checked,
+        overwrite=overwrite, batch=batch, framework=framework, drift=drift,
+        progress=say,
+    )  # fmt: skip
+    lines = judged.lines(summary)
+    if not json:  # with --json an error is the one object
+        answer(summary, json, lines)
+    judged.require_few(summary, checked, source)
+    if json:
+        answer(summary, json, lines)

@@ -1,0 +1,1 @@
+"""Users' files read with Spark, into the same rows as without it."""

@@ -1,0 +1,1 @@
+"""How Howdah's processes are started: isolation, environment, devices."""

@@ -1,9 +1,0 @@
-"""What is known of a run besides its metrics: which command began it, what it has used."""
-
-__all__ = ["REPORT", "RUN_JSON"]
-
-RUN_JSON = "run.json"
-"""A run's record in its directory: its identity, attempts, metrics and hours. The run itself writes
-it (training/run/run_json.py)."""
-REPORT = "report.html"
-"""The run's page, beside it (training/evaluation/report.py)."""

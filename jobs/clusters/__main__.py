@@ -1,0 +1,84 @@
+"""`python -m howdah.jobs.clusters driver|agent|sweep`: the processes of a job on this machine, Spark or Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from howdah import storage
+from howdah.config import loader
+from howdah.config.model import Config
+from howdah.errors import HowdahError, UsageError, render
+from howdah.jobs import secret_file
+from howdah.jobs.clusters.backend import StdinAgent, write_verdict
+from howdah.jobs.clusters.settings import CONFIG, ETL, JOB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the roles; the process's exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    role, directory, *more = [*arguments, "", ""]
+    try:
+        if role == "driver" and directory:
+            return _driver(directory, etl=more[0] == ETL)
+        if role == "agent" and directory:
+            return _agent(directory)
+        if role == "sweep" and directory:
+            from howdah.jobs.clusters.ray_place import sweep
+
+            sweep(directory, int(more[0]))
+            return 0
+        raise UsageError(
+            "unknown role", where="python -m howdah.jobs.clusters", expected="driver or agent, and a directory"
+            " (howdah submit --on starts a job)", got=" ".join(arguments) or "none",
+        )  # fmt: skip
+    except HowdahError as error:
+        print(f"howdah: {render(error)}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _load(path: str) -> Config:
+    config = loader.load(path)
+    storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
+    storage.be_patient()
+    return config
+
+
+# --------------------------------------------------------------------------------- the driver
+def _driver(directory: str, *, etl: bool) -> int:
+    from howdah.jobs.clusters.clusters import class_of
+    from howdah.jobs.driver.driver import run
+
+    path = os.path.join(directory, CONFIG)
+    config = _load(path)
+    with open(os.path.join(directory, JOB), encoding="utf-8") as file:
+        application = file.read().strip()
+    secret_env = secret_file.values(config, os.environ)
+    for name in secret_env:  # only training processes get them
+        del os.environ[name]
+    try:
+        cluster = class_of(config.job.on)(config, etl=etl)
+        with cluster.containers(path, application, directory, secret_env) as backend:
+            try:
+                return run(_load(path), path, backend)  # by now it may name another dataset
+            finally:
+                backend.end_all()
+    except HowdahError as error:
+        write_verdict(directory, "FAILED", render(error), error.as_dict())
+        raise
+
+
+# ---------------------------------------------------------------------------------- the agent
+def _agent(home: str) -> int:
+    from howdah.jobs.agent.agent import run
+
+    values: dict[str, Any] = json.load(sys.stdin)
+    path = secret_file.write_private(home, CONFIG, values["config"])
+    return run(_load(path), path, StdinAgent(values))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""The dataset of a job that makes it first, in the Spark application that then trains on it.
+
+While the ETL runs, the job has a status and takes requests as it does later, when its driver
+(jobs/driver) decides: `howdah status`, `kill` and `submit --wait` need not know which it is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import deque
+from typing import Any
+
+from howdah import storage
+from howdah.config import loader
+from howdah.config.model import Config
+from howdah.core.activity import Progress
+from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated
+from howdah.jobs import checks
+from howdah.jobs.status.claim import Claim
+from howdah.jobs.status.status_file import ETL, StatusFile, status_path
+from howdah.spark.interrupts import interrupts
+
+__all__ = ["check", "make", "needs_hive"]
+
+_EVENTS = 50
+_LAST_STATUS_SECONDS = 30.0
+
+
+def needs_hive(config: Config) -> bool:
+    """Whether the ETL needs a session with Hive's tables."""
+    from howdah.etl import pipeline
+
+    return pipeline.needs_hive(config)
+
+
+def check(config: Config, progress: Progress) -> None:
+    """The source and the tokenizer are there; what needs Spark is not asked.
+
+    Raises:
+        ConfigError, DataError, ModelError, StorageError: they are not.
+    """
+    from howdah.etl import pipeline
+
+    pipeline.prepare(config, progress)
+
+
+def make(config: Config, path: str, application: str) -> None:
+    """Make the dataset in this process's active session, unless it is there, and let the
+    configuration at `path` name its version.
+
+    Raises:
+        HowdahError: the ETL's own; the job's status says so, too.
+    """
+    from howdah.etl import pipeline
+
+    stage = _Stage(config, application)
+    with stage:
+        result = pipeline.run(config, progress=stage.say)
+        values = config.model_dump(mode="json")
+        values["data"]["dataset"] = result.path
+        trained = loader.from_dict(values)
+        checks.dataset(trained)
+        storage.write_whole(path, loader.dump_yaml(trained).encode(), mode=0o600)
+
+
+class _Stage:
+    """The job's status while the ETL runs; a request to stop ends it as SIGTERM does."""
+
+    def __init__(self, config: Config, application: str) -> None:
+        self._config = config
+        self._state, self._error = ETL, None
+        self._code: int | None = None
+        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+        claim = Claim(
+            status_path(config.run.directory), application=application, number=1,
+            started=time.time(),
+        )  # fmt: skip
+        self._file = StatusFile(
+            config.run.directory, claim=claim, status=self._status, on_request=self._request,
+            say=self.say, superseded=lambda later: self._stop(),
+        )  # fmt: skip
+        self._interrupts = interrupts("the job, while its dataset was made,")
+
+    def say(self, line: str) -> None:
+        """An event of the job, and a line of the driver's log."""
+        print(line, flush=True)
+        self._events.append({"time": time.time(), "what": line})
+        self._file.touch()
+
+    def __enter__(self) -> None:
+        self._interrupts.__enter__()
+        self._file.start()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            self._interrupts.__exit__(kind, error, trace)
+        except HowdahError as stopped:
+            self._end(stopped)
+            raise
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            over = isinstance(error, Interrupted | Terminated)
+            self._state = "killed" if over else "failed"
+            self._code = 1
+            if isinstance(error, HowdahError):
+                self._error, self._code = error.as_dict(), error.exit_code
+        self._file.close(_LAST_STATUS_SECONDS, None)
+
+    def _status(self) -> dict[str, Any]:
+        """The keys that a reader of a job's status may ask for (jobs/driver/job_status.py)."""
+        return {
+            "state": self._state, "wanted": self._config.job.workers, "world_size": 0,
+            "generation": 0, "restarts": 0, "preemptions": 0, "step": None, "page": None,
+            "last_checkpoint": None, "ranks": [], "lines": [], "events": list(self._events),
+            "attempt": 1, "error": self._error, "exit_code": self._code, "updated": time.time(),
+        }  # fmt: skip
+
+    def _request(self, request: dict[str, Any]) -> None:
+        if request.get("type") != "stop":
+            raise ConfigError("the dataset is being made", expected="a request to stop")
+        self._stop()
+
+    def _stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,126 @@
+"""Workers in a Spark application: a job of one task each, in a job group of its own.
+
+Not one barrier stage: Spark does not recover from the loss of one of its tasks, and the driver of
+the job waits for all its workers itself.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.core import threads
+from howdah.jobs.backend import Container
+from howdah.jobs.clusters.backend import CallsDriver
+from howdah.jobs.clusters.worker import Assignment, run_agent
+
+__all__ = ["SparkDriver"]
+
+_LOST = ("ExecutorLostFailure", "executor lost", "Remote RPC client disassociated")
+_MESSAGE_CHARACTERS = 500
+_ABORT_SECONDS = 2.0
+"""How long Spark may take to fail a job whose task has failed, or to hand over its result."""
+
+
+@dataclass
+class _Call:
+    """One Spark job."""
+
+    done: bool = False
+    ran: bool = False
+    """Its task has been seen running."""
+    idle: float | None = None
+    """Since when none is, by the monotonic clock."""
+    code: int | None = None
+    lost: bool = False
+    message: str = ""
+    node: str = ""
+    """Where its task ran, as the task itself says at its end: until then Spark alone knows."""
+
+
+class SparkDriver(CallsDriver[_Call]):
+    """Containers are tasks of the session's application."""
+
+    def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._context = context
+
+    def begin(self, assignment: Assignment) -> _Call:
+        call = _Call()
+
+        def failed(error: Exception) -> None:
+            call.code, call.message, call.done = 1, str(error)[:_MESSAGE_CHARACTERS], True
+
+        # Py4J gives each of our threads one of the JVM's, which holds the job group.
+        name = f"spark-{assignment.container}"
+        threads.start(self._run, assignment, call, name=name, failed=failed)
+        return call
+
+    def _run(self, assignment: Assignment, call: _Call) -> None:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        name = assignment.container
+        # Interrupted, the task's thread ends its Python process, and the kernel our agent.
+        self._context.setJobGroup(name, "a worker of a Howdah job", interruptOnCancel=True)
+        try:
+            # In the closure: `parallelize` would write the key into a file.
+            task = self._context.parallelize([0], 1).map(_Task(assignment))
+            node, code = task.collect()[0]
+            if not call.done:
+                call.node = node
+                call.code, call.lost = (1, True) if code is None else (code, False)
+        except (Py4JError, PySparkException, OSError) as error:
+            text = str(error)
+            if not call.done:
+                call.code, call.lost = 1, any(word in text for word in _LOST)
+                call.message = text[:_MESSAGE_CHARACTERS]
+        call.done = True
+
+    def look(self, name: str, call: _Call) -> Container:
+        if call.done:
+            reason = None if call.code == 0 else "lost" if call.lost else "failed"
+            return Container(name, call.node, "ended", call.code, reason, call.message)
+        tracker = self._context.statusTracker()
+        for number in tracker.getJobIdsForGroup(name):
+            job = tracker.getJobInfo(number)
+            for stage in job.stageIds if job is not None else ():
+                info = tracker.getStageInfo(stage)
+                if info is not None and info.numActiveTasks:
+                    call.ran, call.idle = True, None
+                    return Container(name, call.node, "running")
+        if not call.ran:
+            return Container(name, "", "requested")
+        call.idle = call.idle or time.monotonic()
+        if time.monotonic() - call.idle > _ABORT_SECONDS:
+            # Where a node is lost, Spark does not count its tasks' failures: they wait for another.
+            call.code, call.lost, call.done = 1, True, True
+            call.message = "Spark has lost the executor of its task"
+            self.end(name, call)
+        return Container(name, call.node, "running")
+
+    def end(self, name: str, call: _Call) -> None:
+        self._context.cancelJobGroup(name)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """In the executor: run the agent; (host, its exit code).
+
+    None: Spark has started the task again, for its worker was lost. Whether there is to be another
+    worker is for the job's driver to decide.
+    """
+
+    assignment: Assignment
+
+    def __call__(self, _: int) -> tuple[str, int | None]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context.attemptNumber() > 0:
+            return os.uname().nodename, None
+        devices = context.resources().get("gpu")
+        env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices.addresses)}
+        return os.uname().nodename, run_agent(self.assignment, env)

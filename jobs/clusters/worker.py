@@ -1,0 +1,71 @@
+"""A worker inside a cluster's call: a Spark task or a Ray actor runs an agent as its child.
+
+The agent must be a process of its own (it handles signals, and training processes are its
+children), and must not outlive the call: the kernel ends it with the process that made it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["Assignment", "run_agent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What an agent is started with; it holds the job's key and secrets, and reaches the agent's
+    process by its standard input alone."""
+
+    container: str
+    driver: Mapping[str, str]
+    """DriverAddress.to_dict()."""
+    config: str
+    """The configuration's YAML."""
+    secret_env: Mapping[str, str]
+    directory: str
+    """The job's own on the driver's machine; a worker elsewhere makes a temporary one."""
+    host: str
+    """Of the driver."""
+
+    def __repr__(self) -> str:
+        return f"Assignment({self.container})"
+
+
+def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
+    """Run an agent to its end, in the main thread of the cluster's process; its exit code.
+
+    Args:
+        env: variables to add to this process's.
+    """
+    from howdah.core.processes import die_with_parent
+    from howdah.process import isolation
+
+    shared = os.uname().nodename == assignment.host and os.path.isdir(assignment.directory)
+    if shared:
+        home = os.path.join(assignment.directory, "containers", assignment.container)
+        os.makedirs(home, mode=0o700)
+    else:
+        home = tempfile.mkdtemp(prefix=f"howdah-{assignment.container}-")
+    mine = os.getpid()
+    payload: dict[str, Any] = {**asdict(assignment), "home": home}
+    try:
+        with open(os.path.join(home, "agent.log"), "wb") as log:
+            child = subprocess.Popen(
+                isolation.module("places", "agent", home), stdin=subprocess.PIPE,
+                stdout=log, stderr=log, cwd=home,
+                env=isolation.environment() | {**env, "LOG_DIRS": home, "TMPDIR": home},
+                preexec_fn=lambda: die_with_parent(signal.SIGKILL, mine),
+            )  # fmt: skip
+        child.communicate(json.dumps(payload).encode())
+        return child.returncode
+    finally:
+        if not shared:  # rank logs are in the run directory
+            shutil.rmtree(home, ignore_errors=True)

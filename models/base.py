@@ -1,0 +1,94 @@
+"""The model that a run begins from where it is a published one: which version, once and for all.
+
+`model.base: models/NAME` (and `model.init_from`) is the version that is current when a run begins.
+A run that goes on, and every attempt of a job, keeps that version although another may have been
+published meanwhile: its checkpoints belong to it. So the version is looked up once, stands in
+run.json, and a later start of the same run takes it from there. The same goes for the parts of an
+appended dataset that the model to begin from was trained on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.data.manifest import Dataset, load_dataset
+from howdah.errors import DataError, ModelError, NotFound
+from howdah.models.export_info import read_info
+from howdah.models.registry import located
+from howdah.run_files import RUN_JSON
+
+__all__ = ["learnt_parts", "with_pinned_base"]
+
+
+def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
+    """The configuration with versions in `model.base` and `model.init_from`; itself where neither
+    names a published model.
+
+    Args:
+        as_begun: the versions that the run in `run.directory` has begun with, if it has; None:
+            unless checkpoint.resume is never.
+    Raises:
+        ModelError: the model has no such version.
+    """
+    model = config.model
+    asked = {"base": model.base, "init_from": model.init_from}
+    found = {key: located(name) for key, name in asked.items() if name is not None}
+    changed = {key: path for key, path in found.items() if path is not None}
+    if not changed:
+        return config
+    begun = _begun_with(config, as_begun)
+    for key in changed:
+        before = {"base": begun.get("source"), "init_from": begun.get("init_from")}[key]
+        # NAME@VERSION is the user's word: another one than the run began with is refused later
+        if isinstance(before, str) and storage.parent(before) == asked[key].rstrip("/"):
+            changed[key] = before
+    return config.model_copy(update={"model": model.model_copy(update=changed)})
+
+
+def learnt_parts(
+    config: Config, dataset: Dataset, *, as_begun: bool | None = None
+) -> list[str] | None:
+    """Identities of the parts that the model of `model.init_from` was trained on.
+
+    Args:
+        config: with pinned versions.
+        dataset: the version to train on: the model's own is looked for beside it too.
+        as_begun: as of `with_pinned_base`.
+    Returns:
+        None: there is no such model, or the version that it was trained on cannot be read.
+    """
+    model = config.model.init_from
+    if model is None:
+        return None
+    begun = _begun_with(config, as_begun)
+    if begun.get("init_from") == model and "parts" in begun:
+        return begun["parts"]
+    try:
+        trained = read_info(model).get("dataset") or {}
+    except (NotFound, ModelError):
+        return None
+    beside = storage.join(storage.parent(dataset.path), f"v={trained.get('hash')}")
+    for path in dict.fromkeys((trained.get("path"), beside)):
+        try:
+            version = load_dataset(path) if path else None
+        except DataError:
+            continue
+        if version is not None and version.manifest.dataset_hash == trained.get("hash"):
+            return [part.identity for part in version.manifest.parts]
+    return None
+
+
+def _begun_with(config: Config, as_begun: bool | None) -> dict[str, Any]:
+    """What the run in `run.directory` has begun with, by its run.json."""
+    if as_begun is None:
+        as_begun = config.checkpoint.resume != "never"
+    if not as_begun:
+        return {}
+    try:
+        run = storage.read_json(storage.join(config.run.directory, RUN_JSON))
+    except (NotFound, DataError):
+        return {}
+    base = run.get("base") if isinstance(run, dict) else None
+    return base if isinstance(base, dict) else {}

@@ -1,0 +1,1 @@
+"""An export: the files of a trained model, and its formats."""

@@ -1,0 +1,500 @@
+"""Export: a Hugging Face directory that `transformers.pipeline` loads, for text-classification or
+image-classification.
+
+The bytes are the same for both frameworks: safetensors under Hugging Face's torch names, the
+tokenizer's files, a model card filled from the run, and howdah.json with the run's id and how its
+texts were cleaned and truncated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.loader import Config, load
+from howdah.config.metric_table import metrics_of
+from howdah.config.tasks import TASKS, Task
+from howdah.data.family import ImageFamily, ModelFamily, family_of
+from howdah.data.manifest import MANIFEST, Dataset, load_dataset
+from howdah.errors import AlreadyExists, CheckpointError, ConfigError, ModelError, NotFound
+from howdah.models import decided
+from howdah.models import registry as models
+from howdah.models.base import with_pinned_base
+from howdah.models.export import onnx_graph
+from howdah.models.export.formats import Source, require, sample_rows
+from howdah.models.export.formats import write as write_formats
+from howdah.models.export.onnx_graph import WEIGHTS
+from howdah.models.export.run_info import RunInfo, describe_run
+from howdah.models.profile.profile import PROFILE
+from howdah.models.replay import training_rows
+from howdah.models.runs.run_json import CONFIG
+from howdah.models.weights.parameters import with_dropouts
+from howdah.models.weights.pretrained import BaseModel
+from howdah.run_files import RUN_JSON
+from howdah.storage import commit
+from howdah.training.checkpoint.manager import Checkpoints
+from howdah.training.checkpoint.manager import load as load_checkpoint
+from howdah.training.checkpoint.read import model_weights, read_manifest
+from howdah.training.model.warm import begin
+
+__all__ = ["INFO", "export", "export_run", "resolve_export", "with_decision"]
+
+INFO = models.EXPORT_INFO
+FORMAT_VERSION = 1
+_CHUNK = 8 * 2**20
+
+
+def export(
+    target: str,
+    *,
+    weights: Mapping[str, np.ndarray],
+    base_config: Mapping[str, Any],
+    tokenizer_files: Mapping[str, bytes],
+    label_names: Sequence[str],
+    run_info: RunInfo | Mapping[str, Any],
+    replace: bool = False,
+    formats: Sequence[str] = (),
+    samples: Sequence[np.ndarray] = (),
+    profile: bytes | None = None,
+    check: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Write the export directory `target`, whole or not at all; returns `target`.
+
+    Args:
+        target: directory on any storage. An export of the same run is replaced.
+        weights: all tensors under Hugging Face's torch names and layouts.
+        base_config: the base's config.json with the run's dropouts.
+        tokenizer_files: the tokenizer's files by name.
+        label_names: C names in the order of the classifier's rows.
+        run_info: written to howdah.json and the model card.
+        replace: also replace an export of another run.
+        formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
+            checked before the export gets its name. model.onnx needs not be named.
+        samples: token ids of rows that formats which are not exact are compared on.
+        profile: contents of profile.json (models/profile/profile.py); None: it has none.
+        check: called before the export gets its name; raises where this process must not write any
+            more.
+        progress: called with a line.
+    Raises:
+        UsageError: a format that cannot be written here.
+        ModelError: missing or misshapen tensors, NaN or infinity; a format whose logits are not the
+            model's.
+        AlreadyExists: `target` holds something else.
+    """
+    named = require(formats, base_config, where=target)
+    info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
+    _check_weights(weights, base_config, label_names, target)
+    _check_target(target, info, replace)
+    files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
+    if profile is not None:
+        files[PROFILE] = profile
+    decision = decided.keep(files, target, label_names, info.task, progress)
+    token = secrets.token_hex(4)
+    with commit.stage(f"{target}.new-{token}") as staged:
+        if set(named) <= {"hf"}:
+            _put(files, staged.path)
+        else:
+            source = Source(
+                config=base_config,
+                weights=weights,
+                first_type_ends=onnx_graph.first_type_ends(base_config, tokenizer_files, info),
+                metadata=onnx_graph.metadata(info, label_names),
+                task=info.task,
+                samples=samples,
+                decision=decision,
+                labels=label_names,
+            )
+            _put_checked(named, files, source, staged.path, progress)
+        check()
+        staged.publish(target, aside=f"{target}.old-{token}")
+    check()
+    _sweep(target)
+    return target
+
+
+def with_decision(
+    target: str, entry: Mapping[str, Any] | None, *, profile: bytes | None = None
+) -> None:
+    """Write an export anew, the same but for howdah.json's `decision` and for profile.json, which
+    is counted with it; whole or not at all.
+
+    Args:
+        entry: the decision; None: there is none afterwards.
+        profile: contents of profile.json; None: it has none afterwards.
+    """
+    token = secrets.token_hex(4)
+    with commit.stage(f"{target}.new-{token}") as staged:
+        _copy(target, staged.path, leave=(INFO, PROFILE))
+        info = storage.read_json(storage.join(target, INFO))
+        described = {key: value for key, value in info.items() if key != "decision"}
+        if entry is not None:
+            described["decision"] = entry
+        renewed = {INFO: _json(described)} | ({} if profile is None else {PROFILE: profile})
+        _put(renewed, staged.path)
+        staged.publish(target, aside=f"{target}.old-{token}")
+    _sweep(target)
+
+
+def _copy(source: str, target: str, *, leave: Sequence[str] = ()) -> None:
+    """Copy a directory's files and those below, but for those named so at its top."""
+    for entry in storage.list_dir(source):
+        there = storage.join(target, entry.name)
+        if entry.is_dir:
+            _copy(entry.path, there)
+        elif entry.name not in leave:
+            with storage.open_read(entry.path) as given, storage.open_write(there) as file:
+                shutil.copyfileobj(given, file, _CHUNK)
+
+
+def _sweep(target: str) -> None:
+    """Remove the export that this one replaced, and unfinished ones of killed processes."""
+    leftover = re.compile(re.escape(storage.name(target)) + r"\.(new|old)-[0-9a-f]{8}")
+    commit.sweep(
+        storage.list_dir(storage.parent(target)),
+        lambda entry: entry.is_dir and leftover.fullmatch(entry.name),
+    )
+
+
+def _put(files: Mapping[str, bytes], directory: str) -> None:
+    for name, data in files.items():
+        with storage.open_write(storage.join(directory, name)) as file:
+            file.write(data)
+
+
+def _put_checked(
+    named: Sequence[str],
+    files: Mapping[str, bytes],
+    source: Source,
+    directory: str,
+    progress: Callable[[str], None],
+) -> None:
+    """Put the files and further formats into a directory; they are written and read here first."""
+    with tempfile.TemporaryDirectory(prefix="howdah-export-") as place:
+        _put(files, place)
+        found = write_formats(named, place, source, progress=progress)
+        described = json.loads(files[INFO])
+        formats = described.get("formats", {})
+        for name, entry in found.items():
+            formats[name] = {**formats.get(name, {}), **entry}
+        storage.write_whole(storage.join(place, INFO), _json({**described, "formats": formats}))
+        for at, _, names in os.walk(place):
+            for name in names:
+                below = os.path.relpath(os.path.join(at, name), place)
+                storage.upload(os.path.join(at, name), storage.join(directory, below))
+
+
+def _check_target(target: str, info: RunInfo, replace: bool) -> None:
+    if not storage.exists(target) or replace:
+        return
+    info_path = storage.join(target, INFO)
+    owner = storage.read_json(info_path).get("run_id") if storage.exists(info_path) else None
+    if owner != info.run_id:
+        raise AlreadyExists(
+            "the export's directory holds something else",
+            where=target,
+            expected=f"nothing, or an export of run {info.run_id}",
+            got=f"an export of run {owner}" if owner else "no export by Howdah",
+            remedy="give another directory, or remove that one",
+        )
+
+
+def _check_weights(
+    weights: Mapping[str, np.ndarray], config: Mapping, label_names: Sequence[str], target: str
+) -> None:
+    family = family_of(config, where=target)
+    expected = family.encoder_shapes(config) | family.head_shapes(config, len(label_names))
+    wrong = [
+        f"{name} {tuple(weights[name].shape) if name in weights else 'missing'} instead of {shape}"
+        for name, shape in expected.items()
+        if name not in weights or tuple(weights[name].shape) != tuple(shape)
+    ]
+    wrong += [f"{name} is not a classifier's tensor" for name in weights if name not in expected]
+    if wrong:
+        raise ModelError(
+            "the weights do not fit the model to export",
+            where=target,
+            got="; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""),
+        )
+    broken = [name for name in expected if not np.isfinite(weights[name]).all()]
+    if broken:
+        raise ModelError(
+            "a model with NaN or infinity is not exported", where=target, got=broken[0]
+        )
+
+
+def _files(
+    weights: Mapping[str, np.ndarray],
+    base_config: Mapping[str, Any],
+    tokenizer_files: Mapping[str, bytes],
+    label_names: Sequence[str],
+    info: RunInfo,
+    progress: Callable[[str], None],
+) -> dict[str, bytes]:
+    from safetensors.numpy import save
+
+    # transformers requires metadata that names a framework; the layout is PyTorch's.
+    data = save(
+        {name: np.ascontiguousarray(weights[name], np.float32) for name in sorted(weights)},
+        metadata={"format": "pt"},
+    )
+    sha256 = hashlib.sha256(data).hexdigest()
+    described = {"format_version": FORMAT_VERSION, **asdict(info), "labels": list(label_names)}
+    described["weights_sha256"] = sha256
+    files = dict(tokenizer_files)
+    family = family_of(base_config)
+    if family.kind == "text":
+        files["tokenizer_config.json"] = _tokenizer_config(files, family, info)
+    files["config.json"] = _json(_config(base_config, family, label_names, info.task))
+    files[WEIGHTS] = data
+    graph = onnx_graph.of_export(
+        data, base_config, tokenizer_files, label_names=label_names, info=info, progress=progress
+    )
+    if graph is not None:
+        files[onnx_graph.FILE] = graph.data
+        described["formats"] = {"onnx": graph.described}
+    card = _model_card(info, family, label_names, sha256, graph=graph is not None)
+    files["README.md"] = card.encode("utf-8")
+    files[INFO] = _json(described)
+    return files
+
+
+def _tokenizer_config(files: Mapping[str, bytes], family: ModelFamily, info: RunInfo) -> bytes:
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    settings.setdefault("tokenizer_class", family.tokenizer_class)
+    # A tokenizer of another class could return inputs that the forward pass does not take.
+    settings["model_input_names"] = list(family.inputs)
+    settings["model_max_length"] = info.max_length
+    return _json(settings)
+
+
+def _config(
+    base_config: Mapping[str, Any], family: ModelFamily, label_names: Sequence[str], task: Task
+) -> dict[str, Any]:
+    dropped = ("_name_or_path", "transformers_version", "torch_dtype", "tie_weights_")
+    if isinstance(family, ImageFamily):  # preprocessor_config.json has them
+        dropped += family.added
+    config = {key: value for key, value in base_config.items() if key not in dropped}
+    return config | {
+        "architectures": [family.architecture],
+        "dtype": "float32",
+        "id2label": {str(number): name for number, name in enumerate(label_names)},
+        "label2id": {name: number for number, name in enumerate(label_names)},
+        "model_type": family.model_type,
+        "problem_type": TASKS[task].problem_type,
+    }
+
+
+def _json(value: Mapping) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def _model_card(
+    info: RunInfo,
+    family: ModelFamily,
+    label_names: Sequence[str],
+    weights_sha256: str,
+    *,
+    graph: bool,
+) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("howdah.serving.decision", "."),
+        undefined=jinja2.StrictUndefined,
+    )
+    # A | in a label would end the table's cell.
+    environment.globals["cell"] = lambda v: str(v).replace("|", "\\|").replace("\n", " ")
+    environment.globals["number"] = lambda v: "undefined" if v is None else f"{v:.4f}"
+    return environment.get_template("model_card.md.j2").render(
+        info=info,
+        family=family,
+        labels=list(label_names),
+        scalars=metrics_of(info.task),
+        cleaning=[name for name, on in info.clean.items() if on],
+        weights_sha256=weights_sha256,
+        graph=graph,
+    )
+
+
+# ------------------------------------------------------------------------------- finding exports
+def resolve_export(path: str) -> str:
+    """The export directory of `path`: itself, export/ of a run directory, or the current version of
+    a published model.
+
+    Raises:
+        ModelError: it is none of these.
+    """
+    for candidate in (path, storage.join(path, "export")):
+        if storage.exists(storage.join(candidate, "config.json")):
+            return candidate
+    current = models.resolve(path)
+    if current is not None:
+        return current
+    raise ModelError(
+        "there is no model",
+        where=path,
+        expected="an export (config.json, model.safetensors, ...), a run directory with export/, or"
+        " a published model with current.json",
+        got="nothing" if not storage.exists(path) else "a directory without config.json",
+        remedy="train first, or `howdah export` a checkpoint of the run",
+    )
+
+
+def export_run(
+    config: Config,
+    *,
+    checkpoint: str | None = None,
+    output: str | None = None,
+    formats: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Export a checkpoint of the configuration's run: the one given, else the best, else the last.
+
+    Args:
+        checkpoint: a step-N directory; None: the best, else the last.
+        output: directory; None: export/ in the run directory.
+        formats: as of `export`; None: export.formats of the run.
+        progress: called with a line.
+    Raises:
+        UsageError: a format that cannot be written here.
+        CheckpointError: no whole checkpoint, or of another model or dataset.
+        ModelError: the base model is not the one that was trained.
+    """
+    config = _own_config(config)
+    named = config.export.formats if formats is None else formats
+    require(named, None, where="--format" if formats is not None else "export.formats")
+    if checkpoint is None:
+        saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
+        best = saved.best()
+        found = load_checkpoint(best.path) if best else saved.latest()
+        if found is None:
+            raise CheckpointError(
+                "the run has no checkpoint to export",
+                where=config.checkpoint_directory,
+                remedy="train first, or correct run.directory / checkpoint.directory",
+            )
+    else:
+        found = load_checkpoint(checkpoint)
+    config = with_pinned_base(config, as_begun=True)
+    dataset = _dataset_of(config, found.path)
+    base = _base_of(config, found.path, dataset)
+    run = _run_json(config.run.directory)
+    info = describe_run(
+        config=config,
+        dataset=dataset,
+        base=base,
+        run_id=str(run.get("run_id") or config.run.name),
+        step=found.step,
+        # run.json's metrics are of the weights that the run itself exported.
+        metrics=run.get("metrics") if _exported_step(run) == found.step else None,
+        attempts=run.get("attempts") or (),
+    )
+    return export(
+        output or storage.join(config.run.directory, "export"),
+        weights=model_weights(found.tensors),
+        base_config=with_dropouts(base.config, config.model),
+        tokenizer_files=base.tokenizer_files,
+        label_names=dataset.manifest.labels,
+        run_info=info,
+        formats=named,
+        samples=sample_rows(dataset, named),
+        progress=progress,
+    )
+
+
+def _own_config(config: Config) -> Config:
+    """The run's own configuration: the user's file may have changed since it was trained.
+
+    Its directory is the one that was asked for: the run may have been moved, or be a copy. So is
+    a directory of checkpoints below it.
+    """
+    directory = config.run.directory
+    frozen = storage.join(directory, CONFIG)
+    if not storage.exists(frozen):
+        return config
+    if not storage.read_text(frozen).strip():
+        raise ModelError(
+            "the run's configuration is empty",
+            where=frozen,
+            expected="the keys that the run was trained with",
+            remedy="put a copy back, or remove it: then the given configuration is the run's",
+        )
+    own = load(frozen)
+    below, checkpoints = storage.join(own.run.directory, ""), own.checkpoint.directory
+    if checkpoints is not None and checkpoints.startswith(below):
+        checkpoints = storage.join(directory, checkpoints.removeprefix(below))
+    return own.model_copy(
+        update={
+            "run": own.run.model_copy(update={"directory": directory}),
+            "checkpoint": own.checkpoint.model_copy(update={"directory": checkpoints}),
+        }
+    )
+
+
+def _run_json(directory: str) -> dict:
+    try:
+        return storage.read_json(storage.join(directory, RUN_JSON))
+    except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
+        return {}
+
+
+def _exported_step(run: dict) -> int | None:
+    best = run.get("best_step")
+    return run.get("steps") if best is None else best
+
+
+def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
+    """The base model that a checkpoint was trained from."""
+    base = begin(config, dataset.manifest.labels)
+    trained = read_manifest(checkpoint)["identity"]["base_model"]
+    if trained != base.hash:
+        begun = config.model.init_from
+        raise CheckpointError(
+            "the checkpoint belongs to another base model",
+            where=checkpoint,
+            expected=f"base model {trained}",
+            got=f"{base.hash} ({base.source}" + (f", begun from {begun})" if begun else ")"),
+            remedy="set model.base and model.init_from to what it was trained from",
+        )
+    return base
+
+
+def _dataset_of(config: Config, checkpoint: str) -> Dataset:
+    """The dataset version that a checkpoint was trained on."""
+    trained = read_manifest(checkpoint)["identity"]["dataset"]
+    newest = load_dataset(config.data.dataset)
+    if _trains_on(config, newest) == trained:
+        return newest
+    root = storage.parent(newest.path)  # the ETL may have run again since
+    for entry in storage.list_dir(root):
+        if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
+            version = load_dataset(entry.path)
+            if _trains_on(config, version) == trained:
+                return version
+    raise CheckpointError(
+        "the dataset that the checkpoint was trained on is missing",
+        where=root,
+        expected=f"a version whose manifest has the hash {trained}",
+        got=f"the newest has {newest.manifest_hash}",
+        remedy="set data.dataset to the one it was trained on",
+    )
+
+
+def _trains_on(config: Config, version: Dataset) -> str | None:
+    """Identity of a version as the run would train on it; None: it could not."""
+    try:
+        return training_rows(version, config, as_begun=True).identity
+    except ConfigError:  # training.replay, and the version has no parts or nothing is left
+        return None

@@ -1,0 +1,340 @@
+"""The formats of an export: what each adds to the directory, how it is written, how it is checked.
+
+`hf` is the Hugging Face directory, and is always there; so is model.onnx wherever the package
+`onnx` is installed, since it is the graph alone and costs nothing. The others are written where
+they are asked for by name, and each is held against the model's own logits before the export gets
+its name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from howdah.config.splits import TEST, TRAIN, VALIDATION
+from howdah.config.tasks import Task
+from howdah.core.child import Child
+from howdah.data.family import family_of
+from howdah.data.manifest import Dataset
+from howdah.data.splits.shards import ShardSet
+from howdah.errors import ModelError, UsageError
+from howdah.models.decision import Decision
+from howdah.models.export import onnx_graph
+from howdah.models.forward import forward_numpy
+from howdah.models.registry import EXPORT_FOLDERS
+from howdah.process import isolation
+
+__all__ = ["FORMATS", "SAVED_MODEL", "Format", "Source", "require", "sample_rows", "write"]
+
+(SAVED_MODEL,) = EXPORT_FOLDERS
+_EXACT = 1e-5
+"""Most that a float32 logit may differ from the model's own, of logits up to 1; of larger ones it
+is relative."""
+_SAMPLES = 400
+_NEAR = 0.01
+"""Numbers of a regression that count as equal."""
+_PROBES = ((1, 1), (1, 2), (3, 7), (2, 33), (1, 96))
+"""Rows and tokens of the batches that formats are checked with: odd ones, and each dimension 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A format beside the Hugging Face directory."""
+
+    file: str
+    """File or directory in the export."""
+    packages: tuple[str, ...]
+    """To write and to check it."""
+    exact: bool
+    """Its logits are the model's; else they are near, and the share of equal labels is shown."""
+    warning: str | None = None
+    """Shown whenever it is written."""
+
+
+FORMATS: dict[str, Format] = {
+    "hf": Format(file=onnx_graph.WEIGHTS, packages=(), exact=True),
+    "onnx": Format(file=onnx_graph.FILES["onnx"], packages=("onnx", "onnxruntime"), exact=True),
+    "onnx-w8": Format(
+        file=onnx_graph.FILES["onnx-w8"], packages=("onnx", "onnxruntime"), exact=False
+    ),
+    "onnx-int8": Format(
+        file=onnx_graph.FILES["onnx-int8"],
+        packages=("onnx", "onnxruntime"),
+        exact=False,
+        warning="onnx-int8 scales its activations over a whole batch: a text's score depends on its"
+        " neighbours in the batch. It is not fit for batch jobs, nor where a request may be"
+        " repeated; onnx-w8 has no such dependence",
+    ),
+    "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
+}  # fmt: skip
+"""By the name that `howdah export --format` and export.formats take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The model that is written."""
+
+    config: Mapping[str, Any]
+    """config.json, defaults filled in."""
+    weights: Mapping[str, np.ndarray]
+    """float32 by Hugging Face's torch names."""
+    first_type_ends: int | None
+    metadata: Mapping[str, str]
+    """For the model's own metadata."""
+    task: Task = "single_label"
+    samples: Sequence[np.ndarray] = ()
+    """Token ids of real rows, which formats that are not exact are compared on; none: of the
+    probes."""
+    decision: Decision = field(default_factory=Decision)
+    """The export's decision; two formats are compared by the answers that it gives."""
+    labels: Sequence[str] = ()
+    """C names in the order of the classifier's rows."""
+
+
+def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: str) -> list[str]:
+    """Refuse formats that cannot be written here, before anything is; the names in the table's
+    order, each once.
+
+    Args:
+        config: config.json, defaults filled in; None: it is not known yet.
+        where: who asks, for messages.
+    Raises:
+        UsageError: an unknown format, or one whose packages are not installed; all in one.
+        ModelError: the model's family does not have it.
+    """
+    asked = set(names)
+    problems = [f"{name}: no such format" for name in sorted(asked - set(FORMATS))]
+    for name in sorted(asked & set(FORMATS)):
+        missing = [p for p in FORMATS[name].packages if importlib.util.find_spec(p) is None]
+        if missing:
+            problems.append(f"{name}: {', '.join(missing)} not installed")
+    if problems:
+        raise UsageError(
+            "these formats cannot be written here",
+            where=where,
+            expected=f"of {', '.join(FORMATS)}, those whose packages are installed",
+            got="; ".join(problems),
+            remedy="install them (`pip install onnx onnxruntime`, or howdah[tensorflow]), or leave"
+            " the formats out",
+        )
+    if config is not None and asked - {"hf"}:
+        family = family_of(config, where=where)
+        if family.kind != "text":
+            raise ModelError(
+                f"a {family.title} is exported as a Hugging Face directory alone",
+                where=where,
+                expected="hf",
+                got=", ".join(sorted(asked)),
+            )
+    return [name for name in FORMATS if name in asked]
+
+
+def sample_rows(dataset: Dataset, names: Iterable[str]) -> list[np.ndarray]:
+    """Token ids of rows that formats which are not exact are compared on: of validation, else of
+    test, else of training, spread over the split. None are read where all formats are exact."""
+    if all(FORMATS[name].exact for name in names):
+        return []
+    splits = [split for split in (VALIDATION, TEST, TRAIN) if dataset.manifest.rows(split)]
+    shards = ShardSet(dataset, splits[0])
+    ends = np.cumsum([len(lengths) for lengths in shards.lengths])  # int64[S]
+    row_numbers = np.arange(0, ends[-1], max(1, ends[-1] // _SAMPLES))[:_SAMPLES]  # numbers of rows
+    shard = np.searchsorted(ends, row_numbers, side="right")
+    row = row_numbers - np.concatenate([[0], ends])[shard]
+    places = zip(shard.tolist(), row.tolist(), strict=True)
+    rows = [np.array(shards.example(*place).input_ids, np.int32) for place in places]
+    shards.release()
+    return rows
+
+
+def write(
+    names: Sequence[str], directory: str, source: Source, *, progress: Callable[[str], None]
+) -> dict[str, dict[str, Any]]:
+    """Write formats into a local export that has the Hugging Face files and model.onnx, and check
+    each; returns {name: its entry in howdah.json} of those with more to say than that they exist.
+
+    Raises:
+        ModelError: a format's logits are not the model's, or its writer failed.
+    """
+    probes = _probes(source)
+    found: dict[str, dict[str, Any]] = {}
+    expected = [
+        forward_numpy.logits(
+            source.config, source.weights, ids, mask, first_type_ends=source.first_type_ends
+        )
+        for ids, mask in probes
+    ]
+    for name in names:
+        if name == "hf":
+            continue
+        form = FORMATS[name]
+        if form.warning:
+            progress(form.warning)
+        given = _WRITERS[name](directory, source, probes, progress)
+        target = os.path.join(directory, form.file)
+        size = _bytes(target)
+        if form.exact:
+            furthest = _furthest(given, expected)
+            _require_exact(name, furthest, directory)
+            progress(f"{form.file}: {size / 2**20:,.1f} MiB, logits within {furthest:.1e}")
+            found[name] = {"file": form.file, "furthest": furthest}
+            continue
+        rows = _compared(name, directory, source)
+        found[name] = {"file": form.file, **rows}
+        progress(
+            f"{form.file}: {size / 2**20:,.1f} MiB, {rows['agreement']:.2%} of {rows['rows']} rows"
+            f" keep their label, a score changes by {rows['furthest_score']:.3f} at most"
+        )
+    return found
+
+
+# --------------------------------------------------------------------------------- the writers
+Batches = list[tuple[np.ndarray, np.ndarray]]
+
+
+def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+    """model.onnx is there already: read it as onnxruntime does for any user, by its path."""
+    forward = _opened(os.path.join(directory, onnx_graph.FILE))
+    return [forward(ids, mask) for ids, mask in probes]
+
+
+def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+    from howdah.models.export import quantised_onnx
+
+    model = quantised_onnx.build(
+        source.config, source.weights, first_type_ends=source.first_type_ends,
+        metadata=source.metadata,
+    )  # fmt: skip
+    with open(os.path.join(directory, FORMATS["onnx-w8"].file), "wb") as file:
+        file.write(model.SerializeToString())
+    return []
+
+
+def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    target = os.path.join(directory, FORMATS["onnx-int8"].file)
+    logging.disable(logging.WARNING)  # advice about its own preprocessing
+    try:
+        quantize_dynamic(
+            os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
+            weight_type=QuantType.QInt8,
+        )  # fmt: skip
+    finally:
+        logging.disable(logging.NOTSET)
+    model = onnx.load(target)
+    onnx.helper.set_model_props(model, dict(source.metadata))
+    onnx.save(model, target)
+    return []
+
+
+def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+    progress("writing saved_model in a TensorFlow process")
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="howdah-savedmodel-") as place:
+        given, taken = os.path.join(place, "probes.npz"), os.path.join(place, "logits.npz")
+        arrays = {f"ids_{n}": ids for n, (ids, _) in enumerate(probes)}
+        np.savez(given, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
+        environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        argv = isolation.module("howdah.models.export.savedmodel_tf", directory, given, taken)
+        with Child(argv, env=environment, on_line=lines.append) as child:
+            code = child.wait()
+        if code:
+            raise ModelError(
+                "TensorFlow did not write the SavedModel",
+                where=directory,
+                expected="exit code 0",
+                got=f"{code}: " + (" | ".join(lines[-3:]) or "no output"),
+            )
+        logits = np.load(taken)
+        return [logits[f"logits_{number}"] for number in range(len(probes))]
+
+
+_WRITERS: dict[str, Callable[..., list[np.ndarray]]] = {
+    "onnx": _onnx,
+    "onnx-w8": _onnx_w8,
+    "onnx-int8": _onnx_int8,
+    "savedmodel": _savedmodel,
+}
+"""Each writes its file, and gives the probes' logits by it where the format is exact."""
+
+
+# -------------------------------------------------------------------------------- the checking
+def _probes(source: Source) -> Batches:
+    """Batches of random ids, whose rows have different lengths."""
+    family = family_of(source.config)
+    longest = family.longest(source.config)
+    words = int(source.config[family.keys.vocabulary])
+    rng = np.random.default_rng(11)
+    found = []
+    for rows, tokens in _PROBES:
+        width = min(tokens, longest)
+        ids_BT = rng.integers(0, words, (rows, width)).astype(np.int32)
+        lengths_B1 = rng.integers(1, width + 1, (rows, 1))
+        lengths_B1[0] = width
+        mask_BT = (np.arange(width) < lengths_B1).astype(np.int32)
+        if source.first_type_ends is not None and width > 2:
+            ids_BT[:, width // 3] = source.first_type_ends
+        found.append((ids_BT, mask_BT))
+    return found
+
+
+def _opened(path: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    from howdah.models.opened.onnx_session import open_session
+
+    return open_session(path, threads=1, where=path)
+
+
+def _furthest(given: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest difference, relative to the batch's largest logit where that is above 1."""
+    return max(
+        float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
+        for ours, theirs in zip(given, expected, strict=True)
+    )
+
+
+def _require_exact(name: str, furthest: float, where: str) -> None:
+    if not furthest <= _EXACT:  # NaN too
+        raise ModelError(
+            f"the logits of the format {name} are not the model's",
+            where=where,
+            expected=f"within {_EXACT}",
+            got=f"{furthest:.1e}",
+            remedy="leave the format out, and report it: this is a defect",
+        )
+
+
+def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
+    """How a format that is not exact answers, row by row, beside model.onnx."""
+    rows = list(source.samples) or [
+        ids[row, : mask[row].sum()] for ids, mask in _probes(source) for row in range(len(ids))
+    ]
+    own = _opened(os.path.join(directory, onnx_graph.FILE))
+    other = _opened(os.path.join(directory, FORMATS[name].file))
+    ours, theirs = (_scores(source, forward, rows) for forward in (own, other))
+    same = source.decision.rule(source.task, source.labels).agree(ours, theirs, near=_NEAR)
+    return {
+        "agreement": float(same.mean()),
+        "furthest_score": float(np.abs(ours - theirs).max()),
+        "rows": len(rows),
+    }
+
+
+def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
+    logits = [forward(np.asarray(row)[None], np.ones((1, len(row)), np.int32))[0] for row in rows]
+    return source.decision.scores(source.task, np.stack(logits))
+
+
+def _bytes(path: str) -> int:
+    if not os.path.isdir(path):
+        return os.path.getsize(path)
+    return sum(
+        os.path.getsize(os.path.join(at, n)) for at, _, names in os.walk(path) for n in names
+    )

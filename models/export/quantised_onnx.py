@@ -1,0 +1,105 @@
+"""The ONNX graph with its weights in 8 bits, which it holds itself: a small file.
+
+Each linear layer's weights are integers with a scale for each block of a row. The runtime's product
+rounds a token's activations to 8 bits by themselves, so that no score depends on the other rows of
+a batch. Each row of the word embeddings has a scale as well. All else stays float32.
+
+The product, MatMulNBits, is onnxruntime's own operator (com.microsoft), not ONNX's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from howdah.models.forward.forward_onnx import Graph, Place, assembled
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["BLOCK", "build", "quantised"]
+
+BLOCK = 32
+"""Weights of a row that share a scale."""
+_MIDDLE = 128
+"""MatMulNBits' zero point of 8 bits where none is given."""
+_DOMAIN = "com.microsoft"
+
+
+def build(
+    config: Mapping,
+    weights: Mapping[str, np.ndarray],
+    *,
+    first_type_ends: int | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> onnx.ModelProto:
+    """As howdah.models.forward.forward_onnx.build, but with `weights` in it.
+
+    Args:
+        weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
+    """
+    graph = _Quantised(weights)
+    return assembled(graph, config, first_type_ends, metadata, domains={_DOMAIN: 1})
+
+
+def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """A matrix as (uint8 [O, blocks, block], float32 scales [O, blocks]), rows filled with zeros.
+
+    >>> integers, scales = quantised(np.array([[1.0, -0.5]], np.float32), 2)
+    >>> integers.tolist(), np.round(scales * 127, 3).tolist()
+    ([[[255, 64]]], [[1.0]])
+    """
+    rows, inputs = weight_OI.shape
+    blocks = -(-inputs // block)
+    filled = np.zeros((rows, blocks * block), np.float32)
+    filled[:, :inputs] = weight_OI
+    by_block = filled.reshape(rows, blocks, block)
+    scales = np.abs(by_block).max(-1) / 127
+    safe = np.where(scales == 0, 1, scales)[..., None]  # a block of zeros
+    integers = np.rint(by_block / safe) + _MIDDLE
+    return integers.astype(np.uint8), scales.astype(np.float32)
+
+
+class _Quantised(Graph):
+    """Holds its weights: matrices as integers, the others as they are."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        places = {n: Place(shape=a.shape, offset=0, length=a.nbytes) for n, a in weights.items()}
+        super().__init__(places, "")
+        self._weights = weights
+
+    def weight(self, name: str) -> str:
+        return self._held(name, self._weights[name])
+
+    def linear(self, x: str, name: str, *, named: str | None = None) -> str:
+        weight_OI = self._weights[f"{name}.weight"]
+        integers, scales = quantised(weight_OI, BLOCK)
+        outputs, inputs = weight_OI.shape
+        return self.add(
+            "MatMulNBits",
+            x,
+            self._held(f"{name}.weight.integers", integers),
+            self._held(f"{name}.weight.scales", scales.reshape(-1)),
+            "", "", self.weight(f"{name}.bias"),
+            named=named, domain=_DOMAIN, K=inputs, N=outputs, bits=8, block_size=BLOCK,
+            accuracy_level=4,
+        )  # fmt: skip
+
+    def rows(self, table: str, numbers: str) -> str:
+        import onnx
+
+        integers, scales = quantised(self._weights[table], self._weights[table].shape[1])
+        signed = (integers[:, 0].astype(np.int16) - _MIDDLE).astype(np.int8)
+        found = self.add("Gather", self._held(f"{table}.integers", signed), numbers)
+        found = self.add("Cast", found, to=onnx.TensorProto.FLOAT)
+        of_rows = self.add("Gather", self._held(f"{table}.scales", scales), numbers)
+        return self.add("Mul", found, of_rows)
+
+    def _held(self, name: str, array: np.ndarray) -> str:
+        from onnx import numpy_helper
+
+        if name not in self.initializers:
+            self.initializers[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        return name

@@ -1,0 +1,121 @@
+"""The record of a run in its export, which every prediction refers to by the run id."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from howdah import redact
+from howdah.config.data import CleanOptions, Columns
+from howdah.config.loader import Config
+from howdah.config.tasks import Task
+from howdah.data.manifest import Dataset, DatasetManifest
+from howdah.models.runs.run_json import versions
+from howdah.models.runs.settings import described, settings_at
+from howdah.models.weights.pretrained import BaseModel
+
+__all__ = ["RunInfo", "describe_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """The run that made an export; `howdah.json` holds this as JSON."""
+
+    run_id: str
+    """Of the run; in every prediction."""
+    max_length: int
+    """Texts are truncated to so many tokens, special ones included."""
+    clean: dict[str, bool]
+    """The cleaning steps of data.clean that were applied to the training data."""
+    base: dict[str, str]
+    """{source, hash} of the base model."""
+    tokenizer_hash: str
+    task: Task = "single_label"
+    """What it predicts (data.task)."""
+    pairs: bool = False
+    """Of pairs of texts."""
+    run_name: str | None = None
+    framework: str | None = None
+    step: int | None = None
+    """Optimizer steps of the exported weights."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """data.columns: the source's columns that the text was made from."""
+    dataset: dict[str, Any] | None = None
+    """{path, hash, rows: {split: rows}}."""
+    metrics: dict[str, dict] = field(default_factory=dict)
+    """{split: the task's metrics}."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Keys of the configuration that the model card shows."""
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """[{steps, settings}] of a run that went on with other settings: what differs between them."""
+    versions: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    """ISO 8601, UTC."""
+
+
+def describe_run(
+    *,
+    config: Config,
+    dataset: Dataset,
+    base: BaseModel,
+    run_id: str,
+    step: int | None = None,
+    metrics: Mapping[str, dict] | None = None,
+    attempts: Sequence[Mapping[str, Any]] = (),
+) -> RunInfo:
+    """The RunInfo of a run of `config` on `dataset`.
+
+    Args:
+        metrics: {split: metrics} of the exported weights.
+        attempts: of run.json.
+    """
+    manifest, training, model = dataset.manifest, config.training, config.model
+    keys = (
+        "framework", "global_batch_size", "num_train_epochs", "max_steps", "learning_rate",
+        "lr_scaling", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "weight_decay",
+        "max_grad_norm", "precision", "label_smoothing_factor", "class_weights", "seed",
+    )  # fmt: skip
+    shown = {key: getattr(training, key) for key in keys}
+    shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
+    # The weights may be older than a change of settings.
+    had = settings_at(attempts, step)
+    shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}
+    return RunInfo(
+        run_id=run_id,
+        task=manifest.task,
+        pairs=manifest.pairs,
+        run_name=config.run.name,
+        framework=training.framework,
+        step=step,
+        max_length=manifest.max_length,
+        # How another writer's records were cleaned is not known: serving then applies no cleaning.
+        clean={
+            name: bool(manifest.cleaning.get(name, False)) for name in CleanOptions.model_fields
+        },
+        columns=_columns(manifest, config),
+        base={"source": redact.text(base.source), "hash": base.hash},
+        tokenizer_hash=manifest.tokenizer.hash,
+        dataset={
+            "path": redact.text(dataset.path),
+            "hash": manifest.dataset_hash,
+            "rows": {split: manifest.rows(split) for split in manifest.splits},
+        },
+        metrics=dict(metrics or {}),
+        training=shown,
+        stages=described(attempts, upto=step),
+        versions=versions(training.framework),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _columns(manifest: DatasetManifest, config: Config) -> dict:
+    """The columns that the dataset was made of, whatever the training's configuration says.
+
+    Manifests of Hive tables by earlier versions, and of other writers, do not have them.
+    """
+    made_of = manifest.source.get("columns")
+    if not isinstance(made_of, dict):
+        return config.data.columns.model_dump(mode="json")
+    return Columns(**made_of).model_dump(mode="json")

@@ -1,0 +1,131 @@
+"""Fits a decision (models/decision.py): temperature, rejection, thresholds. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+import numpy as np
+
+from howdah.config.tasks import Task
+from howdah.models.decision import Decision, log_softmax, scores_of
+
+__all__ = [
+    "LABEL_METRICS", "Decision", "best_threshold", "fit_temperature", "logits_of",
+    "reject_threshold",
+]  # fmt: skip
+
+_LEAST_SCORE = 1e-30
+_TEMPERATURES = (0.05, 20.0)
+
+
+def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
+    """Logits, float64 [N, C], that give these scores; of a single label up to a constant a row."""
+    scores = np.asarray(scores_NC, np.float64)
+    if task == "single_label":
+        return np.log(np.maximum(scores, _LEAST_SCORE))
+    if task == "multi_label":
+        return np.log(np.maximum(scores, _LEAST_SCORE)) - np.log(
+            np.maximum(1.0 - scores, 2.0**-24)  # float32 has nothing between that and 1
+        )
+    if task == "regression":
+        return scores
+    assert_never(task)
+
+
+def fit_temperature(task: Task, labels: np.ndarray, logits_NC: np.ndarray) -> float:
+    """The temperature with the least loss, by bisection: the loss is convex in its inverse.
+
+    Args:
+        labels: int[N]; of several labels 0 or 1, [N, C].
+    """
+    logits = np.asarray(logits_NC, np.float64)
+
+    def slope(inverse: float) -> float:
+        """The derivative of the mean loss by the inverse temperature."""
+        if task == "multi_label":
+            return float(((scores_of(task, inverse * logits) - labels) * logits).mean())
+        probabilities = np.exp(log_softmax(inverse * logits))
+        own = logits[np.arange(len(logits)), labels]
+        return float(((probabilities * logits).sum(axis=1) - own).mean())
+
+    low, high = 1.0 / _TEMPERATURES[1], 1.0 / _TEMPERATURES[0]
+    for _ in range(50):
+        middle = (low * high) ** 0.5
+        if slope(middle) < 0.0:
+            low = middle
+        else:
+            high = middle
+    return round(1.0 / (low * high) ** 0.5, 6)
+
+
+Counts = np.ndarray
+LABEL_METRICS: dict[str, Callable[[Counts, Counts, Counts, Counts], np.ndarray]] = {
+    "f1": lambda tp, fp, fn, tn: _ratio(2 * tp, 2 * tp + fp + fn),
+    "f0.5": lambda tp, fp, fn, tn: _ratio(1.25 * tp, 1.25 * tp + fp + 0.25 * fn),
+    "f2": lambda tp, fp, fn, tn: _ratio(5 * tp, 5 * tp + fp + 4 * fn),
+    "accuracy": lambda tp, fp, fn, tn: _ratio(tp + tn, tp + fp + fn + tn),
+    "mcc": lambda tp, fp, fn, tn: _ratio(
+        tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    ),
+}
+"""By name: of rows rightly and wrongly predicted to have a label, wrongly and rightly not to."""
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
+    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
+
+
+def best_threshold(metric: str, positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
+    """The least score from which on a label is best predicted, by a metric of LABEL_METRICS.
+
+    It lies half way to the next lower score, so that a score's last bits decide nothing. Of equally
+    good ones the highest; None: no row has the label.
+    """
+    order = np.argsort(-score_N, kind="stable")
+    scores, having = score_N[order].astype(np.float64), positive_N[order].astype(np.float64)
+    total, rows = having.sum(), len(scores)
+    if not total:
+        return None
+    last = np.flatnonzero(np.diff(scores, append=-1.0))  # of each group of equal scores
+    tp, taken = np.cumsum(having)[last], last + 1.0
+    values = LABEL_METRICS[metric](tp, taken - tp, total - tp, rows - taken - (total - tp))
+    return _between(scores, last, int(values.argmax()))
+
+
+def reject_threshold(
+    confidence_N: np.ndarray,
+    right_N: np.ndarray,
+    *,
+    coverage: float | None = None,
+    accuracy: float | None = None,
+) -> float | None:
+    """The least confidence that keeps a share of the rows, or the most rows of an accuracy.
+
+    Args:
+        coverage: keep at least this share.
+        accuracy: keep as many rows as are right so often; None is returned where no rows are.
+    """
+    order = np.argsort(-confidence_N, kind="stable")
+    confidence, right = confidence_N[order].astype(np.float64), right_N[order]
+    last = np.flatnonzero(np.diff(confidence, append=-1.0))
+    kept = last + 1.0
+    if coverage is not None:
+        enough = kept >= coverage * len(confidence)
+        chosen = int(enough.argmax())
+    else:
+        enough = np.cumsum(right)[last] >= accuracy * kept
+        if not enough.any():
+            return None
+        chosen = int(np.flatnonzero(enough)[-1])
+    return _between(confidence, last, chosen)
+
+
+def _between(descending: np.ndarray, last: np.ndarray, chosen: int) -> float:
+    """Half way between a group of equal scores and the next lower one."""
+    here = descending[last[chosen]]
+    below = descending[last[chosen + 1]] if chosen + 1 < len(last) else 0.0
+    middle = (here + below) / 2
+    rounded = round(middle, 6)
+    return float(rounded if below < rounded <= here else middle)

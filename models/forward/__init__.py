@@ -1,0 +1,1 @@
+"""Forward passes of the model families: numpy, TensorFlow, torch, ONNX."""

@@ -1,0 +1,1 @@
+"""Metrics of predictions: one label, any number of labels, numbers."""

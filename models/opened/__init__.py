@@ -1,0 +1,1 @@
+"""An opened export: its runtime, and the answers it gives."""

@@ -1,0 +1,310 @@
+"""Opens an export to classify with: cleaning, encoder, forward pass; of texts or of images.
+
+`howdah evaluate` and `howdah predict` use it, so that texts are cleaned, truncated and encoded as
+the training data was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.data import CleanOptions, Columns, InputKind
+from howdah.config.tasks import Task, task_of
+from howdah.data import modelfiles
+from howdah.data.clean import PAIR, clean_pair, clean_text
+from howdah.data.encode import most_characters
+from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
+from howdah.data.inputs import AnyEncoder, encoder_of_model
+from howdah.data.splits.planner import pad_multiple, padded_length
+from howdah.errors import ModelError, UsageError
+from howdah.models import integrity
+from howdah.models.decision import Answer, Decision, Rule
+from howdah.models.export import onnx_graph
+from howdah.models.export.export import INFO, resolve_export
+from howdah.models.export_info import read_config, read_info
+from howdah.models.opened.runtimes import (
+    FRAMEWORKS,
+    RUNTIMES,
+    Forward,
+    choose_framework,
+    forward_of,
+    prepare,
+    serving_framework,
+    without_weights,
+)
+from howdah.models.weights.pretrained import label_names_of, load_base
+
+__all__ = [
+    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "choose_framework",
+    "open_model", "patterns_of", "serving_framework",
+]  # fmt: skip
+
+EXPORT_PATTERNS = [
+    "config.json", "model*.safetensors*", onnx_graph.FILE, *TOKENIZER_FILES, *IMAGE_FILES, INFO,
+]  # fmt: skip
+
+_RAW_CHARACTERS = 8
+"""Characters before cleaning for one that is encoded: markup can be most of a text."""
+_BATCH_TOKENS = {"cpu": 1024, "gpu": 8192}
+"""Padded tokens of a batch. On a CPU more of them leave its cache (docs/decisions/exports.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """An export in memory, ready to classify."""
+
+    path: str
+    """As the user named it."""
+    framework: str
+    labels: list[str]
+    """Label names by number."""
+    run_id: str
+    """From howdah.json; for a foreign model `sha256:` and the hash of its files."""
+    max_length: int
+    """Texts are truncated to so many tokens."""
+    clean: CleanOptions
+    """The cleaning of the training data; all off for a foreign model."""
+    columns: Columns
+    """The columns that the training texts were made from."""
+    encoder: AnyEncoder
+    gpu: bool
+    """Whether it runs on a GPU."""
+    forward: Forward
+    """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout; of images pixels uint8
+    [B, values] in place of the ids."""
+    positions: int
+    """The model's positions: no batch is wider."""
+    kind: InputKind = "text"
+    """What it classifies."""
+    task: Task = "single_label"
+    """What it predicts of a row; `scores` are probabilities, of a regression its numbers."""
+    pairs: bool = False
+    """Texts are pairs, joined (data/clean.py)."""
+    decision: Decision = field(default_factory=Decision)
+    """What `howdah threshold` has put into the export; `scores` have its temperature."""
+    directory: str | None = None
+    """The export that was opened: of a published model the version that was current then."""
+    own_width: bool = False
+    """Rows of one batch have one width, each its own: no score depends on which rows are near."""
+
+    @property
+    def temperature(self) -> float:
+        """Logits are divided by it; 1: as they are."""
+        return self.decision.temperature
+
+    @property
+    def reject_below(self) -> float | None:
+        """A row whose label's score is lower gets no label; None: every row gets one."""
+        return self.decision.reject_below
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The decision for the model's labels: answers and margins of many rows."""
+        return self.decision.rule(self.task, self.labels)
+
+    def decided(self, scores_C: np.ndarray) -> Answer:
+        """What is predicted of a row by its `scores`: the label (None: rejected), the labels, or
+        the number."""
+        return self.rule.answers(np.asarray(scores_C)[None])[0]
+
+    def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
+        """Refuse a model of another kind of rows.
+
+        Raises:
+            UsageError: it classifies something else.
+        """
+        if self.kind != kind:
+            raise UsageError(
+                f"the model classifies {self.kind}s, not {kind}s",
+                where=f"{where}: {self.path}",
+                expected=f"a model of {kind}s",
+                got=f"a model of {self.kind}s",
+                remedy=remedy,
+            )
+
+    def require_labels(self, *, where: str, remedy: str) -> None:
+        """Refuse a model that does not predict one label of one text.
+
+        Raises:
+            UsageError: it predicts something else.
+        """
+        if self.task != "single_label" or self.pairs:
+            raise UsageError(
+                "the model does not predict one label of one text",
+                where=f"{where}: {self.path}",
+                expected="task single_label, of single texts",
+                got=self.task + (", of pairs" if self.pairs else ""),
+                remedy=remedy,
+            )
+
+    def image_scores(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
+        """Probabilities float32 [N, C] of decoded images (ImageEncoder.decode), in their order."""
+        scores_NC = np.zeros((len(pixels), len(self.labels)), np.float32)
+        most = max(1, self._batch_tokens // self.positions)
+        for start in range(0, len(pixels), most):
+            images = np.stack(pixels[start : start + most])
+            mask_BT = np.ones((len(images), self.positions), np.int32)
+            logits_BC = self.forward(images, mask_BT)
+            scores_NC[start : start + most] = self.decision.scores(self.task, logits_BC)
+        return scores_NC
+
+    def clean_text(self, text: str) -> str:
+        """The text, or both of a pair, cleaned as by the ETL.
+
+        Of a very long one only the beginning is cleaned, eight times what is encoded of it at most.
+        """
+        most = _RAW_CHARACTERS * most_characters(self.max_length)
+        if len(text) > most:
+            sides = text.split(PAIR, 1) if self.pairs else [text]
+            text = PAIR.join(side[:most] for side in sides)
+        return (clean_pair if self.pairs else clean_text)(text, self.clean)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of cleaned texts, truncated to `max_length`: an int array [T] of each."""
+        return self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
+
+    def scores(self, texts: Sequence[str]) -> np.ndarray:
+        """Scores float32 [N, C] of cleaned texts, in their order: probabilities, of a regression
+        its numbers."""
+        return self.scores_of_ids(self.encode(texts) if texts else [])
+
+    def scores_of_ids(self, ids_N: Sequence[np.ndarray]) -> np.ndarray:
+        """`scores` of encoded texts, in their order.
+
+        Rows of similar length share a batch, which keeps padding small.
+        """
+        scores_NC = np.zeros((len(ids_N), len(self.labels)), np.float32)
+        order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
+        start = 0
+        while start < len(order):
+            width = self._width(ids_N[order[start]])
+            rows = order[start : start + max(1, self._batch_tokens // width)]
+            if self.own_width:
+                rows = [row for row in rows if self._width(ids_N[row]) == width]
+            start += len(rows)
+            ids_BT = np.full((len(rows), width), self.encoder.pad_id, np.int32)
+            mask_BT = np.zeros((len(rows), width), np.int32)
+            for at, row in enumerate(rows):
+                ids_BT[at, : len(ids_N[row])] = ids_N[row]
+                mask_BT[at, : len(ids_N[row])] = 1
+            scores_NC[rows] = self.decision.scores(self.task, self.forward(ids_BT, mask_BT))
+        return scores_NC
+
+    def _width(self, ids: np.ndarray) -> int:
+        """The width of a batch whose longest row this is."""
+        return padded_length(len(ids), pad_multiple(self.gpu), self.positions)
+
+    @property
+    def _batch_tokens(self) -> int:
+        return _BATCH_TOKENS["gpu" if self.gpu else "cpu"]
+
+
+def patterns_of(framework: str | None) -> list[str]:
+    """The files of an export that are needed to run it.
+
+    Args:
+        framework: of RUNTIMES; None: any that does not need more than the usual files.
+    """
+    own = onnx_graph.FILES.get(framework or "")
+    return list(dict.fromkeys([*EXPORT_PATTERNS, *([own] if own else [])]))
+
+
+def open_model(
+    path: str,
+    *,
+    framework: str | None = None,
+    threads: int | None = None,
+    files: integrity.Files | None = None,
+) -> ServedModel:
+    """Open an export, a run directory with one, or any classifier's directory of a known family.
+
+    Args:
+        path: on any storage.
+        framework: tensorflow, torch, or onnx: onnxruntime, with no framework imported. None: the
+            one that it was trained with, if installed.
+        threads: compute threads; None: all cores.
+        files: of a published version's manifest, where `path` has copies of its files; None: the
+            manifest in `path` is asked, if there is one.
+    Raises:
+        ModelError: no export, no classifier in it, or nothing installed to run it; a published
+            version whose files are not those of its manifest.
+        UsageError: `framework` is not known, or not installed.
+    """
+    directory = resolve_export(path)
+    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
+    chosen = choose_framework(framework, trained_with=info.get("framework"))
+    patterns = patterns_of(chosen)
+    local = modelfiles.fetch(directory, patterns=patterns)
+    files = files or integrity.files_of(directory)
+    with integrity.unchanged(directory, files, local, patterns):
+        return _opened(path, directory, local, chosen, threads)
+
+
+def _opened(path: str, directory: str, local: str, chosen: str, threads: int | None) -> ServedModel:
+    """The export in `local`, a copy of `directory` or itself."""
+    info_path = storage.join(directory, INFO)
+    info = read_info(local) if storage.exists(storage.join(local, INFO)) else {}
+    config = read_config(local)
+    labels = label_names_of(config)
+    if not labels:
+        raise ModelError(
+            "the model names no labels",
+            where=storage.join(directory, "config.json"),
+            expected="id2label of a classifier",
+            remedy="give a model exported by `howdah train` or `howdah export`",
+        )
+    count = prepare(chosen, threads)
+    unread = without_weights(chosen, info)
+    base = load_base(local, label_names=labels, weights=not unread)
+    missing = [name for name in base.family.classifier_names if name not in base.weights]
+    if missing and not unread:
+        raise ModelError(
+            "the model has no trained classifier",
+            where=directory,
+            expected=", ".join(missing),
+            remedy="give an export, not a base model",
+        )
+    limit = base.family.longest(base.config)
+    encoder = encoder_of_model(base.config, base.tokenizer_files, local)
+    if info.get("tokenizer_hash", encoder.hash) != encoder.hash:
+        part = {"text": "tokenizer", "image": "image processor"}[base.family.kind]
+        raise ModelError(
+            f"the export's {part} is not the one that the model was trained with",
+            where=directory,
+            expected=info["tokenizer_hash"],
+            got=encoder.hash,
+            remedy="restore the export's files, or export the run again",
+        )
+    pairs = bool(info.get("pairs", False))
+    task = task_of(config.get("problem_type"))
+    decision = Decision.of(info, labels, task, where=info_path)
+    forward, gpu = forward_of(
+        chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
+        first_type_ends=encoder.first_type_ends if pairs else None,
+    )  # fmt: skip
+    cleaned = info.get("clean") or {}
+    return ServedModel(
+        path=path,
+        directory=directory,
+        framework=chosen,
+        labels=labels,
+        run_id=str(info.get("run_id") or f"sha256:{base.hash}"),
+        max_length=min(info.get("max_length") or limit, limit),
+        # A cleaning step that the export does not name was not applied to its training data.
+        clean=CleanOptions(**{name: bool(cleaned.get(name)) for name in CleanOptions.model_fields}),
+        columns=Columns(**(info.get("columns") or {})),
+        encoder=encoder,
+        gpu=gpu,
+        forward=forward,
+        positions=limit,
+        kind=base.family.kind,
+        task=task,
+        pairs=pairs,
+        decision=decision,
+        own_width=chosen in onnx_graph.FILES,
+    )

@@ -1,0 +1,232 @@
+"""What a model is run with: a framework, or onnxruntime; and its forward pass there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.model import ModelSection, TrainingSection
+from howdah.core.processes import environ
+from howdah.errors import ModelError, UsageError
+from howdah.models.export import onnx_graph
+from howdah.models.export.export import INFO, resolve_export
+from howdah.models.export_info import read_info
+from howdah.models.forward import forward_onnx
+from howdah.models.weights.pretrained import BaseModel
+from howdah.process import env
+from howdah.process.quiet import starting_tensorflow
+
+__all__ = [
+    "FRAMEWORKS", "ONNX", "RUNTIMES", "Forward", "choose_framework", "forward_of", "prepare",
+    "serving_framework", "without_weights",
+]  # fmt: skip
+
+FRAMEWORKS = ("torch", "tensorflow")
+"""What models are trained with."""
+ONNX = "onnx"
+"""onnxruntime with the export's own weights, in place of a framework."""
+RUNTIMES = (*FRAMEWORKS, *onnx_graph.FILES)
+"""What models are run with."""
+
+Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+_WAITING = "OMP_WAIT_POLICY"
+
+
+# ------------------------------------------------------------------------------------ choosing
+def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
+    """The framework to run a model with: the requested one, else the one that is loaded in this
+    process, else `trained_with`, else any, else onnxruntime.
+
+    Raises:
+        UsageError: an unknown framework, or one that is not installed.
+        ModelError: no framework is installed.
+    """
+    if requested is not None and requested not in RUNTIMES:
+        raise UsageError("unknown framework", expected=" or ".join(RUNTIMES), got=requested)
+    if requested is not None and not _installed(requested):
+        raise UsageError(
+            "that framework is not installed",
+            expected=" or ".join(name for name in RUNTIMES if _installed(name)) or "none installed",
+            got=requested,
+        )
+    loaded = [name for name in FRAMEWORKS if name in sys.modules]
+    for name in (requested, *loaded, trained_with, *FRAMEWORKS, ONNX):
+        if name in RUNTIMES and _installed(name):
+            return name
+    raise ModelError(
+        "nothing is installed to run the model with",
+        expected="onnxruntime, torch or tensorflow",
+        remedy="install the project's packages, e.g. `make setup`; or pip install onnxruntime",
+    )
+
+
+def serving_framework(path: str, requested: str | None = None) -> str:
+    """What a server or a scoring job runs a model with: the requested one, else onnx where the
+    export has its graph and onnxruntime is installed, else as `choose_framework`.
+
+    Args:
+        path: an export, a run directory or a published model, on any storage.
+    Raises:
+        As `open_model`.
+    """
+    directory = resolve_export(path)
+    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
+    if requested is None and onnx_graph.entry(info, ONNX) is not None and _installed(ONNX):
+        return ONNX
+    return choose_framework(requested, trained_with=info.get("framework"))
+
+
+def _installed(name: str) -> bool:
+    package = "onnxruntime" if name in onnx_graph.FILES else name
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+# ------------------------------------------------------------------------------------- running
+def prepare(chosen: str, threads: int | None) -> int:
+    """Set what must be set before it is imported; the number of compute threads.
+
+    Args:
+        threads: None: the cores of this process.
+    """
+    if chosen in onnx_graph.FILES:
+        return threads or env.threads_per_rank(env.rank_env().local_size)
+    return env.prepare(chosen, threads=threads)
+
+
+def without_weights(chosen: str, info: Mapping) -> bool:
+    """Whether it needs no weights as arrays: the export has a graph for it, which reads its own."""
+    return onnx_graph.entry(info, chosen) is not None
+
+
+def forward_of(
+    chosen: str,
+    base: BaseModel,
+    info: Mapping,
+    *,
+    local: str,
+    where: str,
+    classes: int,
+    threads: int,
+    first_type_ends: int | None,
+) -> tuple[Forward, bool]:
+    """The forward pass, and whether it runs on a GPU.
+
+    Args:
+        base: with its weights, unless `without_weights`.
+        info: howdah.json; empty for a foreign model.
+        local: the export's directory on this machine.
+        where: the export, for messages.
+        threads: of `prepare`.
+        first_type_ends: of pairs; None: all tokens have type 0.
+    Raises:
+        ModelError: the model does not run with it, or its files do not fit each other.
+    """
+    if chosen in onnx_graph.FILES:
+        forward_onnx.require(base.config)
+        return _forward_onnx(chosen, base, info, local, where, threads, first_type_ends), False
+    if chosen not in base.family.frameworks:
+        raise ModelError(
+            f"a {base.family.title} does not run with {chosen}",
+            where=where,
+            expected=" or ".join(base.family.frameworks),
+            got=chosen,
+            remedy=f"leave --framework out, or install {base.family.frameworks[0]}",
+        )
+    return _forward(chosen, base.config, base.weights, classes, first_type_ends=first_type_ends)
+
+
+def _forward_onnx(
+    chosen: str,
+    base: BaseModel,
+    info: Mapping,
+    local: str,
+    where: str,
+    threads: int,
+    first_type_ends: int | None,
+) -> Forward:
+    """By the export's own graph, else by one that is made now."""
+    from howdah.models.opened.onnx_session import mapped_tensors, open_session
+
+    if onnx_graph.entry(info, chosen) is not None:
+        graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
+        path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
+        if chosen == ONNX and os.path.islink(path):
+            return open_session(graph, mapped_tensors(path), threads=threads, where=where)
+        return open_session(graph, folder=local, threads=threads, where=where)
+    if chosen == ONNX:
+        graph = onnx_graph.in_memory(base.config, base.weights, first_type_ends=first_type_ends)
+        return open_session(graph, base.weights, threads=threads, where=where)
+    raise ModelError(
+        f"the export has no {onnx_graph.FILES[chosen]}",
+        where=where,
+        expected=f"an export with the format {chosen}",
+        remedy=f"`howdah export --format {chosen}` adds it to the run's export",
+    )
+
+
+def _grow_memory(devices: Any) -> None:
+    """Let TensorFlow allocate GPU memory as needed, so that several processes can share a GPU.
+
+    By default the first process allocates all of it. Tested with simulated devices, not on a GPU.
+
+    Args:
+        devices: `tf.config`.
+    """
+    gpus = devices.list_physical_devices("GPU")
+    for gpu in gpus:
+        # After TensorFlow's start it cannot be changed: a caller's own program has decided.
+        with contextlib.suppress(RuntimeError):
+            devices.experimental.set_memory_growth(gpu, True)
+
+
+def _forward(
+    framework: str,
+    config: dict,
+    weights: dict[str, np.ndarray],
+    classes: int,
+    *,
+    first_type_ends: int | None,
+) -> tuple[Forward, bool]:
+    """The forward pass, and whether it runs on a GPU."""
+    # Full precision: scores must not depend on the machine.
+    settings = {
+        "num_labels": classes,
+        "training": TrainingSection(framework=framework, precision="fp32"),
+        "model": ModelSection(),
+        "first_type_ends": first_type_ends,
+    }
+    build = {"torch": _forward_torch, "tensorflow": _forward_tensorflow}[framework]
+    return build(config, weights, settings)
+
+
+def _forward_torch(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
+    # OpenMP's threads spin while they wait for each other: beside other processes, whose core they
+    # take, a text costs several times the processor time. It reads this once, when it is loaded.
+    with environ({_WAITING: os.environ.get(_WAITING, "PASSIVE")}):
+        import torch
+
+    from howdah.models.forward import forward_torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = forward_torch.build(config, weights, device=device, **settings)
+    return forward_torch.forward_fn(net), device == "cuda"
+
+
+def _forward_tensorflow(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
+    with starting_tensorflow():
+        import tensorflow as tf
+
+        from howdah.models.forward import forward_tf
+
+        _grow_memory(tf.config)
+        tf.constant(0)  # starts the runtime, which looks for GPUs and logs what it misses
+        gpu = bool(tf.config.list_logical_devices("GPU"))
+    return forward_tf.forward_fn(forward_tf.build(config, weights, **settings)), gpu

@@ -1,0 +1,1 @@
+"""A model's profile: the reference that drift is measured against."""

@@ -1,0 +1,411 @@
+"""A profile: counts of what a model was given and what it answered, of one set of rows.
+
+Counts alone, all of them whole numbers: parts that were counted apart (by Spark's tasks, a server's
+hours) add up to exactly the profile of all rows, in any order. No text is in it: which tokens
+occurred, and how often the most frequent ones did.
+
+    reference = reference_of(model_directory)         # profile.json of the export
+    part = Profile.like(reference)
+    part.add(served.scores_of_ids(ids_N), ids_N)      # each batch
+    part.add_failed(empty=3)
+    total = Profile.like(reference)
+    total.merge(Profile.from_dict(part.as_dict()))    # each part
+
+Its size as written: at most some 40 kB (the names of the labels aside), of 10 rows or of a billion.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import DataError, NotFound
+from howdah.models.export_info import read_info
+from howdah.models.profile.bins import NANO, SKIPPED, Bins, Known, damaged, pack, unpack
+from howdah.models.registry import decision_hash, profile_path
+
+__all__ = [
+    "FORMAT_VERSION", "NO_PROFILE", "PROFILE", "Counts", "Profile", "Reference", "find_reference",
+    "read", "reference_of",
+]  # fmt: skip
+
+PROFILE = "profile.json"
+"""Name of the file in an export, and beside a scored partition's marker."""
+NO_PROFILE = f"no {PROFILE}"
+"""Why `find_reference` finds none: most often."""
+FORMAT_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """Whole numbers; those of two sets of rows add up to those of both."""
+
+    rows: int = 0
+    """Rows with a prediction."""
+    empty: int = 0
+    """Rows without text, which have no prediction."""
+    errors: int = 0
+    """Rows that failed otherwise."""
+    labels: np.ndarray
+    """int64 [C] rows that each label was predicted for."""
+    confidence: np.ndarray
+    """int64 [bins of confidence]."""
+    confidence_nano: int = 0
+    """Sum of the rows' confidence, in units of 1e-9 (each row's is rounded to it)."""
+    calibrated_nano: int = 0
+    """Sum of their calibrated confidence, likewise."""
+    squared_nano: int = 0
+    """Sum of its squares, likewise."""
+    texts: int = 0
+    """Rows whose tokens are counted."""
+    length: np.ndarray
+    """int64 [bins of length]."""
+    ids: int = 0
+    """Tokens, special ones included."""
+    tokens: int = 0
+    """Tokens, special ones left out."""
+    unseen: int = 0
+    """Tokens that never occurred in training."""
+    unknown: int = 0
+    """Tokens that stand for what the vocabulary cannot spell ([UNK])."""
+    cells: np.ndarray
+    """int64 [SKIPPED] tokens in each cell (models/profile/bins.py)."""
+
+    @classmethod
+    def none(cls, bins: Bins) -> Counts:
+        """Of no rows."""
+        tokens = bool(bins.vocabulary)
+        return cls(
+            labels=np.zeros(bins.classes, np.int64),
+            confidence=np.zeros(len(bins.confidence) + 1, np.int64),
+            length=np.zeros(len(bins.length) + 1 if tokens else 0, np.int64),
+            cells=np.zeros(SKIPPED if tokens else 0, np.int64),
+        )
+
+    def add(self, other: Counts) -> None:
+        """Add another's."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        lists = {name: values[name].tolist() for name in ("labels", "confidence", "length")}
+        return values | lists | {"cells": pack(self.cells, "<i8")}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any], bins: Bins | None) -> Counts:
+        """What `as_dict` gave.
+
+        Args:
+            bins: whose shapes it must have; None: not known here.
+        Raises:
+            KeyError, TypeError, ValueError: it is not that.
+        """
+        values: dict[str, Any] = {}
+        for each in fields(cls):
+            value = given[each.name]
+            if each.name == "cells":
+                value = unpack(value, "<i8", SKIPPED)
+            elif isinstance(value, list):
+                if any(type(count) is not int for count in value):
+                    raise ValueError(f"{each.name} holds more than counts")
+                value = np.array(value, np.int64)
+            elif not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{each.name} is {value!r}")
+            if np.min(value, initial=0) < 0:
+                raise ValueError(f"{each.name} is negative")
+            values[each.name] = value
+        made = cls(**values)
+        shapes = cls.none(bins) if bins is not None else made
+        for name in ("labels", "confidence", "length", "cells"):
+            found, expected = getattr(made, name), getattr(shapes, name)
+            if not isinstance(found, np.ndarray) or found.shape != expected.shape:
+                raise ValueError(f"{name} has {np.size(found)} bins instead of {len(expected)}")
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What only a model's own profile has: facts of training that others are held against."""
+
+    known: Known
+    """The tokens that occurred in training."""
+    split: str
+    """The split of `rows`, `labels` and `confidence`: validation, unless there was none."""
+    right: int | None = None
+    """Its rows with a right prediction; None of a regression."""
+    answered: int | None = None
+    """Its rows with a prediction, which `right` is of; None: all (the decision rejects none)."""
+    unseen: tuple[int, int, float] = (0, 0, 0.0)
+    """Of that split: tokens, those that training never had, and the spread of a row's part in it
+    (models/profile/reference.py)."""
+    spread: tuple[tuple[float, float, float], ...] = ()
+    """(tokens, mean, standard deviation) of the distance of token counts between a sample of so
+    many tokens of one half of the training rows and the other half, by ascending size."""
+    expected_empty: float = 0.0
+    """Share of empty rows in the source of the training data."""
+    sampled_tokens: int | None = None
+    """Tokens of the scored rows that the cells are of; None: they are of the training split."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """run id, dataset's hash, rows that were read: for those who look."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "known": self.known.as_dict(),
+            "split": self.split,
+            "right": self.right,
+            **({} if self.answered is None else {"answered": self.answered}),
+            "unseen": list(self.unseen),
+            "spread": [list(size) for size in self.spread],
+            "expected_empty": self.expected_empty,
+            **({} if self.sampled_tokens is None else {"sampled_tokens": self.sampled_tokens}),
+            "about": dict(self.about),
+        }
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Reference:
+        """What `as_dict` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not that.
+        """
+        tokens, unseen, spread = given["unseen"]
+        return cls(
+            known=Known.from_dict(given["known"]),
+            split=str(given["split"]),
+            right=None if given["right"] is None else int(given["right"]),
+            answered=None if given.get("answered") is None else int(given["answered"]),
+            unseen=(int(tokens), int(unseen), float(spread)),
+            spread=tuple((float(n), float(mean), float(sd)) for n, mean, sd in given["spread"]),
+            expected_empty=float(given["expected_empty"]),
+            sampled_tokens=given.get("sampled_tokens"),
+            about=dict(given["about"]),
+        )
+
+
+class Profile:
+    """Counts of rows, in a model's bins.
+
+    Args:
+        bins: the model's; None: not known here, only their `bins_id` (a part's, read again).
+        reference: what a model's own profile has beside; None: a profile of other rows.
+        known: the tokens that occurred in training; None: those of `reference`, if there is one.
+            Without any, rows cannot be added, only profiles.
+    """
+
+    def __init__(
+        self,
+        bins: Bins | None,
+        *,
+        counts: Counts | None = None,
+        reference: Reference | None = None,
+        known: Known | None = None,
+        bins_id: str | None = None,
+    ) -> None:
+        if bins is None and (counts is None or bins_id is None):
+            raise ValueError("counts without bins need their id")
+        self.bins = bins
+        self.bins_id = bins_id if bins is None else bins.id
+        self.counts = counts if counts is not None else Counts.none(bins)
+        self.reference = reference
+        self._known = known or (reference.known if reference is not None else None)
+
+    @classmethod
+    def like(cls, reference: Profile) -> Profile:
+        """An empty profile in the bins of `reference`, which knows its tokens."""
+        if reference.bins is None:
+            raise ValueError("a part that was read again has no bins: take the model's profile")
+        return cls(reference.bins, known=reference._known)
+
+    @property
+    def rows(self) -> int:
+        """Rows, those without a prediction included."""
+        return self.counts.rows + self.counts.empty + self.counts.errors
+
+    def add(self, scores_NC: np.ndarray, ids_N: Sequence[np.ndarray] | None = None) -> None:
+        """Count predicted rows.
+
+        Args:
+            scores_NC: as `ServedModel.scores_of_ids` gives them: probabilities; of a regression the
+                numbers. Rows with NaN or infinity count as errors.
+            ids_N: the rows' token ids, as `ServedModel.encode` gives them; None for images.
+        """
+        if self.bins is None:
+            raise ValueError("rows are added to a profile of Profile.like(reference)")
+        scores_NC = np.asarray(scores_NC)
+        if scores_NC.ndim != 2 or scores_NC.shape[1] != max(1, len(self.bins.labels)):
+            raise ValueError(f"scores of shape {scores_NC.shape} for {self.bins.labels}")
+        if ids_N is not None and len(ids_N) != len(scores_NC):
+            raise ValueError(f"{len(ids_N)} texts, {len(scores_NC)} scores")
+        finite_N = np.isfinite(scores_NC).all(axis=1)
+        self.counts.errors += int((~finite_N).sum())
+        self._add_scores(scores_NC[finite_N])
+        if ids_N is not None and self.bins.vocabulary:
+            self._add_tokens([ids for ids, good in zip(ids_N, finite_N, strict=True) if good])
+
+    def _add_scores(self, scores_NC: np.ndarray) -> None:
+        if not len(scores_NC):
+            return
+        counts, bins = self.counts, self.bins
+        labels_C, confidence_N = bins.outputs(scores_NC)
+        counts.rows += len(scores_NC)
+        counts.labels = counts.labels + labels_C
+        place_N = np.searchsorted(bins.confidence, confidence_N, side="right")
+        counts.confidence = counts.confidence + np.bincount(
+            place_N, minlength=len(bins.confidence) + 1
+        )
+        if bins.task == "regression":
+            return
+        calibrated_N = bins.calibrated(confidence_N)
+        counts.confidence_nano += _nano(confidence_N)
+        counts.calibrated_nano += _nano(calibrated_N)
+        counts.squared_nano += _nano(calibrated_N**2)
+
+    def _add_tokens(self, ids_N: Sequence[np.ndarray]) -> None:
+        if not len(ids_N):
+            return
+        if self._known is None:
+            raise ValueError("tokens are added to a profile of Profile.like(reference)")
+        counts, bins = self.counts, self.bins
+        length_N = np.array([len(ids) for ids in ids_N], np.int64)
+        ids = np.concatenate(ids_N).astype(np.int64)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < bins.vocabulary:
+            raise DataError(
+                "a token is not in the vocabulary of the model's profile",
+                expected=f"0 to {bins.vocabulary - 1}",
+                got=f"{ids.min()} to {ids.max()}",
+                remedy="the model and its profile.json are of different exports: restore the files",
+            )
+        cell = bins.cells[ids]
+        counted = ids[cell != SKIPPED]
+        counts.texts += len(ids_N)
+        place_N = np.searchsorted(bins.length, length_N, side="right")
+        counts.length = counts.length + np.bincount(place_N, minlength=len(bins.length) + 1)
+        counts.ids += len(ids)
+        counts.tokens += len(counted)
+        counts.unseen += int((~self._known.has(counted)).sum())
+        if bins.unknown is not None:
+            counts.unknown += int((counted == bins.unknown).sum())
+        counts.cells = counts.cells + np.bincount(cell, minlength=SKIPPED + 1)[:SKIPPED]
+
+    def add_failed(self, *, empty: int = 0, errors: int = 0) -> None:
+        """Count rows without a prediction: those without text, and those that failed otherwise."""
+        if empty < 0 or errors < 0:
+            raise ValueError("counts are not negative")
+        self.counts.empty += int(empty)
+        self.counts.errors += int(errors)
+
+    def merge(self, other: Profile) -> None:
+        """Add the counts of another profile in the same bins.
+
+        Raises:
+            DataError: its bins are of another model.
+        """
+        if other.bins_id != self.bins_id:
+            raise DataError(
+                "profiles of different models are not added up",
+                expected=f"bins {self.bins_id}",
+                got=f"bins {other.bins_id}",
+                remedy="count both with the profile.json of one model version",
+            )
+        self.counts.add(other.counts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON. The bins themselves are in a model's own profile alone; others name their id."""
+        written: dict[str, Any] = {"format_version": FORMAT_VERSION, "bins_id": self.bins_id}
+        if self.reference is not None and self.bins is not None:
+            written["bins"] = self.bins.as_dict()
+            written["reference"] = self.reference.as_dict()
+        return written | {"counts": self.counts.as_dict()}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any], *, where: str | None = None) -> Profile:
+        """What `as_dict` gave: a model's own profile whole; of others, the counts.
+
+        Args:
+            where: named in the error.
+        Raises:
+            ModelError: it is not that, or of another format.
+        """
+        try:
+            if given["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"format {given['format_version']!r}")
+            bins = Bins.from_dict(given["bins"]) if "bins" in given else None
+            if bins is not None and bins.id != given["bins_id"]:
+                raise ValueError(f"bins {bins.id} instead of {given['bins_id']}")
+            reference = given.get("reference")
+            return cls(
+                bins,
+                counts=Counts.from_dict(given["counts"], bins),
+                reference=None if reference is None else Reference.from_dict(reference),
+                bins_id=str(given["bins_id"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            got = f"no {error}" if isinstance(error, KeyError) else error
+            raise damaged(where, got) from None
+
+    def to_bytes(self) -> bytes:
+        """The file's contents."""
+        return (json.dumps(self.as_dict(), sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _nano(values_N: np.ndarray) -> int:
+    # Each row is rounded by itself: the sum does not depend on how rows were batched.
+    return int(np.rint(values_N * NANO).astype(np.int64).sum())
+
+
+def read(path: str) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        NotFound: there is no such file.
+        ModelError: it is no profile.
+    """
+    return Profile.from_dict(storage.read_object(path), where=path)
+
+
+def find_reference(model_directory: str) -> tuple[Profile | None, str]:
+    """The profile of an export, counted with the decision that the export has now; else None, and
+    why.
+
+    A profile that was counted with another decision (a temperature was fitted since) has other
+    scores than the model gives: compared with it, unchanged rows would seem to have drifted.
+
+    Args:
+        model_directory: an export's, on any storage: a run's `export`, a version `v=N`.
+    Raises:
+        ModelError: the file is no model's profile.
+    """
+    # One that was made for a published version later lies beside the versions, and comes first.
+    paths = [profile_path(model_directory, PROFILE), storage.join(model_directory, PROFILE)]
+    why = NO_PROFILE
+    for path in dict.fromkeys(paths):
+        try:
+            profile = read(path)
+        except NotFound:
+            continue
+        if profile.reference is None:
+            raise damaged(path, "a partition's profile")
+        if profile.bins.decision.hash == _decision_of(model_directory):
+            return profile, ""
+        why = f"{path} was counted with another decision than `howdah threshold` has put there"
+    return None, why
+
+
+def reference_of(model_directory: str) -> Profile | None:
+    """`find_reference` without the reason."""
+    return find_reference(model_directory)[0]
+
+
+def _decision_of(model_directory: str) -> str | None:
+    try:
+        return decision_hash(read_info(model_directory))
+    except NotFound:  # a model of others
+        return None

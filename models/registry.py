@@ -1,0 +1,311 @@
+"""Read published models: versions, the pointer to the current one, history.
+
+    <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
+                              /history/000004.json   what was made current, when, by which user
+                              /current.json          a copy of the newest entry of the history
+                              /challenger.json       a version that is tried beside the current one
+                              /mlflow.json           which versions are which in MLflow's registry
+                              /claims/3              number 3 is taken
+                              /profiles/v=3.json     profile of a version that was published without
+
+A version without manifest.json does not exist (on S3, where directories cannot be renamed, it is
+the last file to arrive). publish.py writes all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from howdah import storage
+from howdah.data.manifest import content_hash
+from howdah.errors import ModelError, NotFound
+from howdah.storage.shapes import (
+    ANY_OBJECT,
+    COUNT,
+    NUMBER_OR_NULL,
+    TEXT,
+    Each,
+    Fields,
+    Items,
+    Shape,
+)
+
+__all__ = [
+    "CHALLENGER",
+    "DECISION_KEYS",
+    "EXPORT_FOLDERS",
+    "EXPORT_INFO",
+    "MANIFEST",
+    "MLFLOW",
+    "POINTER",
+    "Published",
+    "address",
+    "decision_hash",
+    "located",
+    "profile_path",
+    "resolve",
+]
+
+EXPORT_INFO = "howdah.json"
+"""File in an export that describes it and its run (models/export/export.py writes it)."""
+
+DECISION_KEYS = ("temperature", "reject_below", "thresholds")
+"""Keys of `decision` in that file that change predictions (models/decision.py)."""
+
+EXPORT_FOLDERS = ("saved_model",)
+"""What an export has below it, beside its files."""
+
+MANIFEST = "manifest.json"
+POINTER = "current.json"
+CHALLENGER = "challenger.json"
+MLFLOW = "mlflow.json"
+HISTORY = "history"
+VERSION = re.compile(r"v=([1-9][0-9]*)")
+"""Name of a version's directory."""
+_PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
+_MOST_NAMED = 20
+_ENTRY = re.compile(r"([0-9]{6,})\.json")
+
+_PARTS: dict[str, Shape] = {
+    "run_id": TEXT,
+    "weights_sha256": TEXT,
+    "decision": TEXT,
+    "metrics": Each(Each(NUMBER_OR_NULL)),
+    "dataset": Fields({"path": TEXT, "hash": TEXT}),
+}
+_MANIFEST = Fields(
+    {
+        **_PARTS,
+        "files": Each(Fields({"bytes": COUNT, "sha256": TEXT}, needed=("bytes", "sha256"))),
+        "lineage": Fields({"base": ANY_OBJECT}),
+    }
+)
+_NEEDED = ("run_id", "weights_sha256", "files", "metrics")
+"""Of a manifest, by those who publish or judge its version; others only find it."""
+_ENTRY_SHAPE = Fields(
+    {**_PARTS, "version": COUNT, "order": Items(COUNT), "gate": ANY_OBJECT},
+    needed=("version", "order"),
+)
+_ANEW = "`howdah publish --version N` writes it anew"
+_UNTRIED = "remove it; `howdah publish --challenger` names the version that is tried again"
+_CHALLENGER = Fields({"version": COUNT}, needed=("version",))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model's directory of published versions, which need not exist yet.
+
+    Args:
+        root: <publish.directory>/<name>, on any storage.
+    """
+
+    root: str
+
+    @property
+    def pointer(self) -> str:
+        """Path of current.json."""
+        return storage.join(self.root, POINTER)
+
+    def path_of(self, version: int) -> str:
+        """Path of a version, which need not exist."""
+        return storage.join(self.root, f"v={version}")
+
+    def current(self) -> dict | None:
+        """The contents of current.json; None while no version is published.
+
+        Raises:
+            ModelError: it names no version.
+        """
+        try:
+            current = storage.read_json(self.pointer)
+        except NotFound:
+            return None
+        number = current.get("version") if isinstance(current, dict) else None
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ModelError(
+                "the pointer to the current model names no version",
+                where=self.pointer,
+                expected='{"version": N, ...}',
+                got=repr(number),
+                remedy=_ANEW,
+            )
+        shape = Fields(_PARTS)
+        return storage.checked_object(current, self.pointer, shape, kind=ModelError, remedy=_ANEW)
+
+    def challenger(self) -> int | None:
+        """The version that is published to be tried, without being current; None: there is none."""
+        try:
+            path = storage.join(self.root, CHALLENGER)
+            found = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
+        except NotFound:
+            return None
+        number = found.get("version")
+        return number if number in self.versions() else None
+
+    def versions(self) -> list[int]:
+        """Numbers of the whole versions, in order."""
+        return [n for n in self.numbers() if storage.exists(self._manifest(n))]
+
+    def numbers(self) -> list[int]:
+        """Numbers of all version directories, also of one without a manifest."""
+        found = [VERSION.fullmatch(name) for name in self._names("")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def version(self, number: int, *, whole: bool = False) -> dict:
+        """A version's manifest.
+
+        Args:
+            whole: it must have the fields of one that was published.
+        Raises:
+            ModelError: there is no such version; it names those that exist.
+            DataError: the manifest is damaged.
+        """
+        shape = Fields(_MANIFEST.of, needed=_NEEDED) if whole else _MANIFEST
+        try:
+            return storage.read_object(self._manifest(number), shape)
+        except NotFound:
+            there = ", ".join(str(n) for n in self.versions())
+            raise ModelError(
+                f"there is no version {number} of this model",
+                where=self.root,
+                expected=f"one of {there}" if there else "none is published yet",
+                got=str(number),
+                remedy="`howdah published` lists the versions"
+                if there
+                else "`howdah publish` publishes a run",
+            ) from None
+
+    def entries(self) -> list[int]:
+        """Numbers of the history's entries, in order."""
+        found = [_ENTRY.fullmatch(name) for name in self._names(HISTORY)]
+        return sorted(int(match[1]) for match in found if match)
+
+    def entry_path(self, number: int) -> str:
+        """Path of an entry of the history."""
+        return storage.join(self.root, HISTORY, f"{number:06d}.json")
+
+    def history(self) -> list[dict]:
+        """The entries, in order."""
+        return [self._entry(number) for number in self.entries()]
+
+    def newest(self) -> tuple[int, dict | None]:
+        """Number and contents of the history's newest entry; (0, None) before the first."""
+        numbers = self.entries()
+        if not numbers:
+            return 0, None
+        return numbers[-1], self._entry(numbers[-1])
+
+    def _entry(self, number: int) -> dict:
+        return storage.read_object(self.entry_path(number), _ENTRY_SHAPE)
+
+    def _manifest(self, number: int) -> str:
+        return storage.join(self.path_of(number), MANIFEST)
+
+    def _names(self, below: str) -> list[str]:
+        path = storage.join(self.root, below) if below else self.root
+        try:
+            return [entry.name for entry in storage.list_dir(path)]
+        except NotFound:
+            return []
+
+
+def decision_hash(info: Mapping[str, Any]) -> str | None:
+    """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
+    another decision give other predictions: it belongs to whatever names a model's results."""
+    decision = info.get("decision") or {}
+    used = {key: decision[key] for key in DECISION_KEYS if key in decision}
+    return content_hash(used) if used else None
+
+
+def profile_path(directory: str, name: str) -> str:
+    """Where the profile of an export is written that was made without one.
+
+    Args:
+        directory: the export's. A published version's files never change: its profile lies in
+            profiles/ beside the versions then.
+        name: the file's name in an export.
+    """
+    root, version = storage.parent(directory), storage.name(directory)
+    if VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):
+        return storage.join(root, "profiles", f"{version}.json")
+    return storage.join(directory, name)
+
+
+def resolve(path: str) -> str | None:
+    """The current version's directory where `path` is a published model's, else None."""
+    published = Published(path)
+    current = published.current()
+    return None if current is None else published.path_of(current["version"])
+
+
+def address(model: str, publish_directory: str) -> str:
+    """The path that a user's name of a model stands for, in every command that takes one.
+
+        news          <publish_directory>/news, at the version that is current
+        news@3        <publish_directory>/news/v=3
+        news/v=3      the same
+        a path        a published model, a version, an export or a run directory, on any storage
+
+    A path that is a model comes before a name below `publish_directory`.
+
+    Raises:
+        ModelError: it names none; those that are published there are listed.
+    """
+    local = "://" not in model and not model.startswith("/") and ".." not in model.split("/")
+    candidates = [model, storage.join(publish_directory, model)] if local else [model]
+    for place in candidates if model else []:
+        pinned = _PINNED.fullmatch(place)
+        if pinned is not None and Published(pinned[1]).numbers():
+            published, number = Published(pinned[1]), int(pinned[2])
+            published.version(number)
+            return published.path_of(number)
+        if _is_model(place):
+            return place.rstrip("/")
+    published_names = _published_in(publish_directory)
+    raise ModelError(
+        "there is no such model",
+        where=model,
+        expected="a published model (NAME, NAME@3 or NAME/v=3), an export or a run directory",
+        got=f"nothing at {' nor at '.join(candidates)}; published in {publish_directory}: "
+        + (", ".join(published_names) or "none"),
+        remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
+        " the model's path",
+    )
+
+
+def _is_model(place: str) -> bool:
+    """True if a path is an export, a run directory with one, or a published model."""
+    files = ("config.json", "export/config.json", POINTER)
+    return any(storage.exists(storage.join(place, *name.split("/"))) for name in files)
+
+
+def _published_in(directory: str) -> list[str]:
+    """Names of the published models below a directory, with the numbers of their versions."""
+    try:
+        roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
+    except (NotFound, NotADirectoryError):
+        return []
+    published = []
+    for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
+        if versions := Published(root.path).versions():
+            published.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
+    return published
+
+
+def located(wanted: str) -> str | None:
+    """The directory of one version where `wanted` names a published model: of the version that is
+    current now, or of NAME@VERSION; None where it names anything else.
+
+    Raises:
+        ModelError: the model has no such version.
+    """
+    pinned = _PINNED.fullmatch(wanted)
+    if pinned is not None:
+        published, number = Published(pinned[1]), int(pinned[2])
+        if published.numbers() or published.entries():
+            published.version(number)
+            return published.path_of(number)
+    return resolve(wanted)

@@ -1,0 +1,1 @@
+"""What a run has written: run.json, its identity, settings, hours, metrics."""

@@ -1,0 +1,225 @@
+"""baseline.json: metrics of the simple model that a run is compared with (`howdah baseline`).
+
+    <run.directory>/baseline.json, baseline.npz                  what this run is compared with
+    <data.dataset>/baselines/<dataset hash>/<options hash>/...   the same files, found again by all
+                                                                 runs on that version
+
+baseline.npz has what the baseline predicts of each row, in the order of the version's shards, so
+that a model is compared with it row by row. It holds class numbers alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from howdah import storage
+from howdah.config.metric_table import METRICS, SHOWN
+from howdah.config.model import Config
+from howdah.data.manifest import content_hash
+from howdah.errors import ModelError, NotFound
+from howdah.models.runs.record import METRICS_SHAPE
+from howdah.storage.shapes import fault
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "FILE_NAME", "PREDICTIONS", "Baseline", "directory_of", "find", "options", "read", "require",
+    "write",
+]  # fmt: skip
+
+FILE_NAME = "baseline.json"
+PREDICTIONS = "baseline.npz"
+_BESIDE = "baselines"
+_REMEDY = "run `howdah baseline` with this configuration"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """A measured baseline."""
+
+    dataset: str
+    """Path of the dataset version."""
+    dataset_hash: str
+    metrics: dict[str, dict[str, Any]]
+    """{split: result of `classification_metrics`}."""
+    about: dict[str, Any]
+    """The whole file."""
+    directory: str
+    """Directory of its files."""
+
+    def predicted(self, split: str) -> np.ndarray | None:
+        """int[N]: what it predicts of each row of a split, in the order of the version's shards.
+        None: not kept (it was computed by Spark, or by an earlier version), or of other files."""
+        import numpy as np
+
+        try:
+            data = storage.read_bytes(storage.join(self.directory, PREDICTIONS))
+        except NotFound:
+            return None
+        if hashlib.sha256(data).hexdigest() != self.about.get("predictions_sha256"):
+            return None
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+                return kept.get(split)
+        except (ValueError, OSError, zipfile.BadZipFile):
+            return None
+
+    def value(self, split: str, metric: str) -> float | None:
+        """A metric; None where the split was not measured, or the metric is undefined."""
+        return (self.metrics.get(split) or {}).get(metric)
+
+    def beside(self, split: str, model: Mapping[str, Any]) -> list[str]:
+        """A line for each metric that is shown: the baseline's value and the model's.
+
+        Args:
+            model: the model's metrics of the split.
+        """
+        lines = []
+        for name in SHOWN:
+            ours, theirs = self.value(split, name), model.get(name)
+            if ours is not None and theirs is not None:
+                better = METRICS[name].score(theirs) > METRICS[name].score(ours)
+                judged = "better" if better else "not better"
+                lines.append(f"{split} {name}: baseline {ours:.4f}, model {theirs:.4f} ({judged})")
+        return lines
+
+
+def options(config: Config) -> dict[str, Any]:
+    """What of a configuration decides a baseline's metrics, besides the dataset."""
+    return {
+        **config.baseline.model_dump(mode="json", exclude={"max_bytes"}),
+        "class_weights": config.training.class_weights,
+        "metric": config.evaluation.metric,
+        "splits": list(config.evaluation.splits),
+    }
+
+
+def directory_of(dataset: str, dataset_hash: str, config: Config) -> str:
+    """Where the baseline of a dataset version is kept for all runs on it.
+
+    Args:
+        dataset: path of the version; the directory lies beside it.
+    """
+    below = [_BESIDE, dataset_hash, content_hash(options(config))]
+    return storage.join(storage.parent(dataset), *below)
+
+
+def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.ndarray]) -> str:
+    """Write a baseline's files into a directory; the path of baseline.json.
+
+    Args:
+        about: the contents of baseline.json.
+        predicted: see `Baseline.predicted`, by split; {}: not known.
+    """
+    import numpy as np
+
+    about = dict(about)
+    path = storage.join(directory, FILE_NAME)
+    storage.make_dirs(directory)
+    if predicted:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **predicted)
+        about["predictions_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+        storage.write_whole(storage.join(directory, PREDICTIONS), buffer.getvalue())
+    text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
+    storage.write_whole(path, (text + "\n").encode())
+    return path
+
+
+def find(
+    directory: str, dataset: str | None, dataset_hash: str | None, config: Config | None
+) -> Baseline | None:
+    """The baseline that a run is compared with: its own, else the one that is kept beside the
+    dataset version; None: there is none.
+
+    Args:
+        directory: the run's.
+        dataset, dataset_hash: of the version that the run was trained on; None: not known.
+        config: the run's; None: not known.
+    Raises:
+        ModelError, DataError: see `read`.
+    """
+    run_baseline = read(directory)
+    has_identity = dataset is not None and dataset_hash is not None and config is not None
+    if not has_identity or (run_baseline is not None and run_baseline.dataset_hash == dataset_hash):
+        return run_baseline
+    return read(directory_of(dataset, dataset_hash, config)) or run_baseline
+
+
+def read(directory: str) -> Baseline | None:
+    """The baseline in a run directory (any storage); None: there is none.
+
+    Raises:
+        ModelError: the file is not one that `howdah baseline` has written.
+        DataError: it is no JSON.
+    """
+    path = storage.join(directory, FILE_NAME)
+    try:
+        about = storage.read_json(path)
+    except NotFound:
+        return None
+    try:
+        if fault(about["metrics"], METRICS_SHAPE) is not None:
+            raise TypeError
+        return Baseline(
+            dataset=str(about["dataset"]),
+            dataset_hash=str(about["dataset_hash"]),
+            metrics={split: dict(found) for split, found in about["metrics"].items()},
+            about=about,
+            directory=directory,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ModelError(
+            "the file is no baseline's",
+            where=path,
+            expected="dataset, dataset_hash and metrics of each split",
+            remedy=f"remove it, then {_REMEDY}",
+        ) from None
+
+
+def require(
+    directory: str, dataset: Mapping[str, Any], config: Config, split: str, metric: str
+) -> float:
+    """The baseline's value of a metric, on the dataset that a run was measured on.
+
+    Args:
+        directory: the run's.
+        dataset: {path, hash} of that version.
+    Raises:
+        ModelError: no baseline, one of another dataset, or without this metric of this split.
+    """
+    path = storage.join(directory, FILE_NAME)
+    dataset_hash = dataset.get("hash")
+    baseline = find(directory, dataset.get("path"), dataset_hash, config)
+    if baseline is None:
+        raise ModelError(
+            "gate.min_over_baseline needs the baseline's metrics, and there are none",
+            where=path,
+            remedy=_REMEDY,
+        )
+    if baseline.dataset_hash != dataset_hash:
+        raise ModelError(
+            "the baseline was measured on another dataset than the run",
+            where=path,
+            expected=f"dataset {dataset_hash}",
+            got=f"dataset {baseline.dataset_hash}",
+            remedy=f"{_REMEDY}, and data.dataset the run's version",
+        )
+    value = baseline.value(split, metric)
+    if value is None:
+        raise ModelError(
+            f"the baseline has no {metric} on {split}",
+            where=path,
+            expected=f"metrics.{split}.{metric}",
+            got=f"metrics of {', '.join(baseline.metrics) or 'no split'}",
+            remedy="name a measured split as gate.split, and a defined metric as"
+            f" evaluation.metric; then {_REMEDY}",
+        )
+    return value

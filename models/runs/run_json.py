@@ -1,0 +1,391 @@
+"""run.json: identity, attempts and results of a run, replaced whole at every change."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import re
+import resource
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from howdah import __version__, redact, storage
+from howdah.config.loader import Config, dump_yaml
+from howdah.core.user import user
+from howdah.errors import DataError, NotFound, StorageError
+from howdah.models.runs import hours
+from howdah.models.runs.command import began_by
+from howdah.models.runs.identity import Identity
+from howdah.models.runs.settings import learnt_with
+from howdah.run_files import RUN_JSON
+
+__all__ = [
+    "CONFIG", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
+    "cpu_seconds", "freeze_config", "git_state", "readable_config", "versions",
+]  # fmt: skip
+
+CONFIG = "config.yaml"
+NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
+"""Of a configuration that was written down without its secrets, these must be whole to train."""
+
+_PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
+
+_WORLDS = 50
+"""Newest worlds of an attempt that are kept: a job may see hundreds."""
+_UNHASHED = {
+    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
+    "tune", "cost",
+}  # fmt: skip
+UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
+"""Keys of `training` that do not change what is learnt."""
+
+
+class RunFile:
+    """run.json of a run directory. A later attempt keeps the run's id and its list of attempts.
+
+    What other commands rely on is written before the call returns (`update`, `update_attempt`),
+    however long storage is waited for. What only informs is noted (`world`, `note`): while storage
+    does not answer it is kept, and written with the next change. Any thread may call.
+
+    The record of a finished run stays until an attempt is admitted, that is until its dataset, base
+    model and checkpoint are found: an attempt that is refused before loses no result.
+
+    Args:
+        directory: run directory.
+        check: called before each write; raises where this process may not write any more.
+    """
+
+    def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
+        self._path = storage.join(directory, RUN_JSON)
+        self._check = check
+        self._lock = threading.RLock()
+        self._late = False
+        """Something was noted that is not written yet."""
+        self.gpus: int | None = None
+        """That all ranks see; None: not known yet."""
+        try:
+            found = storage.read_json(self._path)
+        except (NotFound, DataError):  # none yet, or none that can be read: begin one
+            found = {}
+        self.values: dict[str, Any] = found if isinstance(found, dict) else {}
+        self._until_admitted: dict[str, Any] | None = None
+        """This attempt's own top-level fields, while those of a finished run stand in `values`."""
+
+    @property
+    def is_of_finished(self) -> bool:
+        """The run's results are those of an attempt that has finished."""
+        return "finished" in self.values
+
+    def begin(
+        self, config: Config, *, world_size: int, attempt: int, submission: str | None = None
+    ) -> None:
+        """Write that an attempt begins.
+
+        Args:
+            submission: the cluster's application that it belongs to, if to any.
+        """
+        old = self.values
+        now = _now()
+        history = list(old.get("attempts", []))
+        history.append(
+            {
+                "attempt": attempt,
+                "started": now,
+                "world_size": world_size,
+                "config_hash": config_hash(config),
+                "settings": learnt_with(config),
+                "submission": submission,
+                "host": socket.gethostname(),
+                "user": redact.text(user()),
+                "pid": os.getpid(),
+                "command": began_by(),
+            }
+        )
+        fresh = {
+            "run_id": old.get("run_id") or f"{config.run.name}-{secrets.token_hex(6)}",
+            "name": config.run.name,
+            "status": "running",
+            "created": old.get("created") or now,
+            "framework": config.training.framework,
+            "world_size": world_size,
+            "config_hash": config_hash(config),
+            "versions": versions(config.training.framework),
+            "git": git_state(),
+            "mlflow_run_id": old.get("mlflow_run_id"),
+            "base": old.get("base"),
+            "source": old.get("source"),
+            "metrics": {},
+            "attempts": history,
+            "hours": {**(old.get("hours") or {}), "prices": config.cost.prices},
+        }
+        if self.is_of_finished:
+            self._until_admitted = fresh
+            self.values = {**old, "status": "running", "attempts": history}
+        else:
+            self.values = fresh
+        self.write()
+
+    def admit(self) -> None:
+        """The attempt can train: what a finished run has had gives way, with the next write."""
+        with self._lock:
+            if self._until_admitted is not None:
+                fresh, self._until_admitted = self._until_admitted, None
+                self.values = {**fresh, "attempts": self.values["attempts"]}
+
+    def of(self, identity: Identity) -> None:
+        """Note what the run learns from: dataset and base model, by their hashes."""
+        self.update(
+            dataset=identity.dataset_path, dataset_hash=identity.manifest,
+            model_hash=identity.base_model,
+        )  # fmt: skip
+
+    def end(self, status: str, error: str | None) -> None:
+        """Write how and when the newest attempt ended: finished, interrupted or failed.
+
+        Called again (by the launcher, of a rank that has written its own end), it changes no time.
+        The end of an attempt that was not admitted is its own: the run stays finished.
+        """
+        with self._lock:
+            if attempts := self.values.get("attempts"):
+                newest = attempts[-1]
+                if "ended" not in newest:
+                    newest["ended"] = _now()
+                    newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
+                newest["status"] = status
+                if newest.get("pid") == os.getpid():
+                    self._measure(newest)
+                admitted = "resumed_at_step" in newest or status == "finished"
+                if self.is_of_finished and not admitted:
+                    newest["error"] = error
+                    self.values["status"] = "finished"
+                    self.write()
+                    return
+            self.admit()
+            self.values.pop("finished", None)
+            finished = {"finished": attempts[-1]["ended"]} if status == "finished" else {}
+            self.update(status=status, error=error, **finished)
+
+    def used(self, *, cpu_seconds: float, gpus: int | None, of: str) -> None:
+        """Note what the newest attempt has used, and write.
+
+        Args:
+            cpu_seconds: user and system time.
+            gpus: that its ranks see; None: as noted before.
+            of: whose time it is: "all ranks", "rank 0", "the launcher's processes".
+        """
+        with self._lock:
+            if attempts := self.values.get("attempts"):
+                before = attempts[-1].get("usage") or {}
+                if gpus is None:
+                    gpus = before.get("gpus")
+                # A launcher's processes are all ranks of its machine, and none of others.
+                if cpu_seconds >= before.get("cpu_seconds", 0.0):
+                    attempts[-1]["usage"] = {
+                        "cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of,
+                    }  # fmt: skip
+            self.write()
+
+    def _measure(self, attempt: dict[str, Any]) -> None:
+        """What this process has used, unless more is known of the attempt."""
+        if "usage" not in attempt:
+            attempt["usage"] = {
+                "cpu_seconds": round(cpu_seconds(), 3), "gpus": self.gpus, "of": "rank 0",
+            }  # fmt: skip
+
+    def has_begun(self, submission: str | None) -> bool:
+        """An attempt of this submission has chosen where it resumes from."""
+        return submission is not None and any(
+            attempt.get("submission") == submission and "resumed_at_step" in attempt
+            for attempt in self.values.get("attempts", [])
+        )
+
+    def dataset_of(self, submission: str | None) -> str | None:
+        """The dataset's version that this submission began with; None: it is only beginning."""
+        of_it = [one for one in self.values.get("attempts", [])
+                 if submission is not None and one.get("submission") == submission]  # fmt: skip
+        return next((one["dataset"] for one in reversed(of_it) if "dataset" in one), None)
+
+    def world(self, number: int, size: int) -> None:
+        """Note that a world of ranks begins, in the newest attempt; raises FencedOff alone."""
+        with self._lock:
+            attempt = self.values["attempts"][-1]
+            began = {"world": number, "size": size, "started": _now()}
+            attempt["worlds"] = [*attempt.get("worlds", []), began][-_WORLDS:]
+            self._fields["world_size"] = size
+            self._try_to_write()
+
+    def note(self, **fields: Any) -> None:
+        """Note fields of the newest attempt; raises FencedOff alone."""
+        with self._lock:
+            self.values["attempts"][-1].update(fields)
+            self._try_to_write()
+
+    def catch_up(self) -> None:
+        """Write what was noted while storage was away, if it was; raises FencedOff alone."""
+        with self._lock:
+            if self._late:
+                self._try_to_write()
+
+    def update(self, **fields: Any) -> None:
+        """Set top-level fields and write; mappings are merged one level deep."""
+        with self._lock:
+            for key, value in fields.items():
+                there = self._fields.get(key)
+                if isinstance(there, dict) and isinstance(value, dict):
+                    value = there | value
+                self._fields[key] = value
+            self.write()
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The top-level fields of the newest attempt."""
+        return self.values if self._until_admitted is None else self._until_admitted
+
+    def update_attempt(self, **fields: Any) -> None:
+        """Set fields of the newest attempt, and write."""
+        with self._lock:
+            self.values["attempts"][-1].update(fields)
+            self.write()
+
+    def write(self) -> None:
+        """Replace run.json; raises what `check` raises."""
+        with self._lock:
+            self._check()
+            self.values["hours"] = hours.of_run(
+                self.values, now=datetime.datetime.now(datetime.UTC)
+            )
+            data = json.dumps(_finite(self.values), indent=1, ensure_ascii=False, allow_nan=False)
+            storage.write_whole(self._path, (data + "\n").encode())
+            self._late = False
+
+    def _try_to_write(self) -> None:
+        """One try: training neither waits for a note nor ends without it."""
+        try:
+            with storage.waiting_at_most(0.0):
+                self.write()
+        except StorageError:
+            self._late = True
+
+
+def config_hash(config: Config) -> str:
+    """Hash of the sections that decide what is learnt, not of paths.
+
+    Secrets are left out: a changed password changes no run, and a weak one could be found from the
+    hash by trying.
+    """
+    sections = redact.config(config).model_dump(mode="json")
+    for key in ("mode", "expect", "append", "forgotten"):  # what changes no row that is trained on
+        del sections["data"][key]
+    sections["training"] = {
+        key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING
+    }
+    text = json.dumps({k: v for k, v in sections.items() if k not in _UNHASHED}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def freeze_config(config: Config, directory: str) -> str:
+    """Write the configuration, defaults included, to `<directory>/config.yaml`; its path.
+
+    Without its secrets (howdah/redact.py); which ones were left out, its first lines say.
+    """
+    path = storage.join(directory, CONFIG)
+    shown = redact.config(config)
+    keys = redact.left_out(shown)
+    head = "".join(
+        f"# {line}\n" for line in ("Left out of this copy, for they are secrets:", *keys) if keys
+    )
+    storage.write_whole(path, (head + dump_yaml(shown)).encode(), mode=0o640)
+    return path
+
+
+@contextlib.contextmanager
+def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator[str]:
+    """A path: where ranks read their configuration while the context lasts.
+
+    That is config.yaml, written here.
+
+    If it has secrets, a private copy (0600) beside it has them, on this machine's own disk. So it
+    is for a finished run, whose config.yaml rank 0 replaces once its attempt is admitted.
+
+    Args:
+        shared: ranks on other machines read it too: the copy lies in the run directory, as long as
+            they run.
+    """
+    finished = RunFile(directory).is_of_finished
+    path = storage.join(directory, CONFIG) if finished else freeze_config(config, directory)
+    for entry in storage.list_dir(directory):  # of a launcher that was killed
+        if _PRIVATE.fullmatch(entry.name):
+            storage.remove(entry.path)
+    if not (finished or redact.left_out(redact.config(config))):
+        yield path
+        return
+    folder = directory if shared else tempfile.mkdtemp(prefix="howdah-config-")  # 0700
+    private = storage.join(folder, f".config-{secrets.token_hex(8)}.yaml")
+    try:
+        storage.write_whole(private, dump_yaml(config).encode(), mode=0o600)
+        yield private
+    finally:
+        storage.remove(private)
+        if not shared:
+            storage.remove(folder, recursive=True)
+
+
+def versions(framework: str) -> dict[str, str]:
+    """Versions of what decides a run's numbers."""
+    found = {"howdah": __version__, "python": sys.version.split()[0]}
+    for name in (framework, "transformers", "tokenizers", "horovod", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def git_state() -> dict[str, Any] | None:
+    """{commit, dirty} of the working directory; None where it is no git checkout."""
+    try:
+        commit, status = (
+            subprocess.run(
+                ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended (getrusage(2))."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
+
+
+def _seconds(started: str, ended: str) -> float:
+    """Between two times of `_now`."""
+    begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
+    return (end - begin).total_seconds()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: an undefined metric is null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,255 @@
+"""What a run was trained with: the keys that change what is learnt, for each of its attempts.
+
+A finished run is finished: asked for the same again, nothing is done; asked for something else that
+would change what is learnt, it is refused, since its weights would then be described by settings
+that they were not trained with. A run that goes on may change some of them; run.json keeps those of
+each attempt, and model card and report say which steps had which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from howdah import redact, storage
+from howdah.config import loader
+from howdah.config.loader import Config
+from howdah.data.manifest import load_dataset
+from howdah.errors import HowdahError, UsageError
+from howdah.run_files import RUN_JSON
+
+__all__ = [
+    "Stage", "already_finished", "described", "learnt_with", "of_finished", "settings_at",
+    "stages",
+]  # fmt: skip
+
+_NOT_LEARNT = {
+    "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
+    "gpu_collective_seconds", "threads_per_rank", "per_device_max_tokens",
+    "gradient_checkpointing", "sparse_embeddings", "fusion_groups",
+}  # fmt: skip
+"""Keys of `training` that change how the steps are computed, and not what is learnt in them."""
+_EVALUATION = ("every_steps", "metric", "max_rows")
+"""Keys of `evaluation` that choose the step whose weights are exported, or end the training."""
+_GOALS = ("training.max_steps", "training.num_train_epochs")
+_STOPPING = ("training.early_stopping.patience", "training.early_stopping.min_delta")
+_AFTERWARDS = {
+    "evaluation.splits": "howdah evaluate --split", "evaluation.predictions": "howdah predict",
+    "export.formats": "howdah export --format",
+}  # fmt: skip
+"""What a run does with its best weights: {key: the command that does it for a finished run}."""
+_CONFIG = "config.yaml"
+_EPSILON = 1e-9
+
+
+def learnt_with(config: Config) -> dict[str, Any]:
+    """{key: value} of the keys that change what is learnt, as JSON."""
+    sections = redact.config(config).model_dump(mode="json")
+    training = {k: v for k, v in sections["training"].items() if k not in _NOT_LEARNT}
+    evaluation = {key: sections["evaluation"][key] for key in _EVALUATION}
+    settings: dict[str, Any] = {}
+    for name, section in {
+        "model": sections["model"], "training": training, "evaluation": evaluation
+    }.items():  # fmt: skip
+        settings |= _flat(name, section)
+    return settings
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {
+        key: leaf
+        for inner, item in value.items()
+        for key, leaf in _flat(f"{name}.{inner}", item).items()
+    }
+
+
+# ---------------------------------------------------------------------------- asked once more
+def already_finished(config: Config) -> list[str] | None:
+    """What to say where the configuration's run is finished and nothing is left to do; else None.
+
+    Raises:
+        UsageError: it is finished, and something else is asked for that would change what is
+            learnt.
+    """
+    directory, resume = config.run.directory, config.checkpoint.resume
+    run = _record(directory)
+    if run.get("status") != "finished" or resume == "never":
+        return None
+    before = _trained(directory)
+    if before is None or resume not in ("auto", before.checkpoint.resume):
+        return None  # without its configuration nothing can be compared; from another checkpoint
+    then, now = learnt_with(before), learnt_with(config)
+    changed = {key for key in now if not _same(then.get(key), now[key])}
+    if None not in (before.training.max_steps, config.training.max_steps):
+        changed.discard("training.num_train_epochs")  # which max_steps overrides
+    if _goes_on(run, changed, config):
+        return None
+    differences = [_difference(key, then.get(key), now[key]) for key in sorted(changed)]
+    differences += _other_dataset(run, before, config)
+    steps = run.get("steps")
+    if differences:
+        raise UsageError(
+            f"this run is finished (step {steps}), and the requested settings would change what is"
+            " learnt",
+            where=directory,
+            expected="the settings that it was trained with, or "
+            + (
+                f"other limits of early stopping, which ended it ({', '.join(_STOPPING)})"
+                if run.get("stopped_early")
+                else "more steps or epochs"
+            ),
+            got="; ".join(differences),
+            remedy="give it a run.directory of its own, or train it anew in this one with"
+            " `--resume never`",
+        )
+    best = run.get("best_step")
+    exported = "" if best in (None, steps) else f"; step {best}, the best one, is exported"
+    return [
+        f"this run is finished: step {steps} of {steps}{exported}",
+        *_afterwards(before, config),
+    ]
+
+
+def of_finished(config: Config, *, on: str) -> dict[str, Any]:
+    """What `howdah submit --json` says of a finished run: the keys of a job that did not begin."""
+    attempts = _record(config.run.directory).get("attempts") or [{}]
+    return {
+        "application": attempts[-1].get("submission"), "on": on, "tracking_url": None,
+        "run_directory": config.run.directory, "attached": False, "finished": True
+    }  # fmt: skip
+
+
+def _record(directory: str) -> dict[str, Any]:
+    try:
+        record = storage.read_json(storage.join(directory, RUN_JSON))
+    except HowdahError:  # what cannot be read is said by the attempt that begins
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _trained(directory: str) -> Config | None:
+    """The configuration that a finished run was trained with; None: it cannot be read any more."""
+    try:
+        return loader.load(storage.join(directory, _CONFIG))
+    except HowdahError:
+        return None
+
+
+def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
+    """True if the configured goal leaves steps to train."""
+    if run.get("stopped_early"):
+        return bool(changed & {*_STOPPING})
+    if not changed & {*_GOALS}:
+        return False
+    if config.training.max_steps is not None:
+        return config.training.max_steps > (run.get("steps") or 0)
+    return config.training.num_train_epochs > (run.get("epochs") or 0.0) + _EPSILON
+
+
+def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> list[str]:
+    """A difference to report if the configuration now names another dataset or dataset version; the
+    one that was trained on may have been deleted."""
+    trained, configured = run.get("dataset"), config.data.dataset
+    try:
+        newest = load_dataset(configured).path
+    except HowdahError:
+        same = any(_same(configured, one) for one in (trained, before.data.dataset))
+        return [] if same else [_difference("data.dataset", before.data.dataset, configured)]
+    if not trained or _same(newest, trained):
+        return []
+    return [_difference("data.dataset", trained, newest)]
+
+
+def _same(then: Any, now: Any) -> bool:
+    """True if two values are equal; one of them may be the same path, relative."""
+    if then == now or not (isinstance(then, str) and isinstance(now, str)):
+        return then == now
+    return all(map(storage.is_local, (then, now))) and (
+        storage.local_path(then) == storage.local_path(now)
+    )
+
+
+def _afterwards(before: Config, config: Config) -> list[str]:
+    """Lines about keys that a finished run does nothing about."""
+    notes = []
+    for key, command in _AFTERWARDS.items():
+        section, leaf = key.split(".")
+        then, now = (getattr(getattr(one, section), leaf) for one in (before, config))
+        if then != now:
+            notes.append(f"not done again: {_difference(key, then, now)} ({command} does it)")
+    return notes
+
+
+def _difference(key: str, then: Any, now: Any) -> str:
+    return f"{key} {_short(then)} -> {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+# ------------------------------------------------------------------------- steps and settings
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Steps of a run that were trained with the same settings."""
+
+    after: int
+    """The step that the first of them follows."""
+    settings: dict[str, Any]
+    """{key: value} of `learnt_with`; empty: not recorded."""
+
+
+def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
+    """The stages of the weights that a run has now, by run.json's attempts.
+
+    An attempt that resumed from a step takes the place of those that went on beyond it.
+    """
+    result: list[Stage] = []
+    settings: dict[str, Any] = {}
+    for attempt in attempts:
+        settings = attempt.get("settings") or settings
+        begun = attempt.get("resumed_at_step")
+        if not isinstance(begun, int):
+            continue  # refused before its first step
+        while result and result[-1].after >= begun:
+            result.pop()
+        if not result or result[-1].settings != settings:
+            result.append(Stage(after=begun, settings=settings))
+    return result
+
+
+def settings_at(attempts: Sequence[Mapping[str, Any]], step: int | None) -> dict[str, Any]:
+    """The settings that a step was trained with (None: the newest); {}: not recorded."""
+    past = [one for one in stages(attempts) if step is None or one.after < max(step, 1)]
+    return past[-1].settings if past else {}
+
+
+def described(
+    attempts: Sequence[Mapping[str, Any]], *, upto: int | None = None
+) -> list[dict[str, Any]]:
+    """What differs between the stages: [{steps, settings}]; [] where all steps had the same.
+
+    Args:
+        upto: the step of the weights; None: the newest. Later steps are left out.
+    """
+    all_stages = [
+        one for one in stages(attempts) if one.settings and (upto is None or one.after < upto)
+    ]
+    if len(all_stages) < 2:
+        return []
+    keys = {key for one in all_stages for key in one.settings}
+    moved = sorted(
+        key for key in keys if len({_short(one.settings.get(key)) for one in all_stages}) > 1
+    )
+    ends: list[int | None] = [*(one.after for one in all_stages[1:]), upto]
+    return [
+        {
+            "steps": f"{one.after + 1} to {end}" if end is not None else f"from {one.after + 1}",
+            "settings": {key: one.settings.get(key) for key in moved},
+        }
+        for one, end in zip(all_stages, ends, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Pretrained weights and safetensors files."""

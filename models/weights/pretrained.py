@@ -1,0 +1,447 @@
+"""Load a base model (a directory, a path on any storage, a hub name) without a framework.
+
+Weights are returned as float32 numpy arrays under Hugging Face's torch names, with the family's
+prefix even where the file has none. Only safetensors is read: a pickle can run code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from howdah import storage
+from howdah.data import modelfiles
+from howdah.data.family import (
+    FAMILIES,
+    IMAGE_FILES,
+    TOKENIZER_FILES,
+    ModelFamily,
+    family_of,
+    known_titles,
+)
+from howdah.data.images import ImageEncoder
+from howdah.errors import ModelError
+from howdah.models import integrity
+from howdah.models.weights.tensors import read_header
+
+__all__ = ["BaseModel", "label_names_of", "load_base", "read_safetensors"]
+
+_WEIGHTS = "model.safetensors"
+_WEIGHTS_INDEX = "model.safetensors.index.json"
+_PICKLES = (
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "tf_model.h5",
+    "flax_model.msgpack",
+)
+# Only these files are fetched from the hub: no pickle reaches the disk.
+_PATTERNS = [
+    "config.json", "model*.safetensors", _WEIGHTS_INDEX, *TOKENIZER_FILES, *IMAGE_FILES,
+    "howdah.json",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """A base model in memory."""
+
+    config: dict
+    """config.json, the family's defaults filled in; of an image model also image_mean and
+    image_std of its preprocessor_config.json, which the forward pass needs."""
+    weights: dict[str, np.ndarray]
+    """float32 arrays by Hugging Face's torch names; the head's only where the labels agree."""
+    tokenizer_files: dict[str, bytes]
+    """The tokenizer's files by name; of an image model its preprocessor_config.json."""
+    hash: str
+    """SHA-256 over config.json and the weight files, 16 hex digits."""
+    source: str
+    """The path or hub name, as the user gave it."""
+    notes: tuple[str, ...] = field(default=())
+    """Messages for the user, e.g. that a classifier for other labels was ignored."""
+
+    @property
+    def family(self) -> ModelFamily:
+        """By config.json's model_type."""
+        return family_of(self.config)
+
+
+def load_base(
+    base: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    label_names: Sequence[str] | None = None,
+    weights: bool = True,
+) -> BaseModel:
+    """Load and check a base model.
+
+    Args:
+        base: a directory, a path on any storage (hdfs://...) or a hub name.
+        revision: revision of a hub name.
+        cache_dir: where remote files are kept; None: the project's cache.
+        label_names: the task's labels in their order; the base's classifier is used only if it was
+            trained for exactly these.
+        weights: False: leave them out, unread and unchecked; `hash` is config.json's alone then.
+    Raises:
+        ModelError: no such directory or hub name, no weights, pickle weights only, an unknown
+            family, missing or misshapen tensors, no tokenizer; weights of a published version
+            that are not those of its manifest.
+    """
+    directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS, cache_dir=cache_dir)
+    published = integrity.files_of(base) or {}
+    expected = f"a config.json of model_type {' or '.join(FAMILIES)}"
+    raw_config = _read(directory, "config.json", base, expected)
+    family, config = _checked_config(raw_config, base)
+    digest = hashlib.sha256(raw_config)
+    tokenizer_files = {
+        name: storage.read_bytes(storage.join(directory, name))
+        for name in {"text": TOKENIZER_FILES, "image": IMAGE_FILES}[family.kind]
+        if storage.exists(storage.join(directory, name))
+    }
+    if family.kind == "image":  # before the weights: their shapes follow from these sizes
+        encoder = ImageEncoder.of_model(config, tokenizer_files, base)
+        config |= {"image_mean": encoder.mean, "image_std": encoder.std}
+        digest.update(json.dumps([encoder.mean, encoder.std]).encode())
+    if not weights:
+        if family.kind == "text":
+            _check_tokenizer(tokenizer_files, family, config, base)
+        return BaseModel(
+            config=config,
+            weights={},
+            tokenizer_files=tokenizer_files,
+            hash=digest.hexdigest()[:16],
+            source=base,
+        )
+    found: dict[str, np.ndarray] = {}
+    formats: set[str] = set()
+    for file_name, data in _weight_files(directory, base):
+        sha256 = hashlib.sha256(data)
+        if file_name in published:  # the bytes that are used are compared, not the file again
+            got = {"bytes": len(data), "sha256": sha256.hexdigest()}
+            integrity.require_same(storage.join(base, file_name), published[file_name], got)
+        digest.update(sha256.digest())
+        read, metadata = read_safetensors(data, where=storage.join(base, file_name))
+        formats.add(metadata.get("format", "pt"))
+        found.update(read)
+    tensors, head, notes = _by_part(found, family)
+    _check_shapes(tensors, family, config, base, formats)
+    refused = _head_notes(head, family, config, label_names)
+    if label_names is not None and not refused:
+        tensors.update(head)
+    if family.kind == "text":  # after the shapes: a wrong size of the vocabulary is theirs to name
+        _check_tokenizer(tokenizer_files, family, config, base)
+    return BaseModel(
+        config=config,
+        weights=tensors,
+        tokenizer_files=tokenizer_files,
+        hash=digest.hexdigest()[:16],
+        source=base,
+        notes=(*notes, *refused),
+    )
+
+
+def read_safetensors(data: bytes, *, where: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Tensors (floating-point ones as float32) and metadata of a safetensors file's bytes.
+
+    Raises:
+        ModelError: the bytes are not a complete safetensors file.
+    """
+    import safetensors
+
+    try:
+        tensors = safetensors.deserialize(data)
+        _, metadata = read_header(io.BytesIO(data))
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise ModelError(
+            "weights are not a whole safetensors file",
+            where=where,
+            got=f"{len(data):,} bytes: {error}",
+            remedy="copy the file again; it may have been cut short",
+        ) from None
+    return {name: _array(name, tensor, where) for name, tensor in tensors}, metadata
+
+
+_DTYPES = {
+    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32,
+    "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
+
+
+def _array(name: str, tensor: Mapping, where: str) -> np.ndarray:
+    shape, kind, data = tensor["shape"], tensor["dtype"], tensor["data"]
+    if kind == "BF16":  # numpy has no bfloat16: its bits are the upper half of a float32's
+        upper = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+        return upper.view(np.float32).reshape(shape)
+    if kind not in _DTYPES:
+        raise ModelError(
+            f"tensor {name} has a type that cannot be trained from",
+            where=where,
+            expected=f"one of {', '.join([*_DTYPES, 'BF16'])}",
+            got=kind,
+            remedy="take the model in its full precision, not a quantised one",
+        )
+    array = np.frombuffer(data, _DTYPES[kind]).reshape(shape)
+    return array.astype(np.float32, copy=False) if kind.startswith("F") else array
+
+
+def _read(directory: str, name: str, base: str, expected: str) -> bytes:
+    path = storage.join(directory, name)
+    if not storage.exists(path):
+        raise ModelError(
+            f"the base model has no {name}",
+            where=base,
+            expected=expected,
+            remedy=f"give model.base a Hugging Face {known_titles()} directory or a hub name",
+        )
+    return storage.read_bytes(path)
+
+
+def label_names_of(config: Mapping) -> list[str] | None:
+    """The labels in config.json's id2label by number; None where it has none."""
+    id2label = config.get("id2label")
+    if not id2label:
+        return None
+    try:
+        by_number = {int(key): str(value) for key, value in id2label.items()}
+        return [by_number[number] for number in range(len(by_number))]
+    except (AttributeError, ValueError, KeyError):
+        return None
+
+
+def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
+    where = storage.join(base, "config.json")
+    try:
+        given = json.loads(raw)
+    except ValueError as error:
+        raise ModelError("config.json is not JSON", where=where, got=str(error)) from None
+    family = family_of(given, where=where)
+    keys, config = family.keys, family.complete(given)
+    bad = [
+        name for name in family.size_keys if not isinstance(config[name], int) or config[name] < 1
+    ]
+    if bad:
+        raise ModelError(
+            "config.json has sizes that no model can have",
+            where=where,
+            expected="integers above 0",
+            got=", ".join(f"{name}={config[name]!r}" for name in bad),
+        )
+    width, heads = config[keys.width], config[keys.heads]
+    if width % heads:
+        raise ModelError(
+            f"config.json: {keys.width} must be divisible by {keys.heads}",
+            where=where,
+            got=f"{keys.width}={width}, {keys.heads}={heads}",
+        )
+    family.check_fixed(config, where=where)
+    return family, config
+
+
+def _weight_files(directory: str, base: str) -> Iterator[tuple[str, bytes]]:
+    index_path = storage.join(directory, _WEIGHTS_INDEX)
+    if storage.exists(storage.join(directory, _WEIGHTS)):
+        names = [_WEIGHTS]
+    elif storage.exists(index_path):
+        try:
+            names = sorted(set(storage.read_json(index_path)["weight_map"].values()))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise ModelError(
+                "the index of the weight shards cannot be read",
+                where=storage.join(base, _WEIGHTS_INDEX),
+                expected='{"weight_map": {tensor: file}}',
+            ) from None
+        # A downloaded index must not name a file outside the directory.
+        if strange := [n for n in names if not re.fullmatch(r"[A-Za-z0-9._-]+\.safetensors", n)]:
+            raise ModelError(
+                "the index of the weight shards names a file outside the directory",
+                where=storage.join(base, _WEIGHTS_INDEX),
+                got=str(strange[0]),
+            )
+    else:
+        raise _no_weights(directory, base)
+    for name in names:
+        yield name, _read(directory, name, base, f"the shards that {_WEIGHTS_INDEX} names")
+
+
+def _no_weights(directory: str, base: str) -> ModelError:
+    pickles = [name for name in _PICKLES if storage.exists(storage.join(directory, name))]
+    convert = (
+        'convert once where you trust the file: python -c "from transformers import AutoModel;'
+        f" AutoModel.from_pretrained('{base}'"
+        + (", from_tf=True" if pickles[:1] == ["tf_model.h5"] else "")
+        + ").save_pretrained('NEW_DIRECTORY', safe_serialization=True)\", then copy the tokenizer's"
+        " files beside it"
+    )
+    if pickles:
+        return ModelError(
+            "the base model has no safetensors weights, only a format that is not read"
+            " (a pickle can run code)",
+            where=base,
+            expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
+            got=", ".join(pickles),
+            remedy=convert,
+        )
+    return ModelError(
+        "the base model has no weights",
+        where=base,
+        expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
+        got="neither",
+        remedy="if the hub has them as pytorch_model.bin only, " + convert,
+    )
+
+
+def _by_part(
+    found: Mapping[str, np.ndarray], family: ModelFamily
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
+    """Encoder tensors under normalised names, classifier tensors, and notes about the others.
+
+    Sorted by name: the order that safetensors returns differs from call to call.
+    """
+    weights: dict[str, np.ndarray] = {}
+    head: dict[str, np.ndarray] = {}
+    others: list[str] = []
+    for name, array in sorted(found.items()):
+        bare = name.removeprefix(family.prefix)
+        # Checkpoints converted from TensorFlow 1 call a norm's tensors gamma and beta.
+        bare = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", bare))
+        if bare in family.head_names:
+            head[bare] = array
+        elif bare.endswith("position_ids") or bare.startswith(family.other_heads):
+            continue  # not used by a classifier
+        elif bare.startswith(family.encoder):
+            weights[family.prefix + bare] = array
+        else:
+            others.append(name)
+    notes = []
+    if family.pooler and not any(name in weights for name in family.pooler_names):
+        notes.append(f"the base has no {family.prefix}{family.pooler}: a new one is trained")
+    if others:
+        notes.append(f"tensors that no {family.title} has are ignored: {_some(others)}")
+    return weights, head, notes
+
+
+def _check_shapes(
+    weights: Mapping[str, np.ndarray],
+    family: ModelFamily,
+    config: Mapping,
+    base: str,
+    formats: set[str],
+) -> None:
+    shapes = family.encoder_shapes(config)
+    if not any(name in weights for name in family.pooler_names):  # a new one is trained
+        shapes = {name: s for name, s in shapes.items() if name not in family.pooler_names}
+    missing = [name for name in shapes if name not in weights]
+    if missing:
+        remedy = "the file is of another model, or cut"
+        if "tf" in formats:
+            remedy = (
+                "the file was written by TensorFlow under TensorFlow's names: load it with"
+                " AutoModel.from_pretrained(..., from_tf=True) and save it again"
+            )
+        raise ModelError(
+            f"{len(missing)} of {len(shapes)} tensors are missing from the base model's weights",
+            where=base,
+            expected=_some(missing),
+            got=f"{len(weights)} tensors of {family.title}",
+            remedy=remedy,
+        )
+    wrong = [name for name, shape in shapes.items() if weights[name].shape != shape]
+    if wrong:
+        raise ModelError(
+            "the base model's weights do not have the shapes that config.json says",
+            where=base,
+            expected=_some([f"{name} {shapes[name]}" for name in wrong]),
+            got=_some([f"{name} {weights[name].shape}" for name in wrong]),
+            remedy="config.json and weights must be of one model",
+        )
+    unknown = [name for name in weights if name not in shapes]
+    if unknown:
+        raise ModelError(
+            "the base model's weights have more layers than config.json says",
+            where=base,
+            expected=f"{family.keys.layers}={config[family.keys.layers]}",
+            got=_some(unknown),
+            remedy="config.json and weights must be of one model",
+        )
+    broken = [name for name in shapes if not np.isfinite(weights[name]).all()]
+    if broken:
+        raise ModelError(
+            "the base model's weights hold NaN or infinity", where=base, got=_some(broken)
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _head_notes(
+    head: Mapping[str, np.ndarray],
+    family: ModelFamily,
+    config: Mapping,
+    label_names: Sequence[str] | None,
+) -> list[str]:
+    """Why the base's classifier is not used; empty where it is used, or where there is none."""
+    if not head or label_names is None:
+        return []
+    own = label_names_of(config)
+    expected = family.head_shapes(config, len(label_names))
+    if own == list(label_names) and {n: a.shape for n, a in head.items()} == expected:
+        return []
+    last = f"{family.head[-1]}.weight"
+    rows = head[last].shape[0] if last in head else 0
+    return [
+        f"the base's classifier ({rows} classes: {_some(own) if own else 'unnamed'}) was trained"
+        " for other labels: it is ignored and a new one is trained"
+    ]
+
+
+def _check_tokenizer(
+    files: Mapping[str, bytes], family: ModelFamily, config: Mapping, base: str
+) -> None:
+    kind, size_key = family.tokenizer, family.keys.vocabulary
+    if not any(name in files for name in kind.vocabularies):
+        raise ModelError(
+            "the base model has no tokenizer",
+            where=base,
+            expected=" or ".join(kind.vocabularies),
+            got=", ".join(files) or "neither",
+            remedy="copy the tokenizer's files of the same model into the directory",
+        )
+    if "tokenizer.json" in files:
+        try:
+            vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
+            # Unigram's is a list of [piece, score] in the order of the ids.
+            listed = isinstance(vocabulary, list)
+            largest = len(vocabulary) - 1 if listed else max(vocabulary.values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"tokenizer.json is not a {kind.algorithm} tokenizer's file",
+                where=storage.join(base, "tokenizer.json"),
+                got=str(error),
+            ) from None
+    elif "vocab.txt" in files:
+        largest = len(files["vocab.txt"].decode("utf-8", "replace").rstrip("\n").split("\n")) - 1
+    else:
+        try:
+            largest = max(json.loads(files["vocab.json"]).values())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(
+                "vocab.json is not a tokenizer's vocabulary",
+                where=storage.join(base, "vocab.json"),
+                expected="{token: id}",
+                got=str(error),
+            ) from None
+    if largest >= config[size_key]:
+        raise ModelError(
+            "the tokenizer gives ids that the model has no embedding for",
+            where=base,
+            expected=f"ids below {size_key}={config[size_key]}",
+            got=f"ids up to {largest}",
+            remedy="tokenizer and weights must be of one model",
+        )

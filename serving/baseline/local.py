@@ -1,0 +1,157 @@
+"""The baseline in this process: sparse features in memory, scikit-learn's logistic regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from howdah.config.loader import Config
+from howdah.config.metric_table import METRICS
+from howdah.config.splits import TRAIN, VALIDATION
+from howdah.core.activity import Progress
+from howdah.data.manifest import Dataset
+from howdah.data.splits.class_weights import class_weights
+from howdah.data.splits.shards import ShardSet, node_cache
+from howdah.errors import ClusterError, ConfigError
+from howdah.models.metrics import metrics
+from howdah.serving.baseline import linear, ngrams
+from howdah.serving.baseline.measured import (
+    Measured,
+    gib,
+    memory_limit,
+    strengths,
+    wanted_splits,
+)
+
+__all__ = ["measure"]
+
+
+def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
+    """The baseline of a dataset whose features fit into this process's memory.
+
+    Raises:
+        ConfigError: they do not.
+        DataError: rows of one class only, or without common n-grams; nothing to evaluate on.
+    """
+    _require_sklearn()
+    _refuse_too_large(config, dataset)
+    splits = wanted_splits(config, dataset)
+    options, manifest = config.baseline, dataset.manifest
+    train = _shards(config, dataset, TRAIN)
+    words = ngrams.learn(
+        train, ngrams=options.ngrams, vocab_size=manifest.tokenizer.vocab_size,
+        min_rows=options.min_rows, max_features=options.max_features,
+    )  # fmt: skip
+    progress(f"{train.rows:,} rows, {len(words.keys_F):,} n-grams of up to {options.ngrams} ids")
+    matrix, labels_N = _matrix(train, words)
+    weights_C = class_weights(config.training, train)
+
+    def fitted(c: float) -> linear.Linear:
+        progress(f"fitting with c = {c:g}")
+        return linear.fit(matrix, labels_N, c=c, classes=len(manifest.labels), weights_C=weights_C)
+
+    name, values = config.evaluation.metric, strengths(config)
+    tried: dict[str, float | None] = {}
+    c, chosen_by = values[0], "baseline.c"
+    if len(values) > 1 and manifest.rows(VALIDATION):
+        chosen_by = f"{name} on {VALIDATION}"
+        best: tuple[float, float, linear.Linear] | None = None
+        for value in values:
+            model = fitted(value)
+            metric_value = _evaluated(config, dataset, VALIDATION, words, model)[0][name]
+            tried[f"{value:g}"] = metric_value
+            score = METRICS[name].score(metric_value) if metric_value is not None else -np.inf
+            if best is None or score > best[0]:
+                best = (score, value, model)
+        _, c, model = best
+    else:
+        if len(values) > 1:
+            chosen_by = f"default: {VALIDATION} has no rows to choose by"
+            progress(f"c = {c:g}, {chosen_by}")
+        model = fitted(c)
+    if not model.converged:
+        progress("the regression has not converged: its metrics may be a little low")
+    evaluated = {split: _evaluated(config, dataset, split, words, model) for split in splits}
+    return Measured(
+        by="scikit-learn",
+        features=len(words.keys_F),
+        c=c,
+        tried=tried,
+        chosen_by=chosen_by,
+        converged=model.converged,
+        metrics={split: figures for split, (figures, _) in evaluated.items()},
+        predicted={split: predicted for split, (_, predicted) in evaluated.items()},
+        packages=("scikit-learn", "scipy", "numpy"),
+    )
+
+
+def _require_sklearn() -> None:
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise ClusterError(
+            "scikit-learn is not installed",
+            where="howdah baseline",
+            remedy="pip install 'howdah[baseline]', or compute it with --spark",
+        ) from None
+
+
+def _shards(config: Config, dataset: Dataset, split: str) -> ShardSet:
+    shards = ShardSet(dataset, split, cache=node_cache(config.training))
+    if shards.cached_bytes + shards.files.index_bytes <= config.training.shard_cache_bytes:
+        shards.verify()  # otherwise each shard is checked when it is fetched
+    return shards
+
+
+def _matrix(shards: ShardSet, words: ngrams.Vocabulary) -> tuple[Any, np.ndarray]:
+    """(csr_matrix[N, F], labels int64[N]) of a whole split."""
+    from scipy.sparse import vstack
+
+    parts, labels = [], []
+    for chunk in ngrams.chunks(shards):
+        parts.append(words.matrix(chunk))
+        labels.append(chunk.labels_N.astype(np.int64))
+    return vstack(parts, format="csr"), np.concatenate(labels)
+
+
+def _evaluated(
+    config: Config, dataset: Dataset, split: str, words: ngrams.Vocabulary, model: linear.Linear
+) -> tuple[dict[str, Any], np.ndarray]:
+    """(metrics over a split, int32[N] the class predicted of each row); its features are never held
+    as a whole."""
+    labels, logits = [], []
+    for chunk in ngrams.chunks(_shards(config, dataset, split)):
+        labels.append(chunk.labels_N)
+        logits.append(model.logits(words.matrix(chunk)))
+    logits_NC = np.concatenate(logits)
+    values = metrics.classification_metrics(
+        np.concatenate(labels), logits_NC, dataset.manifest.labels
+    )
+    return values, logits_NC.argmax(axis=1).astype(np.int32)
+
+
+def _refuse_too_large(config: Config, dataset: Dataset) -> None:
+    """Refuse a dataset whose baseline would not fit into memory, before anything is read.
+
+    Raises:
+        ConfigError: with the estimate and the limit.
+    """
+    options, manifest = config.baseline, dataset.manifest
+    limit, named = memory_limit(config)
+    rows = manifest.rows(TRAIN)
+    tokens = sum(shard.tokens for shard in manifest.splits.get(TRAIN, []))
+    needed, features = ngrams.estimated_bytes(
+        rows=rows, tokens=tokens, classes=len(manifest.labels), ngrams=options.ngrams,
+        max_features=options.max_features,
+    )  # fmt: skip
+    if needed > limit:
+        raise ConfigError(
+            "the baseline would take too much memory",
+            where="baseline.max_bytes",
+            expected=f"at most {gib(limit)} ({named})",
+            got=f"up to {gib(needed)}: {rows:,} rows with {tokens * options.ngrams:,} n-grams in"
+            f" all, {features:,} features, {len(manifest.labels)} classes",
+            remedy="raise it if the machine has the memory; or lower baseline.max_features or"
+            " baseline.ngrams; or compute it with --spark",
+        )

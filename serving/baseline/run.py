@@ -1,0 +1,166 @@
+"""`howdah baseline`: TF-IDF and logistic regression on a dataset's own splits and token ids.
+
+Cleaning, duplicates, splits and rows are the model's, since both read the same shards; so are class
+weights, the metrics' code, the choice by `evaluation.metric` on validation, and the splits that are
+evaluated. The fitted model is not kept: its metrics and predictions are, in the run's directory and
+beside the dataset version, where other runs on it find them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import time
+from typing import Any
+
+import numpy as np
+
+from howdah import redact, storage
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN
+from howdah.core.activity import Progress
+from howdah.data.manifest import Dataset, load_dataset
+from howdah.errors import ConfigError, HowdahError
+from howdah.models.metrics import tally
+from howdah.models.runs import baseline as results
+from howdah.models.runs import record
+from howdah.run_files import RUN_JSON
+from howdah.serving.baseline import local, mllib
+from howdah.serving.report import report
+from howdah.storage import directories
+
+__all__ = ["measure_baseline"]
+
+
+def measure_baseline(
+    config: Config, *, spark: bool = False, output: str | None = None, progress: Progress
+) -> dict:
+    """Measure the baseline, write baseline.json, and renew the report of a run that is there.
+
+    On the dataset version that the run has, where there is one.
+
+    Args:
+        spark: by Spark MLlib on `data.spark.master`, for datasets that no machine's memory holds.
+        output: directory (any storage); None: the run directory.
+    Returns:
+        The contents of baseline.json, and `path`.
+    Raises:
+        ConfigError: it would take more memory than `baseline.max_bytes`.
+        DataError: no dataset, or none that a classifier can be fitted to.
+        ClusterError: scikit-learn or Spark is not installed, or Spark failed.
+    """
+    tally.require(config.evaluation.metric)
+    dataset = _dataset(config)
+    if dataset.manifest.task != "single_label":
+        raise ConfigError(
+            f"the baseline predicts one label a row, and the dataset's task is"
+            f" {dataset.manifest.task}",
+            where=dataset.path,
+            expected="a dataset of task single_label",
+            got=dataset.manifest.task,
+            remedy="compare the model with gate.minimum or the published model",
+        )
+    if dataset.manifest.kind != "text":
+        raise ConfigError(
+            "the baseline counts words, and the dataset holds images",
+            where=dataset.path,
+            expected="a dataset of texts",
+            got=f"a dataset of {dataset.manifest.kind}s",
+            remedy="compare an image model with gate.minimum or the published model",
+        )
+    directory = output or config.run.directory
+    key = "--output" if output else "run.directory"
+    directories.take(directory, config.run.mode, key=key)
+    manifest = dataset.manifest
+    beside = results.directory_of(dataset.path, manifest.dataset_hash, config)
+    by = "spark" if spark else "scikit-learn"
+    kept = _kept(beside, by, progress)
+    if kept is None:
+        value, predicted = _measured(config, dataset, spark, progress)
+        _keep(beside, value, predicted, progress)
+    else:
+        value = kept.about
+        predicted = {split: kept.predicted(split) for split in kept.metrics}
+        predicted = {split: each for split, each in predicted.items() if each is not None}
+    path = results.write(directory, value, predicted)
+    _renew_report(directory, progress)
+    return {**storage.read_json(path), "path": path}
+
+
+def _measured(
+    config: Config, dataset: Dataset, spark: bool, progress: Progress
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(contents of baseline.json, what is predicted of each row by split)."""
+    began = time.monotonic()
+    found = (mllib if spark else local).measure(config, dataset, progress)
+    manifest = dataset.manifest
+    value = {
+        "baseline": "TF-IDF, logistic regression",
+        "by": found.by,
+        "dataset": redact.text(dataset.path),
+        "dataset_hash": manifest.dataset_hash,
+        "labels": manifest.labels,
+        "train_rows": manifest.rows(TRAIN),
+        "options": results.options(config),
+        "features": found.features,
+        "c": found.c,
+        "tried": found.tried,
+        "chosen_by": found.chosen_by,
+        "converged": found.converged,
+        "metrics": found.metrics,
+        "application": found.application,
+        "seconds": round(time.monotonic() - began, 3),
+        "versions": {name: importlib.metadata.version(name) for name in found.packages},
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    return value, found.predicted
+
+
+def _kept(beside: str, by: str, progress: Progress) -> results.Baseline | None:
+    """The baseline that was measured on this dataset version with these options before."""
+    try:
+        stored = results.read(beside)
+    except HowdahError as error:
+        progress(f"the stored baseline cannot be read, so it is measured again: {error.what}")
+        return None
+    if stored is None or stored.about.get("by") != by:
+        return None
+    progress(
+        f"measured on this dataset version before ({stored.about.get('created')}); remove"
+        f" {beside} to measure it again"
+    )
+    return stored
+
+
+def _keep(
+    beside: str, value: dict[str, Any], predicted: dict[str, np.ndarray], progress: Progress
+) -> None:
+    """Keep a baseline for other runs on the dataset version; some may not write there."""
+    try:
+        results.write(beside, value, predicted)
+    except HowdahError as error:
+        progress(f"not kept beside the dataset for other runs: {error.what} ({beside})")
+
+
+def _dataset(config: Config) -> Dataset:
+    """The version that the configuration's run was trained on, if there is a run; else the newest.
+
+    The ETL may have made a newer one since, and metrics of two datasets cannot be compared.
+    """
+    root = config.data.dataset
+    run_file = storage.join(config.run.directory, RUN_JSON)
+    if storage.exists(run_file):
+        attempts = record.read(config.run.directory).get("attempts") or [{}]
+        own = attempts[-1].get("dataset")
+        if own is not None and own.startswith(root.rstrip("/") + "/"):
+            return load_dataset(own)
+    return load_dataset(root)
+
+
+def _renew_report(directory: str, progress: Progress) -> None:
+    """Write the report of a finished run again; a run that goes on writes it at its end."""
+    run_file = storage.join(directory, RUN_JSON)
+    if not storage.exists(run_file):
+        return
+    if record.read(directory).get("status") == "finished":
+        progress(f"report renewed: {report.write(directory)}")

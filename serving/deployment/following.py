@@ -1,0 +1,286 @@
+"""MLflow's registry follows what is published: versions, and which of them is current.
+
+The published directory decides. After each `howdah publish` the registry gets the version and the
+alias `champion` of the one that is current, `challenger` of the one that is tried; where MLflow
+does not answer, the model is published all the same, and `howdah register` completes it later.
+
+`<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so it
+is known whether a user has moved it in MLflow (`howdah register --follow` publishes that version)
+or it is behind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from howdah import redact, storage
+from howdah.config.model import Config
+from howdah.errors import (
+    CheckFailed,
+    ClusterError,
+    DataError,
+    HowdahError,
+    ModelError,
+    NotFound,
+)
+from howdah.models import variants
+from howdah.models.registry import MLFLOW, Published
+from howdah.serving.deployment import mlflow_registry
+from howdah.serving.registry import publish as publishing
+from howdah.serving.registry.gate import Evaluate, judge_version
+from howdah.storage.shapes import COUNT, TEXT, Each, Fields
+
+__all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete", "publish_alias"]
+
+CHAMPION, CHALLENGER = "champion", "challenger"
+
+Say = Callable[[str], None]
+
+
+def after_publish(config: Config, say: Say) -> dict[str, Any]:
+    """`complete`, for a model that is published already: what goes wrong is a warning.
+
+    Returns:
+        {state: registered, ...} as `complete`, or {state: behind, warning}.
+    """
+    try:
+        return {"state": "registered", **complete(config, say)}
+    except HowdahError as error:
+        warning = f"{error.what}: {error.got}" if error.got else error.what
+    except Exception as error:  # noqa: BLE001 - of whichever artifact store MLflow has
+        first = str(error).splitlines()[0] if str(error) else ""
+        warning = f"{type(error).__name__}: {first}"
+    warning = redact.text(warning)
+    say(f"warning: published, but MLflow's registry is behind ({warning}); `howdah register` helps")
+    return {"state": "behind", "warning": warning}
+
+
+def complete(config: Config, say: Say) -> dict[str, Any]:
+    """Bring the registry to what is published; again, it changes nothing.
+
+    Registered are the current version, the one that is tried, and all that were published since the
+    first one in this registry.
+
+    Returns:
+        {name, uri, versions: {version: MLflow's}, added: versions, champion, challenger}.
+    Raises:
+        ClusterError: the registry refuses, or does not answer.
+        ModelError: nothing is published.
+    """
+    model, uri, name = Published(config.model_directory), _uri(config), name_of(config)
+    if model.current() is None and model.challenger() is None:
+        raise ModelError(
+            "nothing is published yet",
+            where=model.root,
+            remedy="`howdah publish` publishes a finished run",
+        )
+    known = _Record(model.root, uri, name)
+    added = []
+    for number in _wanted(model, known):
+        if _register(config, model, number, known, say):
+            added.append(number)
+    with mlflow_registry.opened(uri) as (_, client):
+        while True:
+            current = (model.current() or {}).get("version")
+            tried = model.challenger()
+            _set_alias(client, name, CHAMPION, known.of(current))
+            _set_alias(client, name, CHALLENGER, known.of(tried))
+            # Another publisher may have been faster in between: its version counts.
+            if (model.current() or {}).get("version") == current and model.challenger() == tried:
+                break
+            for number in _wanted(model, known):
+                _register(config, model, number, known, say)
+    known.put(champion=current)
+    return {
+        "name": name, "uri": redact.text(uri), "versions": known.versions, "added": added,
+        "champion": known.of(current), "challenger": known.of(tried),
+    }  # fmt: skip
+
+
+def publish_alias(config: Config, evaluate: Evaluate, say: Say) -> dict[str, Any]:
+    """Publish the version to which a user has moved the alias `champion` in MLflow, through the
+    gate; where it is not let through, the alias goes back.
+
+    Args:
+        evaluate: see gate.judge.
+    Returns:
+        {moved: whether the alias had been moved, current, mlflow: as `complete`}.
+    Raises:
+        CheckFailed: the version misses the gate. ForgottenRows, ModelError: it cannot be published.
+        ClusterError: the registry refuses, or does not answer.
+    """
+    model, uri, name = Published(config.model_directory), _uri(config), name_of(config)
+    known = _Record(model.root, uri, name)
+    current = (model.current() or {}).get("version")
+    with mlflow_registry.opened(uri) as (_, client):
+        wanted = _aliased(client, name)
+    by_hand = wanted is not None and int(wanted.version) != known.of(known.champion)
+    if by_hand and known.champion != current:
+        say(f"v={current} was published since: it stays current, and the alias goes back to it")
+        by_hand = False
+    if not by_hand or known.champion is None:
+        return {"moved": False, "current": current, "mlflow": complete(config, say)}
+    try:
+        number = _published_as(model, name, wanted)
+        verdict = judge_version(config, evaluate, number)
+        verdict.require(f"gate, of v={number}")
+        publishing.republish(
+            config, number, note=f"alias {CHAMPION} moved in MLflow to {name} {wanted.version}",
+            gate=verdict.as_dict(), progress=say,
+        )  # fmt: skip
+    except (CheckFailed, DataError, ModelError):
+        complete(config, say)
+        say(f"the alias {CHAMPION} is back at v={current}")
+        raise
+    return {"moved": True, "current": number, "mlflow": complete(config, say)}
+
+
+def name_of(config: Config) -> str:
+    """Of the registered model."""
+    return config.publish.mlflow.name or config.publish.name or config.run.name
+
+
+_RECORD = Fields(
+    {
+        **dict.fromkeys(("uri", "name"), TEXT),
+        "versions": Each(Fields({"version": COUNT}, needed=("version",))),
+        "champion": COUNT,
+    },
+    needed=("versions",),
+)
+
+
+class _Record:
+    """mlflow.json: {uri, name, versions: {version: {uri, name, version}}, champion}."""
+
+    def __init__(self, root: str, uri: str, name: str) -> None:
+        self._path = storage.join(root, MLFLOW)
+        self._here = {"uri": redact.text(uri), "name": name}
+        try:
+            found = storage.read_object(self._path, _RECORD)
+        except NotFound:
+            found = {}
+        same = {k: found.get(k) for k in self._here} == self._here
+        # Another registry, or another name in it: nothing is known there.
+        self._values: dict[str, Any] = found if same else {**self._here, "versions": {}}
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """{version: MLflow's}"""
+        return {n: one["version"] for n, one in self._values["versions"].items()}
+
+    @property
+    def champion(self) -> int | None:
+        """The version that had the alias when it was last put."""
+        return self._values.get("champion")
+
+    def of(self, number: int | None) -> int | None:
+        """MLflow's number of a version."""
+        return self.versions.get(str(number))
+
+    def add(self, number: int, theirs: int) -> None:
+        """Note a version that is in the registry."""
+        self.put(
+            versions={**self._values["versions"], str(number): {**self._here, "version": theirs}}
+        )
+
+    def put(self, **fields: Any) -> None:
+        """Set fields, and write where that changes something."""
+        if {**self._values, **fields} != self._values:
+            self._values |= fields
+            storage.write_whole(self._path, (json.dumps(self._values, indent=1) + "\n").encode())
+
+
+def _wanted(model: Published, known: _Record) -> list[int]:
+    """Versions that the registry is to have, those that it is known to have too: MLflow decides
+    what it has, and adds none twice."""
+    first = min(map(int, known.versions), default=None)
+    now = {(model.current() or {}).get("version"), model.challenger()} - {None}
+    since = {n for n in model.versions() if first is not None and n >= first}
+    return sorted(now | {n for n in since if known.of(n) is None})
+
+
+def _register(config: Config, model: Published, number: int, known: _Record, say: Say) -> bool:
+    made = mlflow_registry.register(
+        variants.find(model.path_of(number), config.publish.directory),
+        _uri(config),
+        name=name_of(config),
+        experiment=config.tracking.mlflow.experiment,
+        mode=config.publish.mlflow.mode,
+        tags=_tags(model, number),
+        say=say,
+    )
+    known.add(number, made["version"])
+    return made["changed"]
+
+
+def _tags(model: Published, number: int) -> dict[str, Any]:
+    """What the history says of a version."""
+    entries = [one for one in model.history() if one["version"] == number]
+    entry = entries[-1] if entries else {}
+    judged = next((one["gate"] for one in reversed(entries) if one.get("gate")), None)
+    kept = model.version(number).get("lineage") or {}
+    return {
+        "gate": None if judged is None else "passed" if judged["passed"] else "missed",
+        "approved_by": entry.get("note") or entry.get("by"),
+        "mlflow_run_id": kept.get("mlflow_run_id"),
+    }
+
+
+def _set_alias(client: Any, name: str, alias: str, version: int | None) -> None:
+    there = _alias(client, name, alias)
+    if version is None:
+        if there is not None:
+            client.delete_registered_model_alias(name, alias)
+    elif there != version:
+        client.set_registered_model_alias(name, alias, str(version))
+
+
+def _alias(client: Any, name: str, alias: str) -> int | None:
+    aliases = client.get_registered_model(name).aliases
+    return int(aliases[alias]) if alias in aliases else None
+
+
+def _aliased(client: Any, name: str) -> Any:
+    """MLflow's version with the alias `champion`; None: none has it, or there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_model_version_by_alias(name, CHAMPION)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _published_as(model: Published, name: str, theirs: Any) -> int:
+    """The published version that a version in MLflow is.
+
+    Raises:
+        ModelError: it is none of this model's.
+    """
+    said = theirs.tags.get("howdah.version", "")
+    number = int(said) if said.isdigit() else None
+    if number in model.versions():
+        manifest = model.version(number)
+        ours = (manifest["run_id"], manifest["weights_sha256"])
+        if ours == (theirs.tags.get("howdah.run_id"), theirs.tags.get("howdah.weights_sha256")):
+            return number
+    raise ModelError(
+        f"the version with the alias {CHAMPION} is none that was published",
+        where=f"models:/{name}/{theirs.version}",
+        expected=f"a version that `howdah publish` has registered of {model.root}",
+        got=f"tags howdah.version {said or 'none'}, howdah.run_id"
+        f" {theirs.tags.get('howdah.run_id', 'none')}",
+        remedy="publish the run by `howdah publish`",
+    )
+
+
+def _uri(config: Config) -> str:
+    if config.tracking.mlflow is None:
+        raise ClusterError(
+            "there is no registry", where="tracking.mlflow.uri", expected="the server's URI"
+        )
+    return config.tracking.mlflow.uri

@@ -1,0 +1,276 @@
+"""`howdah register`: a published version or an export as a version of a model in MLflow's registry.
+
+The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, or a reference
+to the published version, no pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, assert_never
+
+from howdah import __version__, redact
+from howdah.data import modelfiles
+from howdah.errors import ClusterError, ModelError, UsageError
+from howdah.models import integrity
+from howdah.models.opened.opened import EXPORT_PATTERNS
+from howdah.models.registry import DECISION_KEYS
+from howdah.models.variants import Variant
+from howdah.serving.deployment import references
+
+__all__ = ["Mode", "opened", "register", "require_mlflow"]
+
+Mode = Literal["reference", "full"]
+
+_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_RESERVED = re.compile(r"(?i)latest|v[0-9]+")
+_NAME = re.compile(r"(?!\.\.?$)[^/:'\"\\]{1,250}")
+_CARD = "README.md"
+
+
+def register(
+    variant: Variant,
+    uri: str,
+    *,
+    name: str,
+    experiment: str,
+    alias: str | None = None,
+    mode: Mode = "full",
+    tags: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Put the model into the registry at `uri`; one that is there already is not added again.
+
+    Args:
+        variant: the model, with a howdah.json.
+        uri: MLflow's tracking and registry server, or sqlite:///file.
+        name: of the registered model; created where there is none.
+        experiment: that the run of the registration belongs to; created as well.
+        alias: moved to this version, e.g. champion; None: aliases stay as they are.
+        mode: whether the export goes up, or where it is published.
+        tags: more for the version, without `howdah.`; of one that is there already they are set.
+        say: takes a line.
+    Returns:
+        {name, version, uri: models:/NAME/VERSION, alias, changed, run_id}.
+    Raises:
+        UsageError: no MLflow, or a name or alias that MLflow refuses.
+        ModelError: a model that Howdah has not exported.
+        ClusterError: the server refuses, or does not answer.
+    """
+    _check(name, alias)
+    run_id, weights = variant.info.get("run_id"), variant.info.get("weights_sha256")
+    if not run_id or not weights:
+        raise ModelError(
+            "the model does not say which run made it",
+            where=variant.path,
+            expected="howdah.json with run_id and weights_sha256",
+            got=", ".join(sorted(variant.info)) or "no howdah.json",
+            remedy="give a model exported by `howdah train` or `howdah export`",
+        )
+    with opened(uri) as (mlflow, client):
+        version = _version_of(client, name, run_id, weights, _decision(variant))
+        changed = version is None
+        if version is None:
+            say(f"registering {variant.title} as {name}")
+            made = _add(mlflow, client, variant, name, experiment, mode)
+            # Another command may have looked, and added it, at the same time: the first one stays.
+            version = _version_of(client, name, run_id, weights, _decision(variant)) or made
+            changed = version == made
+            if not changed:
+                _drop(client, name, made, version, say)
+        for key, value in _shown(tags or {}).items():
+            client.set_model_version_tag(name, version, key, value)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, version)
+    return {
+        "name": name, "version": int(version), "uri": f"models:/{name}/{version}",
+        "alias": alias, "changed": changed, "run_id": run_id,
+    }  # fmt: skip
+
+
+def require_mlflow() -> None:
+    """Refuse where MLflow is not installed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if importlib.util.find_spec("mlflow") is None:
+        raise UsageError("MLflow is not installed", remedy="pip install 'howdah[tracking]'")
+
+
+def _check(name: str, alias: str | None) -> None:
+    require_mlflow()
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "MLflow takes no such name",
+            where="--name",
+            expected="1 to 250 characters without / : \\ and quotes",
+            got=name,
+        )
+    if alias is not None and (not _ALIAS.fullmatch(alias) or _RESERVED.fullmatch(alias)):
+        raise UsageError(
+            "MLflow takes no such alias",
+            where="--alias",
+            expected="letters, digits, _ and -; not latest, not v1",
+            got=alias,
+        )
+
+
+@contextmanager
+def opened(uri: str) -> Iterator[tuple[Any, Any]]:
+    """(mlflow, a client of it) at this URI; their errors become ours.
+
+    Raises:
+        ClusterError: the server refuses, or does not answer.
+    """
+    # As in training/run/tracking.py: usage is reported only where the user asks for it.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # that is for --json
+    # Its client would try for minutes, with a user waiting.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for logger in ("mlflow", "alembic"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_registry_uri(uri)
+        yield mlflow, mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise ClusterError(
+            "the model registry cannot be used",
+            where=f"--uri {redact.text(uri)}",
+            got=redact.text(str(error).splitlines()[0] if str(error) else type(error).__name__),
+            remedy="start the MLflow server, correct the URI, or ask for the right to write there",
+        ) from None
+
+
+def _version_of(
+    client: Any, name: str, run_id: str, weights: str, decision: str | None
+) -> str | None:
+    """The first version with these weights and this decision of this run; None: there is none."""
+    keys = ("howdah.run_id", "howdah.weights_sha256", "howdah.decision")
+    numbers = [
+        found.version
+        for found in client.search_model_versions(f"name = '{name}'")
+        if tuple(found.tags.get(key) for key in keys) == (run_id, weights, decision)
+    ]
+    return min(numbers, key=int, default=None)
+
+
+def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], None]) -> None:
+    """Delete a version that is in the registry twice; a user may lack the right to."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.delete_model_version(name, made)
+    except MlflowException:
+        say(f"models:/{name}/{made} could not be deleted: it is the same as models:/{name}/{first}")
+
+
+def _decision(variant: Variant) -> str | None:
+    """What `howdah threshold` has put into the export, as a tag."""
+    found = variant.info.get("decision") or {}
+    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    return json.dumps(used, sort_keys=True) if used else None
+
+
+def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str, mode: Mode) -> str:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import Array, ColSpec, Schema
+
+    signature = ModelSignature(
+        inputs=Schema([ColSpec("string", "text")]),
+        outputs=Schema(
+            [
+                ColSpec("string", "label", required=False),
+                ColSpec("double", "score", required=False),
+                ColSpec(Array("double"), "scores", required=False),
+                ColSpec("string", "error", required=False),
+            ]
+        ),
+    )
+    known = client.get_experiment_by_name(experiment)
+    number = known.experiment_id if known else client.create_experiment(experiment)
+    code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pyfunc_model.py")
+    framework = variant.info.get("framework") or "torch"
+    title = f"register {variant.title}"
+    with (
+        mlflow.start_run(experiment_id=number, run_name=title) as run,
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory(prefix="howdah-register-") as directory,
+    ):
+        warnings.simplefilter("ignore")  # advice to give an example of the input
+        if mode == "full":
+            patterns = [*EXPORT_PATTERNS, _CARD]
+            files = modelfiles.fetch(variant.path, patterns=patterns)
+            whole = integrity.unchanged(
+                variant.path, integrity.files_of(variant.path), files, patterns
+            )
+            artifacts = {"export": files}
+        elif mode == "reference":
+            references.write(directory, variant)
+            whole, artifacts = contextlib.nullcontext(), {"reference": directory}
+        else:
+            assert_never(mode)
+        with whole:
+            logged_model = mlflow.pyfunc.log_model(
+                name="model", python_model=code, artifacts=artifacts, signature=signature,
+                # Keys that a loader may set; "": what the model was trained with.
+                model_config={"framework": ""},
+                pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
+            )  # fmt: skip
+        client.log_batch(run.info.run_id, metrics=_metrics(variant))
+    registered = mlflow.register_model(logged_model.model_uri, name, tags=_tags(variant))
+    return registered.version
+
+
+def _tags(variant: Variant) -> dict[str, str]:
+    info, dataset = variant.info, variant.info.get("dataset") or {}
+    tags = {
+        "run_id": info["run_id"],
+        "weights_sha256": info["weights_sha256"],
+        "published": variant.title if variant.version is not None else None,
+        "framework": info.get("framework"),
+        "step": info.get("step"),
+        "decision": _decision(variant),
+        "dataset": dataset.get("hash"),
+        "labels": ", ".join(variant.labels),
+        "version": variant.version,
+        "path": variant.path,
+        "software": __version__,
+    }
+    return _shown(tags)
+
+
+def _shown(tags: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        f"howdah.{key}": redact.text(str(value))[:5000]
+        for key, value in tags.items()
+        if value is not None
+    }
+
+
+def _metrics(variant: Variant) -> list[Any]:
+    """The export's metrics, under the names that a run's tracking has."""
+    from mlflow.entities import Metric
+
+    from howdah.training.run.tracking import flat
+
+    now = 0  # MLflow wants a time; the metrics are of the export, not of now
+    step = int(variant.info.get("step") or 0)
+    found = flat(variant.info.get("metrics") or {})
+    return [Metric(name, value, now, step) for name, value in found.items()][:1000]

@@ -1,0 +1,311 @@
+"""What a classification request and its answer look like as JSON, whichever server carries them.
+
+    {"texts": ["stocks fell", ...], "key": "user-17"}     or {"text": "stocks fell"}
+    {"model": ..., "version": 3, "run_id": ..., "predictions": [{"label", "score", "scores"}, ...]}
+
+A model of several labels answers {"labels", "scores"}, one of numbers {"value"}. A model of pairs
+takes a list of two texts in the place of a text.
+
+A refusal is one JSON object, whatever the server: error (one sentence, which clients of other
+servers show), error_type, what, where, expected, got, remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.data.clean import joined
+from howdah.errors import HowdahError
+from howdah.serving.prediction.rows import Outputs, Prediction, Row
+
+__all__ = [
+    "MOST_BYTES", "MOST_TEXTS", "Asked", "BadRequest", "Overloaded", "Refusal", "TooLarge",
+    "UnknownRoute", "WrongHost", "WrongMethod", "WrongShape", "as_json", "check_known",
+    "check_texts", "kind_of", "loaded", "parse", "refusal_body", "rows_of",
+]  # fmt: skip
+
+MOST_TEXTS = 256
+"""In one request; more belong to `howdah predict`."""
+MOST_BYTES = 4 * 2**20
+_LONGEST_KEY = 1024
+_KEYS = ("text", "texts", "key")
+_FIELDS = ("what", "where", "expected", "got", "remedy")
+_MOST_ELEMENTS, _TOO_DEEP = 20_000, 1000
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string; one without an end goes to the end, so that it is searched once."""
+_MOST_SHOWN = 1000
+"""Characters of a field of a refusal: what a client has sent is never sent back whole."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class Refusal(HowdahError):
+    """A request that is not answered with predictions."""
+
+    status = 500
+
+
+class BadRequest(Refusal):
+    """The body is not JSON."""
+
+    status = 400
+
+
+class WrongShape(Refusal):
+    """The body is JSON of another shape; `where` names the field."""
+
+    status = 422
+
+
+class WrongHost(Refusal):
+    """The Host header names another server."""
+
+    status = 403
+
+
+class UnknownRoute(Refusal):
+    """No such path."""
+
+    status = 404
+
+
+class WrongMethod(Refusal):
+    """The path takes another method."""
+
+    status = 405
+
+
+class TooLarge(Refusal):
+    """The body is too long, or has too many texts."""
+
+    status = 413
+
+
+class Overloaded(Refusal):
+    """The queue is full, or the replica was lost: the same request may succeed later."""
+
+    status = 503
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A checked request."""
+
+    texts: tuple[str | list[str], ...]
+    """A list of two: a pair."""
+    key: str | None
+    """Requests with one key are answered by one of two versions."""
+    is_single: bool
+    """It had `text`: the answer has `prediction`."""
+
+
+def parse(body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> Asked:
+    """Check a request's body.
+
+    Raises:
+        BadRequest, WrongShape, TooLarge: with what is wrong in it.
+    """
+    if len(body) > most_bytes:
+        raise TooLarge(
+            "the body is too large",
+            expected=f"at most {most_bytes:,} bytes",
+            got=f"{len(body):,} bytes",
+            remedy="send fewer texts at a time; `howdah predict` classifies files",
+        )
+    given = loaded(body, '{"texts": ["a text", ...]}')
+    check_known(given, _KEYS)
+    if ("text" in given) == ("texts" in given):
+        raise WrongShape(
+            "the body must have text or texts",
+            where="text, texts",
+            expected='{"text": "one text"} or {"texts": ["a text", ...]}',
+            got="both" if "text" in given else "neither",
+        )
+    is_single = "text" in given
+    texts = [given["text"]] if is_single else given["texts"]
+    check_texts(texts, "text" if is_single else "texts", most_texts, is_single=is_single)
+    return Asked(tuple(texts), _key(given.get("key")), is_single)
+
+
+def loaded(body: bytes, expected: str) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises:
+        BadRequest: it is not JSON.
+        TooLarge: it has too many elements.
+        WrongShape: it is no object.
+    """
+    try:
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+        _require_few_elements(text)
+        parsed = json.loads(text)
+    except ValueError as error:  # UnicodeDecodeError is one, too
+        raise BadRequest(
+            "the body is not JSON",
+            expected=f"{expected}, in UTF-8",
+            got=str(error) if body else "nothing",
+        ) from None
+    except RecursionError:
+        raise BadRequest(
+            "the body is nested too deeply", expected=expected, got="lists or objects in each other"
+        ) from None
+    if not isinstance(parsed, dict):
+        raise WrongShape("the body is not an object", expected=expected, got=kind_of(parsed))
+    return parsed
+
+
+def _require_few_elements(text: str) -> None:
+    """Refuse JSON of many elements before it is parsed: 2 MiB of `[]` take a second and 100 MB.
+
+    Raises:
+        TooLarge: it has more than _MOST_ELEMENTS.
+        RecursionError: most of them are lists in each other.
+    """
+
+    def counted(within: str) -> int:
+        return sum(map(within.count, "[{,:"))
+
+    if counted(text) <= _MOST_ELEMENTS:
+        return
+    bare = _STRING.sub("", text)  # texts have commas as well
+    if "[" * _TOO_DEEP in bare:
+        raise RecursionError
+    if counted(bare) > _MOST_ELEMENTS:
+        raise TooLarge(
+            "the body has too many elements",
+            expected=f"at most {_MOST_ELEMENTS:,} commas, colons and brackets outside of texts",
+            got="more",
+            remedy="send fewer texts at a time; `howdah predict` classifies files",
+        )
+
+
+def check_known(given: Mapping[str, Any], known: Sequence[str], where: str | None = None) -> None:
+    """Refuse an object with another name than those.
+
+    Raises:
+        WrongShape: it has one.
+    """
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise WrongShape(
+            "the body has a name that is not known",
+            where=where or _shortened(unknown[0]),
+            expected=", ".join(known),
+            got=", ".join(repr(_shortened(name)) for name in unknown[:5]),
+        )
+
+
+def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -> None:
+    """Refuse what is not a list of 1 to `most` texts, or pairs of texts.
+
+    Args:
+        where: the field's name.
+        is_single: the field holds one text, which the list was made of.
+    Raises:
+        WrongShape, TooLarge: with the field of the first wrong text.
+    """
+    if not isinstance(texts, list) or not texts:
+        raise WrongShape(
+            f"{where} is not a list of texts",
+            where=where,
+            expected="at least one text",
+            got="an empty list" if texts == [] else kind_of(texts),
+        )
+    if len(texts) > most:
+        raise TooLarge(
+            "there are too many texts",
+            where=where,
+            expected=f"at most {most}",
+            got=str(len(texts)),
+            remedy="send several requests; `howdah predict` classifies files",
+        )
+    for number, text in enumerate(texts):
+        field = where if is_single else f"{where}[{number}]"
+        sides = text if isinstance(text, list) and len(text) == 2 else [text]
+        for side in sides:
+            if not isinstance(side, str):
+                raise WrongShape(
+                    "a text is not a string",
+                    where=field,
+                    expected="a string, or a list of two for a model of pairs",
+                    got=kind_of(side),
+                )
+            lone = _SURROGATE.search(side)
+            if lone:
+                raise WrongShape(
+                    "a text is not Unicode",
+                    where=field,
+                    expected="no lone surrogates",
+                    got=f"{lone[0]!a} at character {lone.start()}",
+                )
+
+
+def _shortened(name: str, most: int = 40) -> str:
+    return name if len(name) <= most else name[: most - 3] + "..."
+
+
+def _key(key: Any) -> str | None:
+    if key is None:
+        return None
+    if not isinstance(key, str) or not key or len(key) > _LONGEST_KEY:
+        raise WrongShape(
+            "key is not a string of 1 to 1,024 characters",
+            where="key",
+            expected="what stays the same for one user or session",
+            got=kind_of(key) if not isinstance(key, str) else f"{len(key)} characters",
+        )
+    return key
+
+
+def refusal_body(error: HowdahError) -> dict[str, Any]:
+    """A refusal as JSON. `error` is a sentence: clients of other servers show it alone."""
+    described = {
+        name: _shortened(value, _MOST_SHOWN) if isinstance(value, str) else value
+        for name, value in error.as_dict().items()
+    }
+    sentence = described["what"]
+    parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
+    if parts:
+        sentence += f" ({'; '.join(parts)})"
+    known = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
+    return {"error": sentence, "error_type": described["error"], **known}
+
+
+def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:
+    """A request's texts as rows to classify."""
+    return [
+        Row(str(number), text)
+        if isinstance(text, str)
+        else Row(str(number), joined(*text), pair=True)
+        for number, text in enumerate(texts)
+    ]
+
+
+def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[str, Any]]:
+    """The predictions as plain JSON, in their order."""
+    single, answers = outputs.task == "single_label", []
+    for one in predictions:
+        answer: dict[str, Any] = {outputs.name: one.label}
+        if one.scores is None:
+            answers.append(answer | ({"score": None} if single else {}) | {"error": one.error})
+            continue
+        scores = [round(float(score), 6) for score in one.scores]
+        named = dict(zip(outputs.labels, scores, strict=True))
+        if single:
+            # Of a rejected row: the highest score, which was too low.
+            answer["score"] = max(scores) if one.label is None else named[one.label]
+            if one.rejected:
+                answer["rejected"] = True
+        if outputs.has_scores:
+            answer["scores"] = named
+        answers.append(answer)
+    return answers
+
+
+def kind_of(value: Any) -> str:
+    """What a JSON value is, for messages."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    return names.get(type(value), "null" if value is None else "a number")

@@ -1,0 +1,310 @@
+"""Judges a profile against its model's own: which columns have moved by more than chance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from howdah.config.options.drift import DriftSection
+from howdah.errors import DataError
+from howdah.models.profile.profile import Counts, Profile
+from howdah.models.profile.statistics import (
+    interpolated,
+    js_distance,
+    normal_quantile,
+    pool,
+    psi,
+    psi_noise,
+)
+
+__all__ = ["COLUMNS", "Column", "State", "Verdict", "judge"]
+
+State = Literal["alarm", "ok", "too few rows", "not measured"]
+
+COLUMNS = {
+    "label": "how often each label is predicted (PSI)",
+    "confidence": "how sure the model is of its predictions (PSI)",
+    "length": "how long the texts are, in tokens (PSI)",
+    "unseen": "share of tokens that training never had",
+    "tokens": "which tokens occur how often (Jensen-Shannon distance from training)",
+    "empty": "share of rows without text",
+    "errors": "share of rows that failed otherwise",
+    "estimated_accuracy": "accuracy expected from the model's confidence",
+    "accuracy": "accuracy on the rows whose true label is known",
+}
+"""Columns of a verdict, in their order."""
+_MOVED = {
+    "label": "the mix of predicted labels has changed",
+    "confidence": "the model's confidence has changed",
+    "length": "the lengths of the texts have changed",
+    "unseen": "more tokens never occurred in training",
+    "tokens": "the words that occur, or how often, have changed",
+    "empty": "more rows have no text",
+    "errors": "more rows fail",
+    "estimated_accuracy": "the model is less sure, so fewer predictions are likely to be right",
+    "accuracy": "fewer predictions are right",
+}
+"""The sentence of an alarm, for each column."""
+_DISTANCES = {"label": "PSI", "confidence": "PSI", "length": "PSI", "tokens": "distance"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One statistic of a profile."""
+
+    name: str
+    state: State
+    value: float | None = None
+    reference: float | None = None
+    """Its value in the model's own profile; of a distance, what chance makes of it on average."""
+    limit: float | None = None
+    """What it must exceed (an accuracy: fall below) for an alarm."""
+    why: str = ""
+    """Where nothing was judged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"what": COLUMNS[self.name], **vars(self)}
+
+    @property
+    def sentence(self) -> str:
+        """The alarm in words."""
+        kind = _DISTANCES.get(self.name)
+        if kind is not None:
+            shown = f"{kind} {_shown(self.value)}, limit {_shown(self.limit)}"
+            return f"{_MOVED[self.name]} ({shown}; chance alone gives {_shown(self.reference)})"
+        shown = f"{_shown(self.value)} instead of {_shown(self.reference)}"
+        return f"{_MOVED[self.name]} ({shown}, limit {_shown(self.limit)})"
+
+    @property
+    def excess(self) -> float:
+        """How many times as far from its reference as the limit is: above 1 for an alarm."""
+        if self.value is None or self.reference is None or self.limit is None:
+            return 0.0
+        allowed = abs(self.limit - self.reference)
+        return abs(self.value - self.reference) / allowed if allowed else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The judgement on one profile."""
+
+    rows: int
+    """Rows, those without a prediction included."""
+    columns: tuple[Column, ...]
+
+    @property
+    def alarms(self) -> tuple[Column, ...]:
+        """The columns that have moved, the one that is furthest beyond its limit first."""
+        moved = (column for column in self.columns if column.state == "alarm")
+        return tuple(sorted(moved, key=lambda column: -column.excess))
+
+    @property
+    def state(self) -> State:
+        """alarm: a column has one; too few rows: no output was judged for want of rows."""
+        if self.alarms:
+            return "alarm"
+        by_name = {column.name: column.state for column in self.columns}
+        return "too few rows" if by_name["confidence"] == "too few rows" else "ok"
+
+    def column(self, name: str) -> Column:
+        """A column by its name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "state": self.state,
+            "rows": self.rows,
+            "alarms": [column.name for column in self.alarms],
+            "columns": {column.name: column.as_dict() for column in self.columns},
+        }
+
+
+def judge(
+    reference: Profile,
+    current: Profile,
+    limits: DriftSection | None = None,
+    *,
+    labelled: tuple[int, int] | None = None,
+) -> Verdict:
+    """Hold a profile against its model's own.
+
+    Args:
+        reference: the model's own profile.
+        current: one in its bins.
+        limits: section `drift`; None: its defaults.
+        labelled: (rows, right ones) of those whose true labels are known; None: none are.
+    Raises:
+        DataError: the profile is in the bins of another model.
+    """
+    if reference.reference is None or reference.bins is None:
+        raise ValueError("the reference must be a model's own profile")
+    if current.bins_id != reference.bins_id:
+        raise DataError(
+            "the profile was counted with another model's profile",
+            expected=f"bins {reference.bins_id}",
+            got=f"bins {current.bins_id}",
+            remedy="judge it against the model version that scored it",
+        )
+    at = _Judging(reference, current.counts, limits or DriftSection())
+    return Verdict(
+        rows=current.rows,
+        columns=(
+            at.histogram("label"),
+            at.histogram("confidence"),
+            at.histogram("length"),
+            at.unseen(),
+            at.tokens(),
+            at.failed("empty", reference.reference.expected_empty),
+            at.failed("errors", 0.0),
+            at.estimated_accuracy(),
+            at.accuracy(labelled),
+        ),
+    )
+
+
+class _Judging:
+    """The columns of one verdict."""
+
+    def __init__(self, reference: Profile, counts: Counts, limits: DriftSection) -> None:
+        self.bins, self.known = reference.bins, reference.reference
+        self.old, self.new, self.limits = reference.counts, counts, limits
+        self.sigma = normal_quantile(limits.quantile)
+
+    def _refused(self, name: str, old: int, new: int, *, texts: bool = False) -> Column | None:
+        """The column where there are not enough rows on both sides."""
+        if texts and not self.bins.vocabulary:
+            return Column(name=name, state="not measured", why="the model has no tokens")
+        if texts and not self.new.texts and self.new.rows:
+            why = "the rows' texts were not read, only their predictions"
+            return Column(name=name, state="not measured", why=why)
+        least = self.limits.min_rows
+        for rows, whose in ((new, "the partition"), (old, "the model's own profile")):
+            if rows < least:
+                why = f"{whose} has {rows:,} rows, fewer than {least:,}"
+                return Column(name=name, state="too few rows", why=why)
+        return None
+
+    def histogram(self, name: str) -> Column:
+        """PSI of a histogram, beside what chance makes of it."""
+        field = {"label": "labels"}.get(name, name)
+        old_B, new_B = getattr(self.old, field), getattr(self.new, field)
+        if not len(old_B) and name == "label":
+            return Column(name=name, state="not measured", why="a regression has no labels")
+        refused = self._refused(name, int(old_B.sum()), int(new_B.sum()), texts=name == "length")
+        if refused is not None:
+            return refused
+        old_B, new_B = pool(old_B, new_B)
+        bins = int(np.count_nonzero((old_B > 0) | (new_B > 0)))
+        old, new = int(old_B.sum()), int(new_B.sum())
+        noise = psi_noise(bins, old, new, self.limits.quantile)
+        return self._above(
+            name,
+            psi(old_B, new_B),
+            reference=max(0, bins - 1) * (1 / old + 1 / new),
+            limit=max(self.limits.psi, noise),
+        )
+
+    def unseen(self) -> Column:
+        """Share of unseen tokens, beside that of the rows that training held out."""
+        tokens, unseen, spread = self.known.unseen
+        refused = self._refused("unseen", self.old.texts, self.new.texts, texts=True)
+        if refused is not None:
+            return refused
+        if not tokens or not self.new.tokens:
+            return Column(name="unseen", state="not measured", why="there are no tokens to compare")
+        share = unseen / tokens
+        # The spread is that of rows of the reference's length: shorter ones vary by more.
+        length = tokens / max(1, self.old.rows)
+        rows = self.new.tokens / length if length else self.new.texts
+        noise = self.sigma * spread * math.sqrt(1 / max(1.0, rows) + 1 / max(1, self.old.rows))
+        return self._above(
+            "unseen",
+            self.new.unseen / self.new.tokens,
+            reference=share,
+            limit=share + max(self.limits.unseen, noise),
+        )
+
+    def tokens(self) -> Column:
+        """Distance of token counts, beside that between two halves of the training rows."""
+        refused = self._refused("tokens", self.old.texts, self.new.texts, texts=True)
+        if refused is not None:
+            return refused
+        if not self.known.spread:
+            why = "the training split is too small to measure what chance makes of it"
+            return Column(name="tokens", state="not measured", why=why)
+        if not self.new.tokens or not self.old.tokens:
+            return Column(name="tokens", state="not measured", why="there are no tokens to compare")
+        size: float = self.new.tokens
+        if self.known.sampled_tokens is not None:  # both sides are samples: as one of this size
+            size = 1 / (1 / self.new.tokens + 1 / self.known.sampled_tokens)
+        mean, deviation = interpolated(self.known.spread, size)
+        return self._above(
+            "tokens",
+            js_distance(self.old.cells, self.new.cells),
+            reference=mean,
+            limit=mean + max(self.limits.tokens, self.sigma * deviation),
+        )
+
+    def failed(self, name: str, expected: float) -> Column:
+        """Share of rows without a prediction."""
+        rows = self.new.rows + self.new.empty + self.new.errors
+        if rows < self.limits.min_rows:
+            why = f"the partition has {rows:,} rows, fewer than {self.limits.min_rows:,}"
+            return Column(name=name, state="too few rows", why=why)
+        noise = self.sigma * math.sqrt(expected * (1 - expected) / rows)
+        return self._above(
+            name,
+            getattr(self.new, name) / rows,
+            reference=expected,
+            limit=expected + max(self.limits.failed, noise),
+        )
+
+    def estimated_accuracy(self) -> Column:
+        """Mean calibrated confidence: what the accuracy is if confidence means what it meant."""
+        name = "estimated_accuracy"
+        if self.known.right is None:
+            return Column(name=name, state="not measured", why="a regression has no accuracy")
+        refused = self._refused(name, self.old.rows, self.new.rows)
+        if refused is not None:
+            return refused
+        (old, old_spread), (new, new_spread) = (_moments(c) for c in (self.old, self.new))
+        noise = self.sigma * math.sqrt(old_spread / self.old.rows + new_spread / self.new.rows)
+        return self._below(name, new, reference=old, noise=noise)
+
+    def accuracy(self, labelled: tuple[int, int] | None) -> Column:
+        """Accuracy by true labels."""
+        if labelled is None or self.known.right is None or not self.old.rows:
+            why = "no labels were joined" if labelled is None else "a regression has no accuracy"
+            return Column(name="accuracy", state="not measured", why=why)
+        rows, right = labelled
+        answered = self.old.rows if self.known.answered is None else self.known.answered
+        refused = self._refused("accuracy", answered, rows)
+        if refused is not None:
+            return refused
+        old = self.known.right / answered
+        noise = self.sigma * math.sqrt(old * (1 - old) * (1 / answered + 1 / rows))
+        return self._below("accuracy", right / rows, reference=old, noise=noise)
+
+    def _above(self, name: str, value: float, *, reference: float, limit: float) -> Column:
+        state: State = "alarm" if value > limit else "ok"
+        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+
+    def _below(self, name: str, value: float, *, reference: float, noise: float) -> Column:
+        limit = reference - max(self.limits.accuracy, noise)
+        state: State = "alarm" if value < limit else "ok"
+        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+
+
+def _moments(counts: Counts) -> tuple[float, float]:
+    """(mean, variance) of the calibrated confidence."""
+    mean = counts.calibrated_nano / counts.rows / 1e9
+    return mean, max(0.0, counts.squared_nano / counts.rows / 1e9 - mean**2)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

@@ -1,0 +1,146 @@
+"""Finds the profiles of scored partitions, and the model version that each was counted with.
+
+`howdah score` writes them beside its markers:
+<model directory>/scored/<table>/<column=value>/.../{done.json, profile.json}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from howdah import storage
+from howdah.config.options.partition import order_of, parse_spec
+from howdah.errors import ModelError, NotFound, UsageError
+from howdah.models.profile import profile as profiles
+from howdah.models.profile.profile import PROFILE, Profile
+from howdah.models.registry import Published
+from howdah.models.scored import DIRECTORY, MARKER
+
+__all__ = ["Partition", "find", "history"]
+
+_MOST_COLUMNS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A scored partition."""
+
+    name: str
+    """column=value/..., as the source has it."""
+    directory: str
+    version: int | None
+    """Of the published model that scored it; None: an export."""
+    scored_at: str | None
+    profile: Profile
+
+
+def find(root: str, table: str, partition: str) -> Partition:
+    """The scored partition of a model.
+
+    Args:
+        root: the model's directory: of its published versions, else the run's or the export's.
+        table: the output table, as `howdah score --output` was given it.
+        partition: column=value/...
+    Raises:
+        UsageError: it was not scored, or without a profile; those that are there are named.
+    """
+    spec = parse_spec(partition, "--partition")
+    below = [f"{column}={quote(value, safe=' ')}" for column, value in spec.items()]
+    directory = storage.join(root, DIRECTORY, table, *below)
+    found = _read(directory, _shown(below))
+    if found is not None:
+        return found
+    there = [
+        _shown(name.split("/")) for name, _ in _walk(storage.join(root, DIRECTORY, table), "", 0)
+    ]
+    scored = storage.exists(storage.join(directory, MARKER))
+    raise UsageError(
+        "the partition was scored without a profile" if scored else "the partition is not scored",
+        where=directory,
+        expected="one of " + ", ".join(sorted(there)[-5:]) if there else "a scored partition",
+        got=partition,
+        remedy="run `howdah score --drift` for it, with a model that has a profile.json",
+    )
+
+
+def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
+    """The newest scored partitions up to one, in their order, that one last: hour=9 is before
+    hour=10.
+
+    A partition whose profile cannot be read is left out: it must not hide the others.
+    """
+    names = [
+        (_shown(name.split("/")), directory)
+        for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
+    ]
+    last = _order(until)
+    partitions = sorted((_order(name), name, directory) for name, directory in names)
+    found: list[Partition] = []
+    for _, name, directory in reversed([each for each in partitions if each[0] <= last]):
+        try:
+            one = _read(directory, name)
+        except ModelError:
+            continue
+        if one is not None:
+            found.append(one)
+        if len(found) == most:
+            break
+    return found[::-1]
+
+
+def reference_for(root: str, partition: Partition, current: str) -> Profile | None:
+    """The profile of the version that scored a partition; None: that version is gone, or has none.
+
+    Args:
+        current: the directory of the model that was asked for, where there are no versions.
+    """
+    if partition.version is None:
+        return profiles.reference_of(current)
+    return profiles.reference_of(Published(root).path_of(partition.version))
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Directories' names as a partition's, in which a slash of a value stays escaped."""
+    values = (unquote(name).replace("%", "%25").replace("/", "%2F") for name in names)
+    return "/".join(values)
+
+
+def _order(name: str) -> list[tuple[int, int, str]]:
+    return [order_of(part.partition("=")[2]) for part in name.split("/")]
+
+
+def _walk(directory: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
+    """(partition, directory) of every directory with a profile."""
+    try:
+        entries = storage.list_dir(directory)
+    except NotFound:
+        return
+    if any(entry.name == PROFILE for entry in entries):
+        yield name, directory
+    if depth < _MOST_COLUMNS:
+        for entry in entries:
+            if entry.is_dir and "=" in entry.name:
+                below = f"{name}/{entry.name}" if name else entry.name
+                yield from _walk(entry.path, below, depth + 1)
+
+
+def _read(directory: str, name: str) -> Partition | None:
+    try:
+        profile = profiles.read(storage.join(directory, PROFILE))
+    except NotFound:
+        return None
+    try:
+        marker = storage.read_object(storage.join(directory, MARKER))
+    except NotFound:  # killed between the two files: the next `howdah score` replaces both
+        return None
+    model = marker.get("model")
+    version = model.get("version") if isinstance(model, dict) else None
+    return Partition(
+        name=name,
+        directory=directory,
+        version=version if isinstance(version, int) else None,
+        scored_at=marker.get("scored_at"),
+        profile=profile,
+    )

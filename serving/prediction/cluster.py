@@ -1,0 +1,207 @@
+"""The model's files and the Python memory of executors that predict on a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from howdah import storage
+from howdah.config.data import SparkOptions
+from howdah.data import modelfiles
+from howdah.data.family import ModelFamily, family_of
+from howdah.data.manifest import content_hash
+from howdah.errors import ConfigError, ModelError, UsageError
+from howdah.models import integrity
+from howdah.models.export.export import INFO, resolve_export
+from howdah.models.export.onnx_graph import FILES as ONNX_FILES
+from howdah.models.export_info import read_config, read_info
+from howdah.models.opened.opened import patterns_of
+from howdah.models.weights.tensors import read_header
+from howdah.serving.prediction.executor import ModelLocation
+from howdah.spark.sizing import JVM_MIB, OVERHEAD
+
+__all__ = ["Model", "environment_kind", "find_model", "memory_overhead_mib"]
+
+_FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
+"""Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
+_FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 105)
+_WEIGHTS = 2.1
+"""Simultaneous copies of the weights while the model is opened: the file's arrays, the model's."""
+_HIDDEN = {"torch": 6.1, "tensorflow": 2.2} | dict.fromkeys(ONNX_FILES, 2.2)
+"""Simultaneous arrays of tokens x hidden_dim while a batch is classified."""
+_BATCH_TOKENS = 8192
+_ROOM_MIB = 64
+"""For rows in transfer, and memory that malloc does not return."""
+_ODD = re.compile(r"[,#%\s]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model's files, on any storage."""
+
+    path: str
+    """The export's directory."""
+    files: Mapping[str, int]
+    """{name: bytes} of the files needed to open it."""
+    patterns: list[str]
+    """Of their names."""
+    key: str
+    """Hash of the path and of the files' sizes and times."""
+    info: Mapping[str, Any]
+    """howdah.json; empty for a foreign model."""
+    decoded_bytes: int
+    """Its weights in memory, in float32."""
+    hidden_dim: int
+    """Width of its feed-forward layers."""
+    hashes: integrity.Files | None
+    """Hashes in the manifest of a published version; None: the model is not one."""
+
+    def urls(self) -> dict[str, str]:
+        """{name in the container: the file's URL}, for `spark.yarn.dist.files`.
+
+        YARN localises files on HDFS from there, others from a copy on this machine.
+
+        Raises:
+            ConfigError: a path that such a list cannot hold.
+        """
+        directory = self.path
+        if storage.scheme(self.path) != "hdfs":
+            local = os.path.abspath(modelfiles.fetch(self.path, patterns=self.patterns))
+            directory = f"file://{local}"
+        if _ODD.search(directory):
+            raise ConfigError(
+                "spark.yarn.dist.files cannot hold the model's path",
+                where=directory,
+                expected="a path without comma, #, % and white space",
+                remedy="copy or publish the model to such a path",
+            )
+        return {self.shipped(name): storage.join(directory, name) for name in self.files}
+
+    def shipped(self, name: str) -> str:
+        """A file's name in a container, unique to this model."""
+        return f"howdah-model-{self.key}.{name}"
+
+    def location(self, *, shipped: bool) -> ModelLocation:
+        """Where workers find it: in a directory of this machine, or among the shipped files."""
+        if shipped:
+            return ModelLocation(
+                key=self.key, files={name: self.shipped(name) for name in self.files},
+                hashes=self.hashes,
+            )  # fmt: skip
+        local = modelfiles.fetch(self.path, patterns=self.patterns)
+        return ModelLocation(key=self.key, directory=os.path.abspath(local), hashes=self.hashes)
+
+    @contextlib.contextmanager
+    def added_to(self, context: Any) -> Iterator[None]:
+        """Ship it by a running SparkContext: its driver sends each executor a copy."""
+        local = os.path.abspath(modelfiles.fetch(self.path, patterns=self.patterns))
+        with tempfile.TemporaryDirectory(prefix="howdah-model-") as links:
+            for name in self.files:
+                link = os.path.join(links, self.shipped(name))
+                os.symlink(os.path.join(local, name), link)
+                context.addFile(f"file://{link}")  # in a plain path Spark resolves the link
+            yield
+
+
+def environment_kind(framework: str) -> str:
+    """The kind of environment (howdah/packaging/kinds.py) of executors that run a model with it."""
+    return "score" if framework in ONNX_FILES else f"predict-{framework}"
+
+
+def find_model(model: str, framework: str | None = None) -> Model:
+    """Find a model's files without reading its weights.
+
+    Args:
+        model: an export, a run directory or a published model.
+        framework: that is asked for; None: none.
+    Raises:
+        ModelError: no model, an unknown family, or broken safetensors headers.
+        UsageError: it is a model of images.
+    """
+    path = resolve_export(model)
+    patterns = patterns_of(framework)
+    found = {
+        entry.name: entry
+        for entry in storage.list_dir(path)
+        if not entry.is_dir and any(fnmatchcase(entry.name, p) for p in patterns)
+    }
+    decoded = sum(
+        _decoded_bytes(storage.join(path, name)) for name in found if name.endswith(".safetensors")
+    )
+    config_path = storage.join(path, "config.json")
+    config = read_config(path)
+    family = family_of(config, where=config_path)
+    if family.kind != "text":
+        raise UsageError(
+            f"{family.kind}s are predicted in one process, not with Spark",
+            where=path,
+            expected="a model of texts",
+            got=f"a {family.title}",
+            remedy="leave --master out, and give files as --source and --output; several machines"
+            " can each take a part of the files",
+        )
+    state = [path, [[e.name, e.size, str(e.modified)] for _, e in sorted(found.items())]]
+    return Model(
+        path=path,
+        files={name: entry.size for name, entry in found.items()},
+        patterns=patterns,
+        key=content_hash(state),
+        info=read_info(path) if INFO in found else {},
+        decoded_bytes=decoded,
+        hidden_dim=_inner(family, config, where=config_path),
+        hashes=integrity.files_of(path),
+    )
+
+
+def _inner(family: ModelFamily, config: Mapping[str, Any], *, where: str) -> int:
+    """The width of the feed-forward layers."""
+    found = family.complete(config)[family.keys.inner]
+    if not isinstance(found, int) or found < 1:
+        raise ModelError(
+            "config.json has sizes that no model can have",
+            where=where,
+            expected="integers above 0",
+            got=f"{family.keys.inner}={found!r}",
+            remedy="restore the file: `howdah export` writes the run's export again",
+        )
+    return found
+
+
+def _decoded_bytes(path: str) -> int:
+    """Bytes of a safetensors file's tensors in float32, by its header."""
+    try:
+        with storage.open_read(path) as file:
+            tensors, _ = read_header(file)
+        return sum(4 * math.prod(tensor["shape"]) for tensor in tensors.values())
+    except (ValueError, KeyError, TypeError):
+        raise ModelError(
+            "weights are not a whole safetensors file",
+            where=path,
+            expected="a header with each tensor's shape",
+            remedy="copy the file again; it may have been cut short",
+        ) from None
+
+
+def memory_overhead_mib(options: SparkOptions, framework: str, model: Model) -> int | None:
+    """MiB outside the JVM's heap that an executor needs for its Python workers, one per task.
+
+    None where the user's Spark settings set it. Measured in docs/predict-on-yarn.md.
+
+    Args:
+        framework: tensorflow, torch, or a format of ONNX.
+    """
+    if any(key in options.conf for key in OVERHEAD):
+        return None
+    cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
+    tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
+    batch = _HIDDEN[framework] * _BATCH_TOKENS * model.hidden_dim * 4
+    worker = _FRAMEWORK_MIB[framework] + _ROOM_MIB
+    worker += (_WEIGHTS * model.decoded_bytes + batch) / 2**20
+    return math.ceil(JVM_MIB + tasks * worker)

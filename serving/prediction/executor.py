@@ -1,0 +1,184 @@
+"""Predictions in Spark's Python workers: open the model once, classify batches of rows.
+
+The model's files are not broadcast: the bytes would stay in each worker's memory beside the weights
+decoded from them. The worker reads them from disk: from the container's directory, where YARN puts
+them, or from that of Spark's `addFile`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from howdah.errors import ModelError
+from howdah.models.integrity import Files
+from howdah.models.opened.opened import ServedModel, open_model
+from howdah.serving.prediction.classify import classify, outputs_of
+from howdah.serving.prediction.rows import EMPTY, Row
+from howdah.spark.errors import crossing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["ModelLocation", "Predictor", "Reader", "Worker", "summarize", "workers"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLocation:
+    """Where a worker finds the model's files."""
+
+    key: str
+    """Of the files' state: another key is another model."""
+    directory: str | None = None
+    """A directory that workers see, on this machine; None: the files were shipped."""
+    files: Mapping[str, str] | None = None
+    """{file name: its name in the container}."""
+    hashes: Files | None = None
+    """Hashes in the manifest of a published version; None: the model is not one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A Python worker's report about itself."""
+
+    python: str
+    """Its interpreter's environment (sys.prefix)."""
+    peak_bytes: int
+    """Peak resident memory."""
+    opened: int
+    """How often it has opened a model."""
+
+
+Reader = Callable[[Iterable["pa.RecordBatch"]], Iterator[list[Row]]]
+"""Makes rows of batches."""
+
+_opened: tuple[tuple[str, str], ServedModel] | None = None
+_times_opened = 0
+
+
+class Predictor:
+    """Function for mapInArrow: batches of (id, text) to batches of predictions.
+
+    Args:
+        location: of the model's files.
+        framework: to run it with.
+        seen: an accumulator of {host and process id: Worker}.
+        read: makes rows of other batches.
+    """
+
+    def __init__(
+        self, location: ModelLocation, framework: str, seen: Any, *, read: Reader | None = None
+    ) -> None:
+        self._location = location
+        self._framework = framework
+        self._seen = seen
+        self._read = read or self._texts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return crossing(self._classified)(batches)
+
+    def _classified(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        served = None
+        for rows in self._read(batches):
+            served = served or self._model()  # not for a partition without rows
+            yield self._answer(served, rows)
+        if served is not None:
+            name = f"{socket.gethostname()} {os.getpid()}"
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            worker = Worker(python=sys.prefix, peak_bytes=peak, opened=_times_opened)
+            self._seen.add({name: worker})
+
+    def _texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
+        """The rows of batches of (id, text)."""
+        for batch in batches:
+            pairs = self._model().pairs
+            columns = batch.to_pydict()
+            yield [
+                Row(row_id, text, None if text is not None else EMPTY, pairs)
+                for row_id, text in zip(columns["id"], columns["text"], strict=True)
+            ]
+
+    def _answer(self, served: ServedModel, rows: list[Row]) -> pa.RecordBatch:
+        """The predictions of a batch's rows, as a batch."""
+        return outputs_of(served).columns(classify(served, rows), served.run_id)
+
+    def _model(self) -> ServedModel:
+        """The model, opened once per process; another one is released first."""
+        global _opened, _times_opened
+        key = (self._location.key, self._framework)
+        if _opened is None or _opened[0] != key:
+            _opened = None  # the next one needs its memory
+            with tempfile.TemporaryDirectory(prefix="howdah-model-") as links:
+                # Spark runs a worker per core: each uses one thread.
+                served = open_model(
+                    self._directory(links), framework=self._framework, threads=1,
+                    files=self._location.hashes,
+                )  # fmt: skip
+            _opened = (key, served)
+            _times_opened += 1
+        return _opened[1]
+
+    def _directory(self, links: str) -> str:
+        if self._location.directory is not None:
+            return self._location.directory
+        for name, shipped in (self._location.files or {}).items():
+            _link(_shipped(shipped), os.path.join(links, name))
+        return links
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of the file where the system allows one: onnxruntime maps no file behind a
+    symbolic link, and copies its weights then."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # on another disk, or another user's file
+        os.symlink(source, target)
+
+
+def _shipped(name: str) -> str:
+    """Path of a shipped file: in the container's directory, else among Spark's files."""
+    from pyspark import SparkFiles
+
+    for path in (os.path.abspath(name), SparkFiles.get(name)):
+        if os.path.exists(path):
+            return path
+    raise ModelError(
+        "a file of the model is missing on the executor",
+        where=f"{socket.gethostname()}:{os.getcwd()}",
+        expected=name,
+        got="neither among the container's files nor among Spark's",
+    )
+
+
+# ------------------------------------------------------------------------------- in the driver
+def workers() -> Any:
+    """Spark's accumulator of {host and process id: Worker}; keeps the largest peak of each."""
+    from pyspark.accumulators import AccumulatorParam
+
+    class Largest(AccumulatorParam):
+        def zero(self, value: dict) -> dict:
+            return {}
+
+        def addInPlace(self, one: dict, other: dict) -> dict:
+            for name, worker in other.items():
+                if name not in one or one[name].peak_bytes <= worker.peak_bytes:
+                    one[name] = worker
+            return one
+
+    return Largest()
+
+
+def summarize(seen: Mapping[str, Worker]) -> dict:
+    """{count, peak_bytes, opened, python} over all workers."""
+    return {
+        "count": len(seen),
+        "peak_bytes": max((worker.peak_bytes for worker in seen.values()), default=0),
+        "opened": max((worker.opened for worker in seen.values()), default=0),
+        "python": sorted({worker.python for worker in seen.values()}),
+    }

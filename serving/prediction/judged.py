@@ -1,0 +1,121 @@
+"""Which rows have no prediction, and why: counted for the caller, and refused above a limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from howdah.data.files.encodings import explained
+from howdah.errors import TooManyErrors
+from howdah.serving.prediction.reading import NOT_DECODED, source_files
+from howdah.serving.prediction.rows import Prediction, format_of
+
+if TYPE_CHECKING:
+    from howdah.config.loader import Config
+
+__all__ = [
+    "LINE_OF_SPARK",
+    "SHOWN_REASONS",
+    "Reasons",
+    "lines",
+    "reason_of",
+    "require_few",
+]
+
+_MOST_REASONS = 1_000
+SHOWN_REASONS = 5
+_LINE = re.compile(r"^line \d+: ")
+_DETAIL = re.compile(r" \(.*$", re.DOTALL)
+LINE_OF_SPARK = r"^line \d+: | \((?s).*$"
+"""The same for Spark's regexp_replace."""
+
+
+def reason_of(error: str) -> str:
+    """An error without its line and what it found there, so that like ones are one reason.
+
+    >>> reason_of("line 7: not JSON (Expecting value: line 1 column 1 (char 0))")
+    'not JSON'
+    """
+    return _DETAIL.sub("", _LINE.sub("", error))
+
+
+class Reasons:
+    """Counts errors by reason."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, Any]] = {}
+        self.count = 0
+        """Rows with an error, those of reasons that are not shown among them."""
+
+    def add(self, predictions: Sequence[Prediction]) -> None:
+        """Count the rows without a prediction."""
+        for one in predictions:
+            if one.error is None:
+                continue
+            self.count += 1
+            reason = reason_of(one.error)
+            if reason not in self._found and len(self._found) >= _MOST_REASONS:
+                reason = "other reasons"
+            entry = self._found.setdefault(
+                reason, {"error": reason, "rows": 0, "example": one.id, "first": one.error}
+            )
+            entry["rows"] += 1
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """[{error, rows, example: an id, first: its error with its line}], most frequent first."""
+        return sorted(self._found.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
+
+
+def of_lines(count: int, reasons: Reasons) -> list[str]:
+    """What is said of answered lines: nothing, unless some have an error."""
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in reasons.as_list())
+    return [f"{reasons.count:,} of {count:,} lines have an error ({why})"] if why else []
+
+
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is said of a prediction's result: rows, and how many have an error by reason."""
+    line = f"{summary['rows']:,} rows -> {summary['output']}"
+    if summary["errors"]:
+        why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
+        line += f"; {summary['errors']:,} with an error ({why}): column error"
+    if "drift" not in summary:
+        return [line]
+    alarms = ", ".join(summary["drift"]["alarms"])
+    return [line, f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
+
+
+def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:
+    """Refuse a result in which too many rows have an error. The output stays.
+
+    Args:
+        config: its `score.max_error_fraction` and `data.csv`.
+        source: what was predicted.
+    Raises:
+        TooManyErrors: exit code 3.
+    """
+    most = config.score.max_error_fraction
+    rows, errors = summary["rows"], summary["errors"]
+    if errors <= most * rows:
+        return
+    shown = "; ".join(
+        f"{one['error']}: {one['rows']:,} (id {one['example']}"
+        + (f", {one['first']})" if one["first"] != one["error"] else ")")
+        for one in summary["reasons"]
+    )
+    remedy = "the rows with an error say why in the column error"
+    if any(one["error"] == NOT_DECODED for one in summary["reasons"]):
+        paths = [path for path in source_files(source).paths if format_of(path) == "csv"]
+        other = explained(paths, config.data.csv.encoding)
+        remedy = (
+            f"all of these rows decode as {other}: set data.csv.encoding: {other}"
+            if other
+            else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
+        )
+    raise TooManyErrors(
+        "too many rows could not be classified; the output has all rows, these with an error",
+        where=summary["output"],
+        expected=f"at most {most:.2%} of the rows (score.max_error_fraction)",
+        got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",
+        remedy=f"{remedy}; or raise score.max_error_fraction",
+    )

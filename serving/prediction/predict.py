@@ -1,0 +1,307 @@
+"""Classify rows of files (or of a table, with Spark) or lines of stdin with an exported model."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
+
+from howdah import storage
+from howdah.config.data import CsvOptions
+from howdah.config.loader import Config, require_secrets
+from howdah.config.options.source import TABLE_NAME
+from howdah.data.clean import joined
+from howdah.errors import DataError, UsageError
+from howdah.models.export.export import resolve_export
+from howdah.models.opened.opened import open_model
+from howdah.models.profile.profile import Profile, reference_of
+from howdah.models.variants import published
+from howdah.serving.drift.judge import judge
+from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
+from howdah.serving.prediction.images import predict_image_lines, predict_images
+from howdah.serving.prediction.judged import Reasons, of_lines
+from howdah.serving.prediction.reading import choose_columns, read_rows, source_files
+from howdah.serving.prediction.rows import (
+    Prediction,
+    Row,
+    as_json,
+    format_of,
+    open_output,
+    spark_format_of,
+)
+
+__all__ = ["predict", "predict_lines"]
+
+_CHUNK_ROWS = 2048
+_PROGRESS_SECONDS = 5.0
+
+
+def predict(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    text_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    csv_options: CsvOptions | None = None,
+    master: str | None = None,
+    config: Config | None = None,
+    framework: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    batch: str | None = None,
+    drift: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict:
+    """Classify all rows of `source`, in order, in bounded memory.
+
+    Args:
+        model: an export or a run directory, on any storage.
+        source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
+            which Spark reads. For a model of images: serving/prediction/images.py.
+        output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
+            directory of such files, or table:NAME, a Hive table. It appears whole at the end or not
+            at all.
+        text_columns: column(s) of the text; None: those that the model was trained on.
+        id_column: column of the row's key; None: the training data's, if the source has it, else
+            the row's number from 0.
+        csv_options: how CSV is read; None: as in `config`.
+        master: Spark master; None: no Spark, or where it is needed (a table) the master of
+            `config`.
+        config: its `data.csv`, and for Spark its `data.spark` and `run.user`; None: the defaults.
+        framework: tensorflow or torch; None: the one that the model was trained with.
+        overwrite: replace an existing output, once the new one is whole.
+        batch: name of the rows in a table, such as their day: predictions of other batches by
+            the same model stay.
+        drift: also judge the rows by the model's own profile; on one machine, of texts.
+        progress: called with a line.
+    Returns:
+        {model, version (of a published model, else None), output, run_id, rows, errors, reasons
+        (`Reasons.as_list`), rejected, labels: {label: rows} (none of a regression)}, and with
+        `drift` {drift: the verdict}; with Spark more (`predict_spark`).
+    Raises:
+        DataError: no rows, a missing column, a broken file.
+        ModelError: no model.
+        AlreadyExists: the output exists.
+    """
+    if batch is not None and not (output.startswith("table:") and batch.strip()):
+        raise UsageError(
+            "a batch is a partition of a table",
+            expected="--output table:NAME and --batch with a name, such as a day",
+            got=f"--output {output}, --batch {batch!r}",
+        )
+    config = config or Config()
+    csv_options = csv_options or config.data.csv
+    by_spark = _is_table(source) or spark_format_of(source) is not None
+    if master is not None or by_spark or output.startswith("table:"):
+        from howdah.serving.prediction.spark import predict_spark
+
+        if drift:
+            raise UsageError(
+                "--drift judges rows that are classified on one machine",
+                remedy="score the partitions of a table by `howdah score --drift`",
+            )
+        require_secrets(config, "data.spark")
+        if master is not None:
+            options = config.data.spark.model_copy(update={"master": master})
+            data = config.data.model_copy(update={"spark": options})
+            config = config.model_copy(update={"data": data})
+        return predict_spark(
+            model,
+            source,
+            output,
+            text_columns=text_columns,
+            id_column=id_column,
+            csv_options=csv_options,
+            config=config,
+            framework=framework,
+            overwrite=overwrite,
+            batch=batch,
+            progress=progress,
+        )
+    served = open_model(model, framework=framework, threads=threads)
+    opened = served.directory or model
+    version = published(opened)[1]
+    if served.kind == "image":
+        if drift:
+            raise UsageError(
+                "--drift judges texts",
+                remedy="`howdah drift --source` judges predictions of images",
+            )
+        made = predict_images(
+            served,
+            model,
+            source,
+            output,
+            image_column=_one_column(text_columns),
+            id_column=id_column,
+            options=config.data.image,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        return made | {"version": version}
+    reference = _reference(opened) if drift else None
+    profile = None if reference is None else Profile.like(reference)
+    files = source_files(source, progress)
+    columns = choose_columns(served.columns, text_columns, id_column)
+    counts: Counter[str] = Counter()
+    reasons = Reasons()
+    rows = errors = rejected = 0
+    started = reported = time.monotonic()
+    with open_output(
+        output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
+    ) as writer:
+        reader = read_rows(
+            files, columns, csv_options=csv_options, id_required=id_column is not None,
+            progress=progress,
+        )  # fmt: skip
+        while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
+            if profile is None:
+                predictions = classify(served, chunk)
+            else:
+                predictions = classify(served, chunk, profile.add)
+                count_failed(profile, predictions)
+            writer.write(predictions)
+            rows += len(predictions)
+            errors += sum(p.error is not None for p in predictions)
+            rejected += sum(p.rejected for p in predictions)
+            reasons.add(predictions)
+            for one in predictions:
+                counts.update(_labels_in(one))
+            if time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
+                progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
+        if not rows:
+            raise DataError("the source has no rows", where=source, remedy="check the source")
+    judged = {}
+    if reference is not None and profile is not None:
+        judged = {"drift": judge(reference, profile, config.drift).as_dict()}
+    return {
+        **judged,
+        "model": model,
+        "version": version,
+        "output": output,
+        "run_id": served.run_id,
+        "rows": rows,
+        "errors": errors,
+        "reasons": reasons.as_list(),
+        "rejected": rejected,
+        "labels": (
+            {} if served.task == "regression" else {name: counts[name] for name in served.labels}
+        ),
+    }
+
+
+def _reference(export: str) -> Profile:
+    """The model's own profile.
+
+    Raises:
+        ModelError: it has none.
+    """
+    reference = reference_of(resolve_export(export))
+    if reference is None:
+        raise no_profile(export)
+    return reference
+
+
+def _labels_in(prediction: Prediction) -> list[str]:
+    """The labels that a row counts for."""
+    label = prediction.label
+    if isinstance(label, str):
+        return [label]
+    return label if isinstance(label, list) else []
+
+
+def _one_column(columns: Sequence[str] | None) -> str | None:
+    if columns and len(columns) > 1:
+        raise UsageError(
+            "a row has one image", where="--text-column", got=", ".join(columns),
+            remedy="name the column of the images",
+        )  # fmt: skip
+    return columns[0] if columns else None
+
+
+def _is_table(source: str) -> bool:
+    """Whether it is a table: no directory part, no known suffix, no such file."""
+    known = format_of(source) or spark_format_of(source)
+    bare = TABLE_NAME.fullmatch(source) is not None and known is None
+    return bare and not storage.exists(source)
+
+
+# -------------------------------------------------------------------------------------- stdin
+def predict_lines(
+    model: str,
+    lines: TextIO,
+    out: TextIO,
+    *,
+    framework: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> int:
+    """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
+    images are paths of image files.
+
+    Lines of a model of pairs have a tab between the two texts.
+
+    Lines that can be read without waiting are classified together: a pipe is fast, and a user who
+    types gets an answer to each line.
+
+    Args:
+        lines: text stream; its bytes are read as UTF-8.
+        out: gets the answers.
+        progress: called at the end with a line about texts that have an error.
+    Returns:
+        The number of lines.
+    """
+    served = open_model(model, framework=framework)
+    if served.kind == "image":
+        return predict_image_lines(served, lines, out)
+    number, outputs, reasons = 0, outputs_of(served), Reasons()
+    for batch in _waiting_lines(lines):
+        rows = []
+        for line in batch:
+            broken = any("\udc80" <= character <= "\udcff" for character in line)
+            error = "the text is not UTF-8" if broken else None
+            if served.pairs and error is None:
+                first, tab, second = line.partition("\t")
+                line = joined(first, second)
+                error = None if tab else "there is no tab between two texts"
+            rows.append(Row(str(number), None if error else line, error, served.pairs))
+            number += 1
+        predictions = classify(served, rows)
+        reasons.add(predictions)
+        for prediction in predictions:
+            out.write(as_json(prediction, outputs, served.run_id) + "\n")
+        out.flush()
+    for line in of_lines(number, reasons):
+        progress(line)
+    return number
+
+
+def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
+    """Lists of complete lines that can be read without waiting, at least one line each."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, io.UnsupportedOperation, AttributeError):  # no file behind it
+        yield from _groups(line.rstrip("\n") for line in stream)
+        return
+    rest = b""
+    while data := os.read(descriptor, 2**16):
+        *whole, rest = (rest + data).split(b"\n")
+        if whole:
+            yield [_decoded(line) for line in whole]
+    if rest:
+        yield [_decoded(rest)]
+
+
+def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(lines)
+    while group := list(itertools.islice(iterator, 64)):
+        yield group
+
+
+def _decoded(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", "surrogateescape")

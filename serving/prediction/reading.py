@@ -1,0 +1,288 @@
+"""Reads rows from files: CSV, JSON and Parquet, streamed, on any storage.
+
+data/files/records.py reads the text files, for the ETL as well; Spark's workers make rows by
+the functions of this module (serving/prediction/files.py), so that a row has one text, and one
+error, whichever process classifies it.
+
+A row that cannot be read does not stop the others: its prediction has a null label and an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from howdah import storage
+from howdah.config.data import Columns, CsvOptions
+from howdah.data import ids
+from howdah.data.clean import joined
+from howdah.data.files import checks, footers, records
+from howdah.data.files.listing import files_of
+from howdah.data.files.records import Part
+from howdah.errors import DataError, NotFound
+from howdah.serving.prediction.rows import EMPTY, SUFFIXES, Row, format_of
+from howdah.storage import Entry
+from howdah.storage.charsets import ESCAPE, SURROGATES, spelled
+
+__all__ = [
+    "NOT_DECODED", "Files", "Rows", "check_files", "choose_columns", "mapped", "no_ids",
+    "read_rows", "source_files",
+]  # fmt: skip
+
+_PARQUET_BATCH_ROWS = 2048
+NOT_DECODED = "the text is not in the file's encoding"
+_OPTIONS = "--text-column and --id-column name them"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The files of a source, in the order of their names."""
+
+    entries: Sequence[Entry]
+    root: str | None = None
+    """The directory that they were found below."""
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the files."""
+        return [entry.path for entry in self.entries]
+
+
+def source_files(source: str, progress: Callable[[str], None] = lambda line: None) -> Files:
+    """The files of a source: itself, a pattern's matches, or those below a directory.
+
+    Args:
+        progress: called with a line about files that are left out.
+    Raises:
+        NotFound: there are none.
+    """
+    root, entries = files_of(source) or (None, [])
+    if root is None and len(entries) == 1:
+        return Files(entries=entries)
+    named = [entry for entry in entries if format_of(entry.path) is not None]
+    if not named:
+        raise NotFound(
+            "there is nothing to predict",
+            where=source,
+            expected="a file, a pattern or a directory of .csv, .jsonl or .parquet files",
+            got=", ".join(entry.name for entry in entries[:5]) or None,
+            remedy="check the path; a table needs --master",
+        )
+    if len(named) < len(entries):
+        others = [entry.name for entry in entries if format_of(entry.path) is None]
+        more = ", ..." if len(others) > 5 else ""
+        progress(f"not read, since their names have no known ending: {', '.join(others[:5])}{more}")
+    return Files(entries=named, root=root)
+
+
+# --------------------------------------------------------------------------- columns of the files
+def choose_columns(
+    trained: Columns, text_columns: Sequence[str] | None, id_column: str | None
+) -> Columns:
+    """The training data's column mapping with the caller's columns in place of its own."""
+    changes: dict = {"id": id_column if id_column is not None else trained.id}
+    if text_columns:
+        changes["text"] = list(text_columns)
+    return trained.model_copy(update=changes)
+
+
+def mapped(columns: Columns) -> list[str]:
+    """Names of the columns that are read, each once."""
+    names = [*columns.text, *(columns.text_pair or ()), *([columns.id] if columns.id else [])]
+    return list(dict.fromkeys(names))
+
+
+def check_files(
+    files: Mapping[str, Entry],
+    form: str,
+    columns: Columns,
+    options: CsvOptions,
+    *,
+    source: str,
+    id_required: bool,
+    root: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Refuse files of a format that do not have the mapped columns (`checks.check`); say where
+    rows have no id of their own."""
+    texts = [*columns.text, *(columns.text_pair or ())]
+    required = [
+        checks.Wanted(
+            name=name,
+            where=f"column {name}",
+            text=name in texts,
+            id=name == columns.id,
+            required=name in texts or id_required,
+        )
+        for name in mapped(columns)
+    ]
+    checked = checks.check(
+        files, form, required, options, source=source, root=root, remedy=_OPTIONS
+    )
+    if columns.id in checked.missing:
+        progress(no_ids(str(columns.id)))
+
+
+def no_ids(name: str) -> str:
+    """What is said where rows are numbered, since the training data's column is not there."""
+    return (
+        f"the source has no column {name!r}: ids are the rows' numbers (--id-column names another)"
+    )
+
+
+# ------------------------------------------------------------------------------------------- rows
+def read_rows(
+    files: Files,
+    columns: Columns,
+    *,
+    csv_options: CsvOptions | None = None,
+    id_required: bool = True,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Iterator[Row]:
+    """The rows of the files in order.
+
+    Args:
+        columns: text column(s) and id column; without an id column it is the row's number from 0.
+        csv_options: how CSV is read.
+        id_required: refuse a source without the id column, rather than number its rows.
+        progress: called with a line.
+    Raises:
+        DataError: see `check_files`; a file is damaged.
+    """
+    options = csv_options or CsvOptions()
+    forms: dict[str, dict[str, Entry]] = {}
+    for entry in files.entries:
+        form = format_of(entry.path)
+        if form is None:
+            raise DataError(
+                "the format of the source is not known",
+                where=entry.path,
+                expected=", ".join(SUFFIXES) + " (.gz, .bz2, .zst allowed but for .parquet)",
+                got=entry.name,
+            )
+        forms.setdefault(form, {})[entry.path] = entry
+    for form, form_files in forms.items():
+        check_files(
+            form_files, form, columns, options, source=files.paths[0], id_required=id_required,
+            root=files.root, progress=progress,
+        )  # fmt: skip
+    rows = Rows(columns)
+    number = 0
+    for path in files.paths:
+        form = format_of(path)
+        if form == "csv" or form == "jsonl":
+            each = rows.of_part(Part(path=path, form=form), options, root=files.root, first=number)
+        else:
+            each = _of_parquet(path, rows, records.directories(path, files.root), first=number)
+        for row in each:
+            yield row
+            number += 1
+
+
+class Rows:
+    """Makes rows of the values of the mapped columns."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.names = mapped(columns)
+        self._separator = columns.separator
+        at = {name: number for number, name in enumerate(self.names)}
+        self._sides = [[at[name] for name in columns.text]]
+        if columns.text_pair is not None:
+            self._sides.append([at[name] for name in columns.text_pair])
+        self._id = at[columns.id] if columns.id else None
+
+    def of_part(
+        self, part: Part, options: CsvOptions, *, root: str | None, first: int, **more: Any
+    ) -> Iterator[Row]:
+        """The rows of a part of a text file.
+
+        Args:
+            first: number of the first one.
+            more: see `records.read`.
+        """
+        rows = records.read(part, self.names, options, root=root, **more)
+        for number, (line, values, problem, _) in enumerate(rows, first):
+            if problem is not None:
+                where = f"line {line}: " if line else ""
+                yield Row(str(number), None, where + spelled(problem))
+            else:
+                yield self.row(values, number)
+
+    def row(self, values: Sequence[Any], number: int) -> Row:
+        """The row to classify.
+
+        Args:
+            values: of `names`; texts, None, or what no text can be made of.
+            number: its id, where the row has none.
+        """
+        key = None if self._id is None else values[self._id]
+        row_id, problem = str(number), None
+        if isinstance(key, list | dict):
+            problem = f"the id is {_kind(key)}, not a text"
+        elif key is not None:
+            row_id = spelled(key)
+            if row_id != key:
+                problem = "the id is not in the file's encoding"
+        texts = []
+        for side, name in zip(self._sides, ("text", "second text"), strict=False):
+            # As Spark's concat_ws, which made the training texts: nulls are skipped.
+            present = [values[at] for at in side if values[at] is not None]
+            if not present:
+                return Row(row_id, None, problem or EMPTY)
+            if wrong := [part for part in present if not isinstance(part, str)]:
+                return Row(row_id, None, problem or f"the {name} is {_kind(wrong[0])}, not a text")
+            texts.append(self._separator.join(present))
+        text = joined(*texts) if len(texts) > 1 else texts[0]
+        if problem is None and not text.isascii() and SURROGATES.search(text):
+            problem = NOT_DECODED
+        if problem is not None:
+            return Row(row_id, None, problem)
+        return Row(row_id, text, pair=len(texts) > 1)
+
+
+def _kind(value: Any) -> str:
+    return {list: "an array", dict: "an object"}.get(type(value), type(value).__name__)
+
+
+def _of_parquet(
+    path: str, rows: Rows, constants: Mapping[str, str | None], *, first: int
+) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    number = first
+    with storage.open_read(path) as file:
+        with footers.readable(path, "parquet"):
+            parquet = pq.ParquetFile(file)
+            schema = footers.schema(path, "parquet")
+            present = [name for name in rows.names if footers.type_of(schema, name) is not None]
+            batches = parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=present)
+        while True:
+            with footers.readable(path, "parquet"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            columns = [
+                _values(footers.column(batch, name), footers.type_of(schema, name))
+                if name in present
+                else [constants.get(name)] * batch.num_rows
+                for name in rows.names
+            ]
+            for values in zip(*columns, strict=True):
+                yield rows.row(values, number)
+                number += 1
+
+
+def _values(column: Any, kind: Any) -> list[str | None]:
+    """A column's values as texts: of texts themselves, of others the ids that they are."""
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and column.type != kind:  # Spark's old times
+        column = column.cast(pa.timestamp("us"), safe=False).cast(kind)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    try:
+        return ids.texts(column)
+    except UnicodeDecodeError:  # another writer's bytes, which are not UTF-8
+        raw = column.cast(pa.large_binary()).to_pylist()
+        return [None if value is None else value.decode("utf-8", ESCAPE) for value in raw]

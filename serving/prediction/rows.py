@@ -1,0 +1,283 @@
+"""Rows to classify, and predictions, which are written as CSV, JSON lines or Parquet, streamed, on
+any storage."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.tasks import Task
+from howdah.data.files.listing import ending
+from howdah.errors import AlreadyExists, UsageError
+from howdah.storage import commit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "EMPTY", "SUFFIXES", "Outputs", "Prediction", "Row", "as_json", "format_of", "open_output",
+    "spark_format_of",
+]  # fmt: skip
+
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+EMPTY = "the text is empty"
+"""The error of a row that has no text, or whose text has nothing left after cleaning."""
+_SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
+"""What Spark alone reads."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row to classify; `text` is None where there is an `error`."""
+
+    id: str
+    text: str | None
+    error: str | None = None
+    pair: bool = False
+    """`text` is two texts, joined (data/clean.py)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row's label and scores float32[C] (probabilities by label number), or its error.
+
+    Of several labels, all above 0.5 (or their own thresholds), sorted as the model has them; of a
+    regression the number, which the one score is, too. A row that the model's decision rejects has
+    scores, no label and no error.
+    """
+
+    id: str
+    label: str | list[str] | float | None
+    scores: np.ndarray | None
+    error: str | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """The label's score is too low (`howdah threshold`)."""
+        return self.label is None and self.error is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What a model's predictions have besides id, run id and error, in every format."""
+
+    task: Task
+    labels: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The column of what is predicted."""
+        return {"single_label": "label", "multi_label": "labels", "regression": "value"}[self.task]
+
+    @property
+    def has_scores(self) -> bool:
+        """There is a score for each label."""
+        return self.task != "regression"
+
+    @property
+    def spark(self) -> dict[str, str]:
+        """{column: Spark's type}, of all columns but the run's id, in their order."""
+        kind = {"single_label": "string", "multi_label": "array<string>", "regression": "float"}
+        scores = {"scores": "array<float>"} if self.has_scores else {}
+        return {"id": "string", self.name: kind[self.task], **scores, "error": "string"}
+
+    def arrow(self) -> pa.Schema:
+        """The columns of a Parquet file."""
+        import pyarrow as pa
+
+        kind = {
+            "single_label": pa.string(),
+            "multi_label": pa.list_(pa.string()),
+            "regression": pa.float32(),
+        }[self.task]
+        scores = [("scores", pa.list_(pa.float32()))] if self.has_scores else []
+        fields = [("id", pa.string()), (self.name, kind), *scores]
+        return pa.schema([*fields, ("run_id", pa.string()), ("error", pa.string())])
+
+    def columns(self, predictions: Sequence[Prediction], run_id: str) -> pa.RecordBatch:
+        """Predictions as a batch of `arrow`."""
+        import pyarrow as pa
+
+        schema = self.arrow()
+        values = {
+            "id": [p.id for p in predictions],
+            self.name: [p.label for p in predictions],
+            "scores": [p.scores for p in predictions],
+            "run_id": [run_id] * len(predictions),
+            "error": [p.error for p in predictions],
+        }
+        arrays = [pa.array(values[field.name], field.type) for field in schema]
+        return pa.record_batch(arrays, schema=schema)
+
+
+# ------------------------------------------------------------------------------------- source
+def format_of(path: str) -> str | None:
+    """csv, jsonl or parquet by the name's suffix without compression; None: another one."""
+    return SUFFIXES.get(ending(storage.name(path)))
+
+
+def spark_format_of(path: str) -> str | None:
+    """orc or avro by the name's suffix, which Spark alone reads; None: another one."""
+    return _SPARK_SUFFIXES.get(ending(storage.name(path)))
+
+
+# ------------------------------------------------------------------------------------- output
+class _Writer(Protocol):
+    def write(self, predictions: Sequence[Prediction]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextlib.contextmanager
+def open_output(
+    path: str,
+    outputs: Outputs,
+    run_id: str,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Iterator[_Writer]:
+    """A writer of predictions to `path`, which appears whole at the end or not at all.
+
+    Args:
+        path: .parquet, .jsonl or .csv, on any storage.
+        outputs: what the model predicts.
+        overwrite: replace an existing file, once the new one is whole.
+        progress: called with a line.
+    Raises:
+        UsageError: another suffix.
+        AlreadyExists: the file exists.
+    """
+    form = format_of(path)
+    makers = {"parquet": _ParquetWriter, "jsonl": _JsonWriter, "csv": _CsvWriter}
+    if form is None or path.lower().endswith((".gz", ".tsv")):
+        raise UsageError(
+            "the format of the output is not known",
+            where=path,
+            expected="a name that ends in .parquet, .jsonl or .csv",
+        )
+    if storage.exists(path) and not overwrite:
+        raise AlreadyExists(
+            "the output is there already", where=path, remedy="give another name, or remove it"
+        )
+    aside = commit.hidden(path, "old") if overwrite else None
+    with commit.stage(commit.hidden(path, "tmp")) as staged:
+        with storage.open_write(staged.path) as file:
+            writer = makers[form](file, outputs, run_id)
+            try:
+                yield writer
+            except BaseException:
+                # pyarrow's would write its footer when it is collected: into a closed file then
+                with contextlib.suppress(Exception):
+                    writer.close()
+                raise
+            writer.close()
+        replaced = staged.publish(path, aside=aside, keep=True)
+    if replaced is not None and not commit.discard(replaced):
+        progress(f"the output that was replaced could not be removed: {replaced}")
+
+
+class _ParquetWriter:
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
+        import pyarrow.parquet as pq
+
+        self._outputs, self._run_id = outputs, run_id
+        metadata = {"labels": "\n".join(outputs.labels), "run_id": run_id}
+        schema = outputs.arrow().with_metadata(metadata)
+        self._writer = pq.ParquetWriter(file, schema, compression="zstd")
+
+    def write(self, predictions: Sequence[Prediction]) -> None:
+        batch = self._outputs.columns(predictions, self._run_id)
+        self._writer.write_batch(batch.replace_schema_metadata(self._writer.schema.metadata))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def as_json(prediction: Prediction, outputs: Outputs, run_id: str) -> str:
+    """A prediction as a JSON line: id, label (labels, value), scores by label name unless it is a
+    number, run_id, `rejected` of a rejected row, and error if any."""
+    value: dict[str, Any] = {"id": prediction.id, outputs.name: prediction.label}
+    if outputs.has_scores:
+        scores = None
+        if prediction.scores is not None:
+            pairs = zip(outputs.labels, prediction.scores, strict=True)
+            scores = {name: round(float(score), 6) for name, score in pairs}
+        value["scores"] = scores
+    value["run_id"] = run_id
+    if prediction.rejected:
+        value["rejected"] = True
+    if prediction.error is not None:
+        value["error"] = prediction.error
+    return json.dumps(value, ensure_ascii=False)
+
+
+class _JsonWriter:
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
+        self._file, self._outputs, self._run_id = file, outputs, run_id
+
+    def write(self, predictions: Sequence[Prediction]) -> None:
+        lines = [as_json(p, self._outputs, self._run_id) + "\n" for p in predictions]
+        self._file.write("".join(lines).encode())
+
+    def close(self) -> None:
+        """All rows are written already."""
+
+
+class _CsvWriter:
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
+        self._file, self._outputs, self._run_id = file, outputs, run_id
+        scored = outputs.labels if outputs.has_scores else ()
+        self._count = len(scored)
+        self._rows([["id", outputs.name, *(f"score_{name}" for name in scored), "run_id", "error"]])
+
+    def write(self, predictions: Sequence[Prediction]) -> None:
+        self._rows(
+            [
+                p.id,
+                self._predicted(p.label),
+                *self._scores(p.scores),
+                self._run_id,
+                p.error,
+            ]
+            for p in predictions
+        )
+
+    def _predicted(self, label: str | list[str] | float | None) -> str | None:
+        """CSV has no lists: several labels are a JSON list, as in a source."""
+        if label is None or self._outputs.task == "single_label":
+            return label
+        return json.dumps(label, ensure_ascii=False)
+
+    def _scores(self, scores: np.ndarray | None) -> Sequence[str | None]:
+        if scores is None or not self._count:
+            return [None] * self._count
+        return [f"{score:.6f}" for score in scores]
+
+    def _rows(self, rows) -> None:
+        text = io.StringIO(newline="")
+        # QUOTE_MINIMAL of Python leaves a CR unquoted, which other readers take for a line's end
+        plain = csv.writer(text, lineterminator="\n")
+        quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in rows:
+            has_cr = any("\r" in cell for cell in row if isinstance(cell, str))
+            (quoted if has_cr else plain).writerow(row)
+        self._file.write(text.getvalue().encode())
+
+    def close(self) -> None:
+        """All rows are written already."""

@@ -1,0 +1,147 @@
+"""Spark sessions whose executors have a model: on this machine, or with all of it shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from howdah.config.data import SparkOptions
+from howdah.config.loader import Config
+from howdah.core.activity import Progress
+from howdah.errors import ClusterError, ConfigError
+from howdah.serving.prediction.cluster import Model, environment_kind, memory_overhead_mib
+from howdah.serving.prediction.executor import ModelLocation
+from howdah.spark import applications, shipping
+from howdah.spark.session import Application, is_local_master, session
+from howdah.spark.sizing import OVERHEAD
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["explained", "ready", "refuse_other_spark"]
+
+_BATCHES = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
+}
+"""Size of the batches that a Python worker gets."""
+_DIST_FILES = "spark.yarn.dist.files"
+
+
+def refuse_other_spark(options: SparkOptions) -> None:
+    """Refuse `data.spark.home` where it is another Spark than the installed PySpark.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if options.home is not None and not os.path.samefile(
+        shipping.spark_home(options),
+        shipping.spark_home(options.model_copy(update={"home": None})),
+    ):
+        raise ConfigError(
+            "predictions run with the PySpark that is installed here",
+            where="data.spark.home",
+            got=options.home,
+            remedy="leave it out (--set data.spark.home=null): Spark's jars are shipped to YARN",
+        )
+
+
+@contextlib.contextmanager
+def explained(config: Config) -> Iterator[None]:
+    """Add to a ClusterError what YARN says of the application."""
+    options = config.data.spark
+    try:
+        yield
+    except ClusterError as error:
+        if shipping.on_yarn(options):
+            home = shipping.spark_home(options)
+            hadoop = applications.Hadoop(spark_home=home, env={**os.environ, "SPARK_HOME": home})
+            applications.explain(error, hadoop, config.run.user)
+        raise
+
+
+@contextlib.contextmanager
+def ready(
+    model: Model, config: Config, framework: str, progress: Progress, *, hive: bool, name: str
+) -> Iterator[tuple[SparkSession, ModelLocation, str | None]]:
+    """A session, the model's location in its Python workers, and its application id on YARN.
+
+    The active session if there is one, else a new one for this call.
+
+    Args:
+        hive: whether it needs the Hive metastore.
+        name: of the application.
+    """
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        raise ClusterError(
+            "Spark is not installed",
+            where=f"--master {config.data.spark.master}",
+            remedy="install pyspark, or give files and no --master",
+        ) from None
+    options = config.data.spark
+    started: list[Application] = []
+
+    def announce(application: Application) -> None:
+        started.append(application)
+        if shipping.on_yarn(options):
+            progress(f"application {application.id}, its pages: {application.ui}")
+
+    shipped: dict[str, str] = {}
+    running = SparkContext._active_spark_context  # the caller's
+    if running is None and shipping.on_yarn(options):
+        options, shipped = _shipped(config, model, framework, progress)
+    local = is_local_master(options.master if running is None else running.master)
+    with contextlib.ExitStack() as stack:
+        spark = stack.enter_context(
+            session(
+                options, hive=hive, shipped=shipped, user=config.run.user, ready=announce,
+                name=name,
+            )
+        )  # fmt: skip
+        stack.enter_context(_batches(spark, options, restored=running is not None))
+        if not local and not shipped:
+            stack.enter_context(model.added_to(spark.sparkContext))
+        application = started[0].id if shipping.on_yarn(options) and started else None
+        yield spark, model.location(shipped=not local), application
+
+
+@contextlib.contextmanager
+def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> Iterator[None]:
+    """Set batch sizes to `_BATCHES`, unless the user's settings set them."""
+    before = {key: spark.conf.get(key, None) for key in _BATCHES if key not in options.conf}
+    for key in before:
+        spark.conf.set(key, _BATCHES[key])
+    try:
+        yield
+    finally:
+        if restored:
+            for key, value in before.items():
+                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+def _shipped(
+    config: Config, model: Model, framework: str, progress: Progress
+) -> tuple[SparkOptions, dict[str, str]]:
+    """Options, and settings that ship Python, Howdah and the model to executors."""
+    options = config.data.spark
+    conf = shipping.ship(config, environment_kind(framework), progress).conf
+    files = [f"{url}#{name}" for name, url in model.urls().items()]
+    if _DIST_FILES in options.conf:  # both: the user's files and ours
+        files.append(options.conf[_DIST_FILES])
+        own = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
+        options = options.model_copy(update={"conf": own})
+    conf[_DIST_FILES] = ",".join(files)
+    overhead = memory_overhead_mib(options, framework, model)
+    if overhead is not None:
+        conf[OVERHEAD[0]] = f"{overhead}m"
+        progress(
+            f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
+            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; {OVERHEAD[0]}"
+            " in data.spark.conf overrides it)"
+        )
+    return options, conf

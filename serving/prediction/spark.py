@@ -1,0 +1,389 @@
+"""Predictions with Spark: of a table, or of more files than one machine can read.
+
+On YARN the executors need nothing installed: a Python environment with the model's framework and
+Howdah's wheel are shipped as for the ETL, and YARN localises the model's files. Cleaning,
+truncation and scoring are `serving/prediction/classify.py`, as on one machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from howdah import storage
+from howdah.config.data import Columns, CsvOptions
+from howdah.config.loader import Config
+from howdah.config.options.source import LAKES, TABLE_NAME
+from howdah.config.tasks import task_of
+from howdah.core.activity import Progress
+from howdah.data.hive_table import replace_partition
+from howdah.errors import AlreadyExists, DataError, UsageError
+from howdah.hadoop.kerberos import logged_in
+from howdah.models.export_info import read_config
+from howdah.models.opened.opened import choose_framework
+from howdah.models.variants import published
+from howdah.packaging import cluster_paths
+from howdah.serving.prediction import files, frames, sessions
+from howdah.serving.prediction.cluster import Model, find_model
+from howdah.serving.prediction.executor import Predictor, Reader, summarize, workers
+from howdah.serving.prediction.files import Files
+from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
+from howdah.serving.prediction.reading import choose_columns, no_ids
+from howdah.serving.prediction.rows import Outputs, format_of, spark_format_of
+from howdah.spark import connectors, shipping
+from howdah.spark.errors import translated
+from howdah.spark.interrupts import interrupts
+from howdah.spark.session import is_active
+from howdah.storage import commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["predict_spark"]
+
+_BY_SPARK = ("orc", "avro", *LAKES)
+"""Values of data.format by which a path without a known suffix is read."""
+TABLE = "table:"
+"""Prefix of an output that is a Hive table."""
+
+
+def predict_spark(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    text_columns: Sequence[str] | None,
+    id_column: str | None,
+    csv_options: CsvOptions,
+    config: Config,
+    framework: str | None,
+    overwrite: bool,
+    batch: str | None,
+    progress: Progress,
+) -> dict:
+    """`predict` with Spark; the arguments are the same. `output` becomes a directory of part files.
+
+    `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
+    run_id, or with a batch that of run_id and batch; the table is created if it is missing. A
+    directory or partition that is replaced stays until the new one is whole.
+
+    Rows without an id column are numbered by Spark (unique, increasing, with gaps).
+
+    Args:
+        config: its `data.spark` (with the master to use) and `run.user`.
+    Returns:
+        The result of `predict`, and {application, workers: {count, peak_bytes, opened, python}}:
+        the number of Python processes that classified, the highest peak memory, the most times
+        that one opened a model, and their environments (sys.prefix).
+    Raises:
+        DataError: no rows, no such table or file, a missing column.
+        ConfigError: conflicting settings, or paths that a cluster cannot read.
+        ClusterError: Spark is not installed or does not start, or executors fail.
+        StorageError: the output could not be renamed to its name; names the old and the new one.
+        Interrupted, Terminated: after SIGINT or SIGTERM; the application is killed.
+    """
+    options = config.data.spark
+    _check(config, source, output)
+    form = _output_form(output, overwrite)
+    with interrupts("the prediction"), logged_in(*options.login):
+        request = _Request(
+            model=find_model(model, framework), source=source, output=output, form=form,
+            text_columns=text_columns, id_column=id_column, csv_options=csv_options,
+            overwrite=overwrite, batch=batch,
+        )  # fmt: skip
+        chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
+        with sessions.explained(config):
+            made = _predict(request, config, chosen, progress)
+        return {"model": model, "version": published(request.model.path)[1], **made}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A prediction's source, model and output."""
+
+    model: Model
+    source: str
+    output: str
+    form: str
+    """parquet, jsonl, csv or table."""
+    text_columns: Sequence[str] | None
+    id_column: str | None
+    csv_options: CsvOptions
+    overwrite: bool
+    batch: str | None
+    """Of the rows, in a table."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the predictions have."""
+        config = read_config(self.model.path)
+        return Outputs(task=task_of(config.get("problem_type")), labels=())
+
+    @property
+    def schema(self) -> str:
+        """Of the predictions, as Spark has it."""
+        *columns, error = self.outputs.spark.items()
+        return ", ".join(f"{n} {kind}" for n, kind in [*columns, ("run_id", "string"), error])
+
+    @property
+    def hive(self) -> bool:
+        """Whether it needs the Hive metastore."""
+        return self.form == "table" or not _is_file(self.source)
+
+
+def _predict(request: _Request, config: Config, framework: str, progress: Progress) -> dict:
+    if request.form == "table":
+        return _classify(request, config, framework, progress, None)
+    aside = commit.hidden(request.output, "old") if request.overwrite else None
+    # Outside the Spark session: a task still running would create the directory again.
+    with commit.stage(commit.hidden(request.output, "tmp")) as staged:
+        result = _classify(request, config, framework, progress, staged.path)
+        replaced = staged.publish(request.output, aside=aside, keep=True)
+    if replaced is not None and not commit.discard(replaced):
+        progress(f"the output that was replaced could not be removed: {replaced}")
+    return result
+
+
+def _classify(
+    request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
+) -> dict:
+    """Write the predictions to the directory `staged`, or into the table if None; their summary."""
+    kind = _kind(config, request.source)
+    columns = choose_columns(
+        Columns(**(request.model.info.get("columns") or {})),
+        request.text_columns,
+        request.id_column,
+    )
+    found = None
+    if _is_file(request.source) and kind not in LAKES:
+        found = files.find(request.source, kind)
+        required = request.id_column is not None
+        files.check(found, columns, request.csv_options, id_required=required, progress=progress)
+    config = _connected(config, kind, progress)
+    ready = sessions.ready(
+        request.model, config, framework, progress, hive=request.hive, name="howdah predict"
+    )
+    with ready as (spark, location, application):
+        progress(f"reading {request.source} with Spark on {config.data.spark.master}")
+        rows, read = _rows(spark, request, columns, found, kind, progress)
+        seen = spark.sparkContext.accumulator({}, workers())
+        predictor = Predictor(location, framework, seen, read=read)
+        predicted = rows.mapInArrow(predictor, request.schema)
+        with translated("classify the rows"):
+            if staged is None:
+                summary = _write_table(spark, predicted, request, progress)
+            else:
+                _write(predicted, staged, request.form)
+                summary = _summary(spark, staged, request)
+                _require_rows(summary, request.source)
+        about = summarize(seen.value)
+    return {"output": request.output, **summary, "application": application, "workers": about}
+
+
+def _check(config: Config, source: str, output: str) -> None:
+    options = config.data.spark
+    shipping.refuse_two_identities(config)
+    sessions.refuse_other_spark(options)
+    if shipping.on_yarn(options):
+        paths = {} if output.startswith(TABLE) else {"--output": output}
+        if _is_file(source):
+            paths["--source"] = source
+        cluster_paths.refuse_local(paths)
+
+
+# --------------------------------------------------------------------------------- in and out
+def _is_file(source: str) -> bool:
+    known = format_of(source) or spark_format_of(source)
+    return known is not None or any(mark in source for mark in "*?[") or storage.exists(source)
+
+
+def _output_form(output: str, overwrite: bool) -> str:
+    if output.startswith(TABLE):
+        if not TABLE_NAME.fullmatch(output.removeprefix(TABLE)):
+            raise UsageError(
+                "the output is no table name", where=output, expected=f"{TABLE}database.table"
+            )
+        return "table"
+    form = format_of(output) or ("parquet" if "." not in storage.name(output) else None)
+    if form not in ("parquet", "jsonl", "csv"):
+        raise UsageError(
+            "the format of the output is not known",
+            where=output,
+            expected="a directory's name, which may end in .parquet, .jsonl or .csv",
+        )
+    if storage.exists(output) and not overwrite:
+        raise AlreadyExists(
+            "the output is there already", where=output, remedy="give another name, or remove it"
+        )
+    return form
+
+
+def _kind(config: Config, source: str) -> str | None:
+    """The format of a source that Spark alone reads: by its suffix, else by data.format."""
+    found = spark_format_of(source)
+    if found is None and format_of(source) is None and config.data.format in _BY_SPARK:
+        found = config.data.format
+    return found
+
+
+def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
+    """With the jars and settings that Spark lacks for a format, in a session of our own."""
+    if kind is None or is_active():
+        return config
+    options = config.data.spark
+    more = connectors.settings(config, progress, kind=kind)
+    options = options.model_copy(update={"conf": connectors.joined(more, options.conf)})
+    data = config.data.model_copy(update={"spark": options})
+    return config.model_copy(update={"data": data})
+
+
+def _rows(
+    spark: SparkSession,
+    request: _Request,
+    columns: Columns,
+    found: Files | None,
+    kind: str | None,
+    progress: Progress,
+) -> tuple[DataFrame, Reader | None]:
+    """The source's rows, and what makes rows of their batches where they are not (id, text)."""
+    from pyspark.errors import AnalysisException
+
+    source = request.source
+    try:
+        if found is not None:
+            return files.read(spark, found, columns, request.csv_options)
+        if kind is not None and _is_file(source):
+            connectors.require(spark, kind)
+            table = spark.read.format(kind).load(source)
+        else:
+            table = spark.table(source)
+    except AnalysisException as error:
+        raise DataError(
+            "Spark cannot read the source",
+            where=source,
+            expected="a .csv, .jsonl, .parquet, .orc or .avro path, or a table's name",
+            got=str(error).splitlines()[0],
+            remedy="check the name; a directory without such a suffix is read as Parquet",
+        ) from None
+    id_column = (request.model.info.get("columns") or {}).get("id")
+    if id_column and not request.id_column and id_column not in table.columns:
+        progress(no_ids(id_column))
+    rows = frames.id_and_text(
+        table, request.model.info, source=source, text_columns=request.text_columns,
+        id_column=request.id_column,
+    )  # fmt: skip
+    return rows, None
+
+
+def _write(predicted: DataFrame, target: str, form: str) -> None:
+    from pyspark.sql import functions as F
+
+    if form == "parquet":
+        predicted.write.parquet(target)
+    elif form == "jsonl":
+        predicted.write.json(target)
+    else:  # CSV has no arrays
+        lists = [field.name for field in predicted.schema if field.dataType.typeName() == "array"]
+        flat = predicted.withColumns({name: F.to_json(name) for name in lists})
+        # Spark leaves a CR unquoted, which other readers take for a line's end
+        writer = flat.write.option("header", True).option("escape", '"').option("quoteAll", True)
+        writer.csv(target)
+
+
+def _write_table(
+    spark: SparkSession, predicted: DataFrame, request: _Request, progress: Progress
+) -> dict:
+    """Replace the partition of the model, or of the model and the batch; its summary."""
+    from pyspark.errors import AnalysisException
+
+    table = request.output.removeprefix(TABLE)
+    run_id = request.model.info.get("run_id")
+    batch = {} if request.batch is None else {"batch": request.batch}
+    summary: dict = {}
+
+    def check(written: DataFrame) -> None:
+        summary.update(_counts(written, request.outputs), run_id=run_id)
+        _require_rows(summary, request.source)
+
+    try:
+        replace_partition(
+            spark,
+            predicted,
+            table,
+            columns=request.outputs.spark,
+            partition={"run_id": run_id or "none", **batch},
+            what="predictions",
+            check=check,
+            progress=progress,
+        )
+    except AnalysisException as error:
+        raise DataError(
+            "Spark cannot write the table",
+            where=table,
+            got=str(error).splitlines()[0],
+            remedy="check the database's name and your right to write there",
+        ) from None
+    return summary
+
+
+def _require_rows(summary: dict, source: str) -> None:
+    if not summary["rows"]:
+        raise DataError("the source has no rows", where=source, remedy="check the source")
+
+
+def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
+    """Counts of the rows written: reading them back avoids running the model twice."""
+    from pyspark.sql import functions as F
+
+    outputs = request.outputs
+    if request.form == "csv":
+        reader = spark.read.option("header", True).option("escape", '"')
+        frame = reader.option("multiLine", True).csv(path)  # ids may hold line breaks
+        if outputs.task == "multi_label":
+            frame = frame.withColumn(outputs.name, F.from_json(outputs.name, "array<string>"))
+    elif request.form == "jsonl":
+        frame = spark.read.json(path, schema=request.schema)
+    else:
+        frame = spark.read.schema(request.schema).parquet(path)  # of no rows there may be no file
+    return _counts(frame, outputs) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
+
+
+def _counts(frame: DataFrame, outputs: Outputs) -> dict:
+    from pyspark.sql import functions as F
+
+    name, failed = outputs.name, F.count("error").alias("failed")
+    reasons = {"reasons": _reasons(frame)}
+    if outputs.task != "single_label":
+        rows, wrong = frame.agg(F.count("*"), failed).first()
+        if outputs.task == "multi_label":
+            each = frame.select(F.explode(name).alias("label"))
+            labels = {row["label"]: row["count"] for row in each.groupBy("label").count().collect()}
+        elif outputs.task == "regression":
+            labels = {}
+        else:
+            assert_never(outputs.task)
+        return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels, **reasons}
+    counted = frame.groupBy("label").agg(F.count("*").alias("rows"), failed).collect()
+    labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
+    rows, wrong = (sum(row[key] for row in counted) for key in ("rows", "failed"))
+    return {
+        "rows": rows, "errors": wrong, "rejected": rows - wrong - sum(labels.values()),
+        "labels": labels, **reasons,
+    }  # fmt: skip
+
+
+def _reasons(frame: DataFrame) -> list[dict]:
+    """`Reasons.as_list` of written predictions."""
+    from pyspark.sql import functions as F
+
+    failed = frame.where(F.col("error").isNotNull())
+    failed = failed.withColumn("reason", F.regexp_replace("error", LINE_OF_SPARK, ""))
+    grouped = failed.groupBy("reason").agg(
+        F.count("*").alias("rows"), F.min_by(F.struct("id", "error"), "id").alias("first")
+    )
+    return [
+        {"error": row["reason"], "rows": row["rows"], "example": row["first"]["id"],
+         "first": row["first"]["error"]}
+        for row in grouped.orderBy(F.desc("rows"), "reason").limit(SHOWN_REASONS).collect()
+    ]  # fmt: skip

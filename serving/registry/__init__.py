@@ -1,0 +1,1 @@
+"""The gate, published versions and their lineage."""

@@ -1,0 +1,400 @@
+"""The gate: what a finished run's model must reach before it is published.
+
+It compares run.json's metrics of `gate.split`, which are those of the exported weights, with the
+bounds of `gate.minimum`; if `gate.min_over_baseline` is set, with the baseline's (`howdah
+baseline`); and if `gate.better_than_published` is set, with the published model.
+Metrics of two datasets are never compared: if the published model was measured on other data, it is
+evaluated again on this run's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from howdah import storage
+from howdah.config.metric_table import METRICS, unknown_metric
+from howdah.config.model import Config
+from howdah.data.manifest import content_hash
+from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
+from howdah.models.export_info import read_info
+from howdah.models.registry import Published, decision_hash
+from howdah.models.runs import baseline, record
+from howdah.run_files import RUN_JSON
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
+
+__all__ = [
+    "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
+    "judge_version",
+]  # fmt: skip
+
+VERDICT = "gate.json"
+"""In the run directory: the newest verdict."""
+_UNDECIDED = (
+    "the published model has thresholds, a rejection or a temperature (`howdah threshold`) and this"
+    " one has none: it labels at 0.5 and rejects nothing; fit them to this run before publishing it"
+)
+_IDENTITY = ("run_id", "weights_sha256")
+"""Fields of howdah.json by which the gate and `publish` know a run and its weights again."""
+VERDICT_SHAPE = Fields(
+    {
+        "split": TEXT,
+        "run_id": TEXT,
+        "step": COUNT,
+        "published": COUNT,
+        "notes": Items(TEXT),
+        "checks": Items(
+            Fields(
+                {
+                    "metric": one_of(METRICS, "a metric"),
+                    "bound": NUMBER,
+                    "got": NUMBER,
+                    "against": TEXT,
+                },
+                needed=("metric", "bound", "against"),
+            )
+        ),
+    },
+    needed=("split", "run_id", "checks"),
+)  # fmt: skip
+
+Evaluate = Callable[[str, str, str], dict]
+"""(model, dataset, split) -> metrics: evaluates a model on a dataset."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One bound, and the metric's value."""
+
+    metric: str
+    bound: float
+    got: float | None
+    """None: undefined (roc_auc of a split with one class)."""
+    against: str
+    """gate.minimum, the baseline, or the published version to beat."""
+
+    @property
+    def lower(self) -> bool:
+        """True if lower is better."""
+        return METRICS[self.metric].lower
+
+    @property
+    def wanted(self) -> str:
+        """The bound as text."""
+        return f"{'at most' if self.lower else 'at least'} {self.bound:.6g}"
+
+    @property
+    def passed(self) -> bool:
+        """True if the value keeps the bound; an undefined value does not."""
+        if self.got is None:
+            return False
+        return self.got <= self.bound if self.lower else self.got >= self.bound
+
+    def as_dict(self) -> dict:
+        """Plain JSON."""
+        return {**asdict(self), "wanted": self.wanted, "passed": self.passed}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and its export."""
+
+    directory: str
+    export: str
+    info: dict
+    """howdah.json of the export."""
+    run: dict
+    """run.json."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity."""
+        return self.info["run_id"]
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the exported weights."""
+        return self.info["weights_sha256"]
+
+    @property
+    def decision(self) -> str | None:
+        """Hash of what `howdah threshold` has put into the export; None: nothing. Two exports of
+        the same weights and other decisions are two versions of a model."""
+        return decision_hash(self.info)
+
+    @property
+    def dataset(self) -> dict:
+        """{path, hash, rows} of the dataset version that it was trained and measured on."""
+        return self.info.get("dataset") or {}
+
+    def metrics(self) -> dict[str, dict[str, float | None]]:
+        """{split: its scalar metrics}."""
+        return {split: scalars(of) for split, of in (self.run.get("metrics") or {}).items()}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's verdict on a run."""
+
+    split: str
+    checks: tuple[Check, ...]
+    run_id: str
+    step: int | None
+    published: int | None
+    """Version that it was compared with; None: not asked for, or none is published."""
+    notes: tuple[str, ...] = ()
+    """What the gate does not judge, but a person should know before the model is published."""
+
+    @property
+    def asks(self) -> bool:
+        """True if there is a bound: without one, a passed gate says nothing about the model."""
+        return bool(self.checks)
+
+    @property
+    def passed(self) -> bool:
+        """True if every bound is kept, also if there are none."""
+        return all(check.passed for check in self.checks)
+
+    def as_dict(self) -> dict:
+        """Plain JSON."""
+        return {
+            "passed": self.passed,
+            "split": self.split,
+            "checks": [check.as_dict() for check in self.checks],
+            "run_id": self.run_id,
+            "step": self.step,
+            "published": self.published,
+            "asks": self.asks,
+            "notes": list(self.notes),
+        }
+
+    def require(self, where: str) -> None:
+        """Raise CheckFailed with every missed bound and the value found."""
+        require(self.checks, self.split, where)
+
+
+def require(checks: tuple[Check, ...], split: str, where: str) -> None:
+    """Raise CheckFailed if a check did not pass."""
+    missed = [check for check in checks if not check.passed]
+    if missed:
+        raise CheckFailed(
+            f"the model misses the gate on {split}: {len(missed)} of {len(checks)}"
+            f" bound{'s' if len(checks) > 1 else ''}",
+            where=where,
+            problems=[
+                HowdahError(
+                    check.metric,
+                    where=check.against,
+                    expected=check.wanted,
+                    got="undefined" if check.got is None else f"{check.got:.6g}",
+                )
+                for check in missed
+            ],
+            remedy="train longer or better, or lower the gate if it asks for too much",
+        )
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The scalar metrics."""
+    return {name: metrics[name] for name in METRICS if name in metrics}
+
+
+def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> tuple[Check, ...]:
+    """One split's metrics against {metric: bound}.
+
+    Raises:
+        ConfigError: a metric that does not exist; it names those that do.
+    """
+    for name in minimum:
+        if name not in METRICS:
+            raise ConfigError(unknown_metric(name), where="gate.minimum")
+    return tuple(
+        Check(name, bound, metrics.get(name), "gate.minimum") for name, bound in minimum.items()
+    )
+
+
+def finished_run(directory: str) -> Run:
+    """The finished run in `directory`, whose metrics were measured on its export.
+
+    Raises:
+        ModelError: no run, one that has not finished, no export, or one of other weights.
+        DataError: run.json is damaged.
+    """
+    train = "let `howdah train` (or `howdah submit`) of this configuration finish first"
+    try:
+        run = record.read(directory)
+    except NotFound:
+        raise ModelError("there is no run", where=directory, remedy=train) from None
+    if run.get("status") != "finished":
+        raise ModelError(
+            "the run has not finished",
+            where=directory,
+            expected="status finished in run.json",
+            got=str(run.get("status")),
+            remedy=train,
+        )
+    export = storage.join(directory, "export")
+    again = "`howdah export` writes the run's export again"
+    try:
+        info = read_info(export, needed=_IDENTITY)
+    except NotFound:
+        raise ModelError("the run has no export", where=export, remedy=again) from None
+    step = run.get("steps") if run.get("best_step") is None else run["best_step"]
+    expected, got = (run.get("run_id"), step), (info.get("run_id"), info.get("step"))
+    if expected != got:
+        raise ModelError(
+            "the export is not what the run's metrics were measured on",
+            where=export,
+            expected=f"step {expected[1]} of run {expected[0]}",
+            got=f"step {got[1]} of run {got[0]}",
+            remedy=again,
+        )
+    return Run(directory, export, info, run)
+
+
+def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verdict:
+    """Judge the configuration's run by its gate; the verdict is stored in the run directory.
+
+    A stored verdict on the same weights, bounds and published version is returned as it is.
+
+    Args:
+        evaluate: called if the published model was measured on other data.
+        run: the configuration's finished run, if the caller has it.
+    Raises:
+        ModelError: no finished run, or the split was not measured; no baseline on its dataset,
+            where one is asked for; or the published model cannot be compared (other labels).
+    """
+    run = run or finished_run(config.run.directory)
+    now = _current(config)
+    if now is not None and (now.get("run_id"), now.get("weights_sha256")) == (
+        run.run_id,
+        run.weights,
+    ):
+        now = None  # the run's own model is published
+    decision = now and now.get("decision")
+    if not config.gate.better_than_published:
+        now = None
+    # A gate without a baseline finds the verdicts of versions that knew of none.
+    unused = {"min_over_baseline"} if config.gate.min_over_baseline is None else set()
+    asked = config.gate.model_dump(mode="json", exclude=unused)
+    bar = _over_baseline(config, run)
+    key = content_hash(
+        [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
+        + [check.bound for check in bar]
+        # A verdict that was stored before there were decisions has the key of one without.
+        + ([decision, run.decision] if decision is not None else [])
+    )
+    path = storage.join(run.directory, VERDICT)
+    stored = _stored(path, key)
+    if stored is not None:
+        return stored
+    verdict = _judged(config, run, bar, now, evaluate)
+    if decision is not None and run.decision is None:
+        verdict = replace(verdict, notes=(*verdict.notes, _UNDECIDED))
+    entry = {**verdict.as_dict(), "key": key, "judged": _now()}
+    storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
+    return verdict
+
+
+def _current(config: Config) -> dict | None:
+    """The published model. One that cannot be read is missed only by a gate that compares with it:
+    for another one it is known what its decision is, or it is not."""
+    try:
+        return Published(config.model_directory).current()
+    except HowdahError:
+        if config.gate.better_than_published:
+            raise
+        return None
+
+
+def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:
+    """Judge a published version by the configuration's gate, as its run was; nothing is stored.
+
+    Args:
+        evaluate: called if the model that is current was measured on other data.
+    Raises:
+        ModelError: no such version, or it cannot be compared.
+    """
+    model = Published(config.model_directory)
+    manifest, path = model.version(number, whole=True), model.path_of(number)
+    info = read_info(path, needed=_IDENTITY)
+    run = Run(str(manifest.get("run_directory")), path, info, {"metrics": manifest["metrics"]})
+    now = model.current() if config.gate.better_than_published else None
+    if now is not None and now["version"] == number:
+        now = None
+    return _judged(config, run, _over_baseline(config, run), now, evaluate)
+
+
+def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
+    """The comparison with the baseline, if the gate asks for it."""
+    margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
+    if margin is None:
+        return ()
+    value = baseline.require(run.directory, run.dataset, config, split, name)
+    bound = value - margin if METRICS[name].lower else value + margin
+    against = f"baseline ({value:.6g}), gate.min_over_baseline {margin:g}"
+    return (Check(name, bound, run.metrics().get(split, {}).get(name), against),)
+
+
+def _judged(
+    config: Config, run: Run, bar: tuple[Check, ...], now: dict | None, evaluate: Evaluate
+) -> Verdict:
+    gate = config.gate
+    metrics = run.metrics().get(gate.split)
+    if metrics is None and gate.asks:
+        have = ", ".join(run.metrics()) or "none"
+        raise ModelError(
+            f"the run was not measured on {gate.split}",
+            where=storage.join(run.directory, RUN_JSON),
+            expected=f"metrics.{gate.split}",
+            got=f"metrics of {have}",
+            remedy="name a measured split as gate.split; a split is measured if evaluation.splits"
+            " has it and the dataset has rows in it",
+        )
+    checks, notes = check_minimum(metrics or {}, gate.minimum) + bar, ()
+    if now is not None:
+        comparison = _against(config, run, metrics or {}, now, evaluate)
+        if isinstance(comparison, Check):
+            checks += (comparison,)
+        else:
+            notes = (comparison,)
+    step = run.info.get("step")
+    return Verdict(
+        gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes
+    )
+
+
+def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
+    """Compare with the published model; a line if its metric is undefined and sets no bound."""
+    split, name = config.gate.split, config.evaluation.metric
+    theirs = (now.get("metrics") or {}).get(split) or {}
+    if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:
+        model = Published(config.model_directory).path_of(now["version"])
+        theirs = evaluate(model, run.dataset["path"], split)
+    value, sign = theirs.get(name), -1 if METRICS[name].lower else 1
+    against = f"published v={now['version']}"
+    if value is None:
+        return f"{name} of {against} is undefined on {split}: this run is not compared with it"
+    against += f" ({value:.6g}), gate.margin {config.gate.margin:g}"
+    return Check(name, value + sign * config.gate.margin, metrics.get(name), against)
+
+
+def _stored(path: str, key: str) -> Verdict | None:
+    """The verdict in the run directory, if it has this key."""
+    try:
+        stored = storage.read_object(path, VERDICT_SHAPE)
+    except (NotFound, DataError):  # none, or a damaged one: judged again, and replaced
+        return None
+    if stored.get("key") != key:
+        return None
+    names = ("metric", "bound", "got", "against")
+    checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
+    return Verdict(stored["split"], checks, stored["run_id"], stored.get("step"),
+                   stored.get("published"), notes=tuple(stored.get("notes") or ()))  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

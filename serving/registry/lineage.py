@@ -1,0 +1,436 @@
+"""What came of what: rows, dataset versions, runs, published versions, scored tables.
+
+Everything is read from files that are there anyway: manifests of datasets and versions, run.json,
+the markers of `howdah score`. A model that began from the weights of another one (`model.base`,
+`model.init_from`) has what that one was trained on: it is found too, `by` says how.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from howdah import storage
+from howdah.config.splits import TRAIN
+from howdah.core.terminal import shown
+from howdah.data.lineage import forgotten, rejects, shards
+from howdah.data.manifest import Dataset, described
+from howdah.errors import ModelError, NotFound
+from howdah.models import scored
+from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
+from howdah.run_files import RUN_JSON
+
+__all__ = ["Places", "of_dataset", "of_model", "of_row", "version_of"]
+
+_DEEPEST = 4
+"""Directories below a root of runs in which run directories are looked for."""
+_NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "job", "attempts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where to look."""
+
+    datasets: Sequence[str] = ()
+    """Roots of datasets (data.dataset), or single versions."""
+    runs: Sequence[str] = ()
+    """Directories with run directories below, or run directories."""
+    models: Sequence[str] = ()
+    """Published models, or directories of them (publish.directory)."""
+
+
+@dataclass(kw_only=True)
+class _Known:
+    """All runs and published versions of the places, each read once."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    versions: list[dict[str, Any]] = field(default_factory=list)
+
+
+def of_row(row_id: str, places: Places) -> dict[str, Any]:
+    """Where a row is, and what came of it.
+
+    Returns:
+        {id, forgotten: when it was marked or null, datasets: [{path, hash, created, marked, rows:
+        [{split, shard, part}]}], rejected: [{path, hash, created, rows: [{id, reason, detail}]}],
+        runs: [{path, run_id, status, dataset, role, by}], models: [{name,
+        version, path, run_id, current, challenger, dataset, role, by, mlflow}], scored: [{table,
+        partition, path, model, version}]}. `role` is trained, or evaluated: the row is in another
+        split than train.
+    """
+    datasets = [one for root in places.datasets for one in shards.versions(root)]
+    found = shards.find(row_id, datasets)
+    marks = {root: forgotten.load(root) for root in {_root(one.path) for one in datasets}}
+    when = [at for mark in marks.values() if (at := mark.when(row_id)) is not None]
+    listed, roles = [], {}
+    for dataset in datasets:
+        if places_of_it := found.get(dataset.path):
+            hash_ = dataset.manifest.dataset_hash
+            splits = {place["split"] for place in places_of_it}
+            roles[hash_] = "trained" if TRAIN in splits else "evaluated"
+            marked = marks[_root(dataset.path)].versions.get(hash_)
+            listed.append({**_brief(dataset), "marked": marked, "rows": places_of_it})
+    # In versions that `howdah forget` has removed the row cannot be looked up any more.
+    for mark in marks.values():
+        roles = dict.fromkeys(mark.versions_with([row_id]), "trained") | roles
+    rejected = rejects.find(row_id, datasets)
+    known = _known(places)
+    return {
+        "id": row_id,
+        "forgotten": min(when, default=None),
+        "datasets": listed,
+        "rejected": [
+            {**_brief(one), "rows": rejected[one.path]} for one in datasets if one.path in rejected
+        ],
+        **_downwards(roles, {}, known, places),
+    }
+
+
+def of_dataset(path: str, places: Places) -> dict[str, Any]:
+    """A dataset version (or all below a root): where its rows come from, and what came of it.
+
+    Returns:
+        {datasets: [{path, hash, created, source, parent, parts, rows, marked}], runs, models,
+        scored}.
+    """
+    datasets = shards.versions(path)
+    marks = forgotten.load(_root(datasets[0].path)) if datasets else forgotten.NONE
+    listed = []
+    for dataset in datasets:
+        manifest = dataset.manifest
+        listed.append(
+            {
+                **_brief(dataset),
+                "manifest_hash": dataset.manifest_hash,
+                "source": described(manifest),
+                "tokenizer": manifest.tokenizer.source,
+                "parent": manifest.parent,
+                "rows": {split: manifest.rows(split) for split in manifest.splits},
+                "marked": marks.versions.get(manifest.dataset_hash),
+            }
+        )
+    roles = {one["hash"]: "trained" for one in listed}
+    return {"datasets": listed, **_downwards(roles, {}, _known(places), places)}
+
+
+def of_model(wanted: str, places: Places) -> dict[str, Any]:
+    """A published version: all that it came from, and what came of it.
+
+    Args:
+        wanted: directory of a published model (its current version), NAME@VERSION, or a version.
+    Returns:
+        {model: {name, version, path, current, challenger, weights_sha256}, run, dataset, base,
+        gate, published, mlflow, models: versions that began from it, runs: likewise, scored}.
+    Raises:
+        ModelError: there is no such version.
+    """
+    model, number = version_of(wanted)
+    manifest, path = model.version(number), model.path_of(number)
+    kept = manifest.get("lineage") or {}
+    run_directory = str(manifest.get("run_directory") or "")
+    run = storage.read_fields(storage.join(run_directory, RUN_JSON)) if run_directory else {}
+    said = run if run.get("run_id") == manifest.get("run_id") else {}
+    info = storage.read_fields(storage.join(path, EXPORT_INFO))
+    entries = [one for one in model.history() if one["version"] == number]
+    published = next((one for one in entries if one["action"] == "publish"), None)
+    attempts = said.get("attempts") or [{}]
+
+    def of_run(key: str) -> Any:
+        return said.get(key) if said.get(key) is not None else kept.get(key)
+
+    known = _known(places)
+    return {
+        "model": {
+            "name": storage.name(model.root), "version": number, "path": path,
+            "current": (model.current() or {}).get("version") == number,
+            "challenger": model.challenger() == number,
+            "weights_sha256": manifest.get("weights_sha256"), "created": manifest.get("created"),
+        },
+        "run": {
+            "path": run_directory, "run_id": manifest.get("run_id"), "there": bool(said),
+            "step": manifest.get("step"), "finished": of_run("finished"),
+            "config_hash": of_run("config_hash"), "git": of_run("git"),
+            "mlflow_run_id": of_run("mlflow_run_id"), "hours": of_run("hours"),
+            **{k: attempts[-1].get(k) or kept.get(k) for k in ("user", "host", "command")},
+        },
+        "dataset": _dataset_of(manifest.get("dataset") or {}, of_run("source")),
+        "base": of_run("base") or info.get("base"),
+        "metrics": manifest.get("metrics"),
+        "gate": (published or {}).get("gate"),
+        "published": [
+            {k: one.get(k) for k in ("action", "published", "by", "note")} for one in entries
+        ],
+        "mlflow": _mlflow(model.root).get(str(number)),
+        **_downwards({}, {_place(path): "itself"}, known, places, without=path),
+    }  # fmt: skip
+
+
+def version_of(wanted: str) -> tuple[Published, int]:
+    """The published model and the version that a path or NAME@VERSION names.
+
+    Raises:
+        ModelError: it names none.
+    """
+    path = located(wanted) or wanted.rstrip("/")
+    name = storage.name(path)
+    if name.startswith("v=") and name[2:].isdigit():
+        model = Published(storage.parent(path))
+        model.version(int(name[2:]))
+        return model, int(name[2:])
+    raise ModelError(
+        "there is no such published model",
+        where=wanted,
+        expected="<publish.directory>/<name>, <name>@3, or <name>/v=3",
+        remedy="`howdah publish` publishes a run",
+    )
+
+
+# ------------------------------------------------------------------------------------ downwards
+def _downwards(
+    roles: Mapping[str, str],
+    began: Mapping[str, str],
+    known: _Known,
+    places: Places,
+    without: str | None = None,
+) -> dict[str, Any]:
+    """Runs, versions and scored partitions that come of datasets or of other versions.
+
+    Args:
+        roles: {hash of a dataset: trained or evaluated}.
+        began: {a version's path: how it is one of them}.
+        without: a version that is not listed itself.
+    """
+    stained = dict(began)
+    while True:
+        before = len(stained)
+        for one in known.versions:
+            how = _how(one, roles, stained)
+            if how is not None:
+                stained.setdefault(_place(one["path"]), how)
+        if len(stained) == before:
+            break
+    runs = [
+        {**_run_shown(run), "role": roles.get(run["dataset_hash"], "trained"), "by": how}
+        for run in known.runs
+        if (how := _how(run, roles, stained)) is not None
+    ]
+    models = [
+        {**_version_shown(one), "role": roles.get(one["dataset_hash"], "trained"), "by": how}
+        for one in known.versions
+        if (how := stained.get(_place(one["path"]))) is not None and one["path"] != without
+    ]
+    wanted = {_place(one["path"]) for one in models} | set(began)
+    return {"runs": runs, "models": models, "scored": list(_scored(known, wanted))}
+
+
+def _how(
+    one: Mapping[str, Any], roles: Mapping[str, str], stained: Mapping[str, str]
+) -> str | None:
+    """How a run or a version comes of them: by its dataset, or by the model that it began from."""
+    if one["dataset_hash"] in roles:
+        return "dataset"
+    return next((f"began from {base}" for base in one["began"] if _place(base) in stained), None)
+
+
+def _scored(known: _Known, wanted: Collection[str]) -> Iterator[dict[str, Any]]:
+    for root in dict.fromkeys(one["root"] for one in known.versions):
+        numbers = {
+            str(one["version"])
+            for one in known.versions
+            if one["root"] == root and _place(one["path"]) in wanted
+        }
+        for marker in scored.markers(root):
+            if str(marker["version"]).removeprefix("v=") in numbers:
+                yield {"model": storage.name(root), **marker}
+
+
+# ------------------------------------------------------------------------------------- reading
+def _known(places: Places) -> _Known:
+    return _Known(
+        runs=[run for root in places.runs for run in _runs(root, _DEEPEST)],
+        versions=[one for root in places.models for one in _versions(root)],
+    )
+
+
+def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
+    try:
+        entries = storage.list_dir(directory)
+    except NotFound:
+        return
+    if any(entry.name == RUN_JSON for entry in entries):
+        run = storage.read_fields(storage.join(directory, RUN_JSON))
+        base = run.get("base") or {}
+        yield {
+            "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
+            "dataset": run.get("dataset"),
+            # run.json has the hash of the manifest; the version's own is in its name
+            "dataset_hash": shards.version_hash(run.get("dataset")),
+            "began": [base[key] for key in ("source", "init_from") if base.get(key)],
+        }  # fmt: skip
+    if depth:
+        for entry in entries:
+            if entry.is_dir and entry.name not in _NOT_RUNS:
+                yield from _runs(entry.path, depth - 1)
+
+
+def _versions(root: str) -> Iterator[dict[str, Any]]:
+    try:
+        roots = [root]
+        if not Published(root).numbers():
+            roots = [entry.path for entry in storage.list_dir(root) if entry.is_dir]
+    except NotFound:
+        return
+    for model in map(Published, roots):
+        numbers = model.versions()
+        if not numbers:
+            continue
+        now, tried = (model.current() or {}).get("version"), model.challenger()
+        registered = _mlflow(model.root)
+        for number in numbers:
+            manifest = model.version(number)
+            kept = manifest.get("lineage") or {}
+            base = kept.get("base") or {}
+            dataset = manifest.get("dataset") or {}
+            yield {
+                "root": model.root, "name": storage.name(model.root), "version": number,
+                "path": model.path_of(number), "run_id": manifest.get("run_id"),
+                "current": number == now, "challenger": number == tried,
+                "dataset": dataset.get("path"), "dataset_hash": dataset.get("hash"),
+                "began": [base[key] for key in ("source", "init_from") if base.get(key)],
+                "mlflow": registered.get(str(number)),
+            }  # fmt: skip
+
+
+def _run_shown(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: run[key] for key in ("path", "run_id", "status", "dataset")}
+
+
+def _version_shown(one: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("name", "version", "path", "run_id", "current", "challenger", "dataset", "mlflow")
+    return {key: one[key] for key in keys}
+
+
+def _dataset_of(dataset: Mapping[str, Any], source: Any) -> dict[str, Any]:
+    """The version that a model was trained on: what is known of it, also once it is removed."""
+    path, found = dataset.get("path"), None
+    if path and storage.exists(storage.join(path, "manifest.json")):
+        found = shards.versions(path)[0]
+    return {
+        **dataset,
+        "there": found is not None,
+        "manifest_hash": None if found is None else found.manifest_hash,
+        "source": source if found is None else described(found.manifest),
+        "marked": forgotten.of_dataset(dataset),
+    }
+
+
+def _mlflow(root: str) -> dict[str, Any]:
+    """{version: {uri, name, version}} of a model's versions in MLflow's registry."""
+    found = storage.read_fields(storage.join(root, MLFLOW)).get("versions")
+    return found if isinstance(found, dict) else {}
+
+
+def _brief(dataset: Dataset) -> dict[str, Any]:
+    manifest = dataset.manifest
+    return {"path": dataset.path, "hash": manifest.dataset_hash, "created": manifest.created}
+
+
+def _root(version: str) -> str:
+    return storage.parent(version.rstrip("/"))
+
+
+def _place(path: str) -> str:
+    """A path as it is compared with others: runs and models may name it in other ways."""
+    path = path.rstrip("/")
+    return os.path.abspath(storage.local_path(path)) if storage.is_local(path) else path
+
+
+def text(found: Mapping[str, Any]) -> Iterable[str]:
+    """The answer of one of the functions above, as lines."""
+    if "id" in found:
+        yield from _row_lines(found)
+    for one in found.get("datasets", []) if "id" not in found else []:
+        yield f"dataset {one['path']}, made {one['created']}" + _marked(one)
+        yield f"    source: {_source(one['source'])}"
+        if one["parent"]:
+            yield f"    made from: v={one['parent']}"
+        yield "    rows: " + ", ".join(f"{split} {n:,}" for split, n in one["rows"].items())
+    if "model" in found:
+        yield from _model_lines(found)
+    for run in found["runs"]:
+        yield f"run {run['run_id']} ({run['status']}), {run['role']}: {run['path']} [{run['by']}]"
+    for one in found["models"]:
+        state = "current, " if one["current"] else "challenger, " if one["challenger"] else ""
+        name = f"model {one['name']} v={one['version']}"
+        yield f"{name}, {state}{one['role']}: {one['path']} [{one['by']}]"
+    for one in found["scored"]:
+        yield f"scored by {one['model']} v={one['version']}: {one['table']} {one['partition']}"
+
+
+def _row_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    if found["forgotten"]:
+        yield f"forgotten since {found['forgotten']}"
+    if not found["datasets"]:
+        yield "no dataset version has this row" + (
+            " among its kept rows" if found["rejected"] else ""
+        )
+    for one in found["datasets"]:
+        yield f"dataset {one['path']}, made {one['created']}" + _marked(one)
+        for row in one["rows"]:
+            part = f", part {row['part']}" if row["part"] else ""
+            yield f"    {row['split']}{part}: {row['shard']}"
+    for one in found["rejected"]:
+        yield f"rejected by {one['path']}, made {one['created']}"
+        for row in one["rows"]:
+            detail = f" ({row['detail']})" if row["detail"] else ""
+            yield f"    {shown(row['id'])}: {row['reason']}{shown(detail)}"
+
+
+def _model_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    model, run, data = found["model"], found["run"], found["dataset"]
+    state = ", current" if model["current"] else ", challenger" if model["challenger"] else ""
+    yield f"model {model['name']} v={model['version']}{state}: {model['path']}"
+    gone = "" if run["there"] else " (its run.json is gone)"
+    yield f"    run: {run['run_id']}, step {run['step']}, {run['path']}{gone}"
+    if run["user"]:
+        yield f"    by: {run['user']} on {run['host']}: {run['command']}"
+    yield f"    configuration: {run['config_hash']}" + (
+        f", git {run['git']['commit']}" if run.get("git") else ""
+    )
+    there = "" if data["there"] else " (removed)"
+    yield f"    dataset: {data.get('path')}{there}" + _marked(data)
+    yield f"    source: {_source(data['source'] or {})}"
+    base = found["base"] or {}
+    begun = f", began from {base['init_from']}" if base.get("init_from") else ""
+    yield f"    base: {base.get('source')} ({base.get('hash')}){begun}"
+    gate = found["gate"]
+    if gate:
+        bounds = [f"{c['metric']} {c['got']} ({c['wanted']})" for c in gate["checks"]]
+        yield f"    gate on {gate['split']}: " + ("; ".join(bounds) or "asks for nothing")
+    for one in found["published"]:
+        note = f", {one['note']}" if one["note"] else ""
+        yield f"    {one['action']} {one['published']} by {one['by']}{note}"
+    if registered := found["mlflow"]:
+        name = f"models:/{registered['name']}/{registered['version']}"
+        yield f"    MLflow: {name} at {registered['uri']}"
+
+
+def _marked(one: Mapping[str, Any]) -> str:
+    return f"; had forgotten rows (marked {one['marked']})" if one.get("marked") else ""
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    """`described` in a line."""
+    words = [f"{source.get('kind')} {source.get('name')}"]
+    for key, many in (("partitions", "partition_count"), ("parts", "part_count")):
+        names = source.get(key)
+        if names:
+            rest = source.get(many, len(names)) - len(names[-8:])
+            words.append(f"{key} {', '.join(names[-8:])}" + (f" and {rest} before" if rest else ""))
+    if source.get("snapshot") is not None:
+        words.append(f"snapshot {source['snapshot']}")
+    if source.get("watermark"):
+        words.append(f"watermark {source['watermark']}")
+    return "; ".join(words)

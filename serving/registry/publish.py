@@ -1,0 +1,473 @@
+"""Publish a run's export as the next version of a model, or make an older version current again.
+
+A version is copied under a name that no reader opens, read back and compared, and published by one
+rename. The history decides which version is current; its entries are created exclusively: of two
+publishers the second sees the first one's entry, and judges its model against that. current.json is
+a copy of the newest entry; after writing it a publisher checks that the entry is still the newest.
+A publisher killed at any point leaves a version that is whole or invisible, and the same command
+completes what it began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.core.activity import Progress
+from howdah.core.user import user_and_host
+from howdah.data.lineage import forgotten
+from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
+from howdah.models import integrity
+from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
+from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge
+from howdah.storage import Entry, commit
+
+__all__ = ["publish", "republish", "roll_back"]
+
+FORMAT_VERSION = 1
+_CHUNK = 8 * 2**20
+_STAGING = re.compile(r"staging-[0-9a-f]{12}")
+_STALE_SECONDS = 24 * 3600.0
+
+
+def publish(
+    config: Config,
+    evaluate: Evaluate,
+    *,
+    note: str | None = None,
+    challenger: bool = False,
+    review: Callable[[Run, Verdict], None] = lambda run, verdict: None,
+    progress: Progress = lambda line: None,
+) -> dict:
+    """Publish the export of the configuration's run, if it passes the gate.
+
+    Publishing a run again changes nothing, even after another run was published or a rollback.
+
+    Args:
+        evaluate: see gate.judge.
+        note: kept in the history, e.g. who approved it.
+        challenger: the version is there to be tried (challenger.json names it); what is current
+            stays. Publishing it again without this makes it current.
+        review: called with the run and the gate's verdict before anything is written; may raise.
+        progress: takes a line.
+    Returns:
+        {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
+        gate, previous, challenger}.
+    Raises:
+        CheckFailed: the gate's bounds are missed.
+        ForgottenRows: rows that it was trained on were forgotten since.
+        ModelError: no finished run, or its export is damaged.
+    """
+    run = finished_run(config.run.directory)
+    model = Published(config.model_directory)
+    version = _version_of(model, run)
+    if version is not None and version in _order(model.newest()[1]):
+        _write_pointer(model)
+        progress(f"run {run.run_id} is version {version} already")
+        return _result(model, version, None, changed=False)
+    _refuse_forgotten(run.dataset, run.run.get("base"), run.directory, config.data.dataset)
+    verdict = judge(config, evaluate, run=run)
+    verdict.require("gate")
+    review(run, verdict)
+    if version is None:
+        version = _add_version(model, run, progress)
+    if challenger:
+        changed = _write_challenger(model, version, note, verdict.as_dict())
+        if changed:
+            progress(f"published to be tried: {model.path_of(version)}")
+        return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
+    while True:
+        known, now = model.newest()
+        if version in _order(now):  # another publisher of this run was faster
+            return _result(model, version, now, changed=False)
+        # Another run may have become current while this one was copied.
+        verdict = judge(config, evaluate, run=run)
+        verdict.require("gate")
+        entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
+        if _append_entry(model, known, entry):
+            _drop_challenger(model, version)
+            return _result(model, version, now, changed=True)
+
+
+def republish(
+    config: Config,
+    version: int,
+    *,
+    note: str | None = None,
+    despite_forgotten: bool = False,
+    gate: dict | None = None,
+    progress: Progress = lambda line: None,
+) -> dict:
+    """Make an earlier version current again, without the gate.
+
+    Args:
+        despite_forgotten: also one that was trained on rows which were forgotten since; the history
+            says so.
+        gate: its verdict, for the history.
+    Raises:
+        ForgottenRows: rows that it was trained on were forgotten since.
+        ModelError: no such version, or its files do not match its manifest.
+    """
+    model = Published(config.model_directory)
+    files = model.version(version, whole=True)["files"]
+    integrity.require_whole(model.path_of(version), files)
+    more = {} if gate is None else {"gate": gate}
+    try:
+        manifest = model.version(version)
+        _refuse_forgotten(
+            manifest.get("dataset") or {},
+            (manifest.get("lineage") or {}).get("base"),
+            model.path_of(version),
+            config.data.dataset,
+        )
+    except ForgottenRows:
+        if not despite_forgotten:
+            raise
+        more["despite_forgotten"] = True
+    while True:
+        known, now = model.newest()
+        if now is not None and now["version"] == version:
+            _write_pointer(model)
+            return _result(model, version, now, changed=False)
+        action = "rollback" if version in _order(now) else "publish"
+        if _append_entry(model, known, _entry(model, version, now, action, note) | more):
+            _drop_challenger(model, version)
+            progress(f"current again: {model.path_of(version)}")
+            return _result(model, version, now, changed=True)
+
+
+def roll_back(
+    config: Config,
+    *,
+    note: str | None = None,
+    despite_forgotten: bool = False,
+    progress: Progress = lambda line: None,
+) -> dict:
+    """Make the version current that was current before the present one was first published.
+
+    Raises:
+        UsageError: there is none.
+    """
+    model = Published(config.model_directory)
+    order = _order(model.newest()[1])
+    before = order[: order.index(order[-1])] if order else []
+    if not before:
+        raise UsageError(
+            "there is no version to go back to",
+            where=model.root,
+            got=f"versions published so far: {', '.join(map(str, dict.fromkeys(order))) or 'none'}",
+        )
+    return republish(
+        config, before[-1], note=note, despite_forgotten=despite_forgotten, progress=progress
+    )
+
+
+def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -> None:
+    """Refuse what was trained on rows that were forgotten since, or began from such a model.
+
+    Args:
+        dataset: {path, hash} of the version that it was trained on.
+        base: {source, init_from} that it began from.
+        where: the run or version.
+        root: data.dataset, which may have moved since the run.
+    Raises:
+        ForgottenRows: it was.
+    """
+    marked = forgotten.of_dataset(dataset)
+    if marked is None and storage.exists(root):
+        marked = forgotten.load(root).versions.get(str(dataset.get("hash")))
+    remedy = "train again on the dataset's newest version, and publish that run"
+    said = f"dataset {dataset.get('path')}, marked by `howdah forget` on {marked}"
+    if marked is None:
+        for path in _began_from(base):
+            of = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+            marked = forgotten.of_dataset(of.get("dataset") or {})
+            if marked is not None:
+                said = f"it began from {path}, whose dataset was marked on {marked}"
+                remedy += "; begin from a model that never had these rows (model.base, and"
+                remedy += " model.init_from left out once)"
+                break
+    if marked is not None:
+        raise ForgottenRows(
+            "the model was trained on rows that were forgotten",
+            where=where,
+            expected="a run of a dataset version without them",
+            got=said,
+            remedy=remedy,
+        )
+
+
+def _began_from(base: dict | None) -> Iterator[str]:
+    """The published versions that a model began from, those of these as well, as far as they are
+    still there."""
+    waiting, seen = [base or {}], set()
+    while waiting:
+        found = waiting.pop()
+        for path in (found.get("source"), found.get("init_from")):
+            if (
+                not isinstance(path, str)
+                or path in seen
+                or not VERSION.fullmatch(storage.name(path))
+            ):
+                continue
+            seen.add(path)
+            with contextlib.suppress(ModelError):
+                manifest = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+                waiting.append((manifest.get("lineage") or {}).get("base") or {})
+                yield path
+
+
+# ---------------------------------------------------------------------------------- a version
+def _version_of(model: Published, run: Run) -> int | None:
+    """The version with the run's weights and decision, if there is one."""
+    for number in model.numbers():
+        try:
+            manifest = model.version(number)
+        except ModelError:  # its publisher has not finished
+            continue
+        known = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
+        if known == (run.run_id, run.weights, run.decision):
+            return number
+    return None
+
+
+def _add_version(model: Published, run: Run, progress: Progress) -> int:
+    """Copy the export to a new version; its number."""
+    staging = storage.join(model.root, f"staging-{secrets.token_hex(6)}")
+    with commit.stage(staging) as staged:
+        files = _copied(run.export, staging, progress)
+        _check_weights(run, files)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "run_id": run.run_id,
+            "run_name": run.info.get("run_name"),
+            "run_directory": run.directory,
+            "framework": run.info.get("framework"),
+            "step": run.info.get("step"),
+            "metrics": run.metrics(),
+            "dataset": run.dataset,
+            "weights_sha256": run.weights,
+            "decision": run.decision,
+            "files": files,
+            "lineage": _lineage(run),
+            "created": _now(),
+            "by": user_and_host(),
+        }
+        storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
+        number = _take_number(model, staged)
+    commit.sweep(storage.list_dir(model.root), _is_stale)
+    first = _version_of(model, run)
+    if (
+        first is not None and first < number
+    ):  # two publishers of one run: the first one's version stays
+        commit.retract(model.path_of(number), staging)
+        return first
+    return number
+
+
+def _lineage(run: Run) -> dict:
+    """What run.json says of where the model comes from: the run directory may be removed later."""
+    of, attempts = run.run, run.run.get("attempts") or [{}]
+    newest = {key: attempts[-1].get(key) for key in ("user", "host", "command", "submission")}
+    kept = (
+        "config_hash",
+        "base",
+        "source",
+        "git",
+        "versions",
+        "mlflow_run_id",
+        "finished",
+        "hours",
+    )
+    return {**{key: of.get(key) for key in kept}, **newest}
+
+
+def _take_number(model: Published, staged: commit.Staged) -> int:
+    """Publish the staged version under the next number that no other publisher has."""
+    number = max([0, *model.numbers()])
+    while True:
+        number += 1
+        try:
+            # S3 cannot rename a directory: there only the claim gives two publishers two numbers.
+            claim = storage.join(model.root, "claims", str(number))
+            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": _now()}))
+            staged.publish(model.path_of(number))
+        except AlreadyExists:
+            continue
+        return number
+
+
+def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
+    """Copy a directory's files and read the copies: {name: {bytes, sha256}}."""
+    files = {}
+    for name, entry in _entries(source):
+        if name == MANIFEST:
+            raise ModelError("the export holds what does not belong there", where=source, got=name)
+        progress(f"copying {name}, {entry.size / 2**20:,.1f} MiB")
+        sent = _send(entry.path, storage.join(target, name))
+        back = integrity.digest(storage.join(target, name))
+        if sent != back:
+            raise ModelError(
+                "a copied file is not what was sent",
+                where=storage.join(target, name),
+                expected=f"{sent['bytes']:,} bytes, sha256 {sent['sha256']}",
+                got=f"{back['bytes']:,} bytes, sha256 {back['sha256']}",
+                remedy="publish again; if this repeats, the storage is damaged",
+            )
+        files[name] = sent
+    return files
+
+
+def _entries(directory: str, below: str = "") -> Iterator[tuple[str, Entry]]:
+    """(name below `directory`, entry) of every file of an export."""
+    for entry in storage.list_dir(directory):
+        name = f"{below}{entry.name}"
+        if not entry.is_dir:
+            yield name, entry
+        elif below or entry.name in EXPORT_FOLDERS:
+            yield from _entries(entry.path, f"{name}/")
+        else:
+            raise ModelError(
+                "the export holds what does not belong there", where=directory, got=name
+            )
+
+
+def _send(source: str, target: str) -> dict:
+    """Copy a file in bounded memory; of the bytes read: {bytes, sha256}."""
+    read = {}
+
+    def fill(file: BinaryIO) -> None:
+        digest, size = hashlib.sha256(), 0
+        with storage.open_read(source) as given:
+            while chunk := given.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                file.write(chunk)
+        read.update(bytes=size, sha256=digest.hexdigest())
+
+    storage.write_stream(target, fill, size=storage.size(source))
+    return read
+
+
+def _check_weights(run: Run, files: dict[str, dict]) -> None:
+    got = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+    if run.weights not in got.values():
+        raise ModelError(
+            "the export's weights do not match its howdah.json",
+            where=run.export,
+            expected=f"sha256 {run.weights}",
+            got="; ".join(f"{name}: {value}" for name, value in got.items()) or "no weights",
+            remedy="`howdah export` writes the run's export again",
+        )
+
+
+def _is_stale(entry: storage.Entry) -> bool:
+    """True for the staging directory of a publisher that was killed more than a day ago."""
+    if not (entry.is_dir and _STAGING.fullmatch(entry.name)):
+        return False
+    try:
+        times = [file.modified for file in storage.list_dir(entry.path)]
+    except NotFound:  # its publisher has just finished
+        return False
+    return bool(times) and max(times) < time.time() - _STALE_SECONDS
+
+
+# ------------------------------------------------------------------------------ what is current
+def _write_challenger(model: Published, version: int, note: str | None, gate: dict) -> bool:
+    """Name the version that is tried beside the current one; whether that is new."""
+    if model.challenger() == version:
+        return False
+    entry = {
+        "version": version, "path": f"v={version}", "published": _now(), "by": user_and_host(),
+        "note": note, "gate": gate,
+    }  # fmt: skip
+    storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
+    return True
+
+
+def _drop_challenger(model: Published, version: int) -> None:
+    """It has become current: it is tried no more."""
+    if model.challenger() == version:
+        storage.remove(storage.join(model.root, CHALLENGER))
+
+
+def _order(entry: dict | None) -> list[int]:
+    """The versions that were current up to an entry of the history, in order."""
+    return [] if entry is None else entry["order"]
+
+
+def _entry(
+    model: Published, version: int, before: dict | None, action: str, note: str | None
+) -> dict:
+    manifest = model.version(version, whole=True)
+    copied = ("run_id", "run_name", "run_directory", "framework", "step", "metrics", "dataset")
+    return {
+        "version": version,
+        "path": f"v={version}",
+        "action": action,
+        "published": _now(),
+        "by": user_and_host(),
+        "note": note,
+        "order": [*_order(before), version],
+        **{name: manifest.get(name) for name in (*copied, "weights_sha256", "decision")},
+    }
+
+
+def _append_entry(model: Published, known: int, entry: dict) -> bool:
+    """Add the entry after number `known` of the history; False if another publisher was faster."""
+    try:
+        storage.create_exclusive(model.entry_path(known + 1), _json(entry))
+    except AlreadyExists:
+        return False
+    _write_pointer(model)
+    return True
+
+
+def _write_pointer(model: Published) -> None:
+    """Copy the newest entry of the history to current.json; safe with other publishers at once."""
+    while True:
+        newest = model.entries()[-1]
+        data = storage.read_bytes(model.entry_path(newest))
+        try:
+            there = storage.read_bytes(model.pointer)
+        except NotFound:
+            there = None
+        if there != data:
+            storage.write_whole(model.pointer, data)
+        if model.entries()[-1] == newest:
+            return
+
+
+def _result(model: Published, version: int, before: dict | None, *, changed: bool) -> dict:
+    """The result of a command; `before` is the history's newest entry as it was."""
+    manifest, now = model.version(version, whole=True), model.current() or {}
+    names = ("run_id", "run_directory", "framework", "step", "metrics")
+    return {
+        "name": storage.name(model.root),
+        "version": version,
+        "path": model.path_of(version),
+        "pointer": model.pointer,
+        "changed": changed,
+        "current": now.get("version"),
+        "challenger": model.challenger(),
+        "previous": before["version"] if before is not None and changed else None,
+        **{name: manifest.get(name) for name in names},
+        "gate": now.get("gate") if now.get("version") == version else None,
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

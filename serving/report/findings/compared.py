@@ -1,0 +1,162 @@
+"""How sure a run's main figure is, and how it differs from the baseline's. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from howdah.models.fit_decision import logits_of
+from howdah.models.metrics.metrics import class_scores, pair_metrics
+from howdah.models.metrics.tally import MEASURES
+from howdah.serving.report.findings.intervals import (
+    Interval,
+    bootstrapped,
+    of_difference,
+    of_pairs,
+    wilson,
+)
+from howdah.serving.report.findings.material import BASELINE, Material
+from howdah.serving.report.findings.reference import NAMES, majority, most_frequent
+from howdah.serving.report.findings.verdict import Verdict, Versus, judge
+
+__all__ = ["against", "interval", "judged"]
+
+_BOOTSTRAP_ROWS = 10_000
+_OF_CLASSES = {
+    "macro_precision": 0, "macro_recall": 1, "macro_f1": 2,
+    "roc_auc": "roc_auc", "mean_average_precision": "average_precision",
+}  # fmt: skip
+"""Averages over classes: which of `class_scores`, or of a class's values, they are of."""
+
+Metrics = Mapping[str, Any]
+
+
+def judged(
+    material: Material, metrics: Metrics, kind: Mapping[str, Any]
+) -> tuple[Verdict, Interval | None, list[Versus]]:
+    """The verdict on a run's main figure, the figure's interval, and what it was compared with.
+
+    Args:
+        metrics: of the split that is judged.
+        kind: what was found in its predictions (`Findings.kind`).
+    """
+    name, rows = material.metric, int(metrics.get("rows") or 0)
+    value = metrics.get(name)
+    ends = interval(material, metrics, kind) if value is not None else None
+    rivals = against(material, metrics, kind)
+    verdict = judge(name, value, ends, rows, material.split, rivals, material.bounds)
+    return verdict, ends, rivals
+
+
+def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
+    """The 95 % interval of the main metric; None: unknown.
+
+    Args:
+        metrics: of the split that is judged.
+        kind: what was found in its predictions (`Findings.kind`).
+    """
+    name, rows = material.metric, int(metrics.get("rows") or 0)
+    classes = len(metrics.get("labels") or ())
+    if not (rows and classes):
+        return None
+    if name in ("accuracy", "subset_accuracy"):
+        return wilson(metrics[name] * rows, rows)
+    if _of_pairs(material, name):
+        pairs = _counted(metrics, kind)
+        return None if pairs is None else of_pairs(name, *pairs, classes)
+    if material.findings is None or material.findings.split != material.split:
+        return None
+    if not material.findings.sample:
+        return None
+    labels, scores = material.findings.sample
+    step = max(1, -(-len(labels) // _BOOTSTRAP_ROWS))
+    labels, logits = labels[::step], logits_of(material.task, scores[::step])
+    drawn = _Drawn(material, metrics["labels"], labels, logits)
+    return bootstrapped(drawn.value, len(labels), classes, rows)
+
+
+def against(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list[Versus]:
+    """What the run's main figure is compared with: always the most frequent answer, the baseline,
+    the published version; with the interval of the difference where it is known row by row."""
+    name, classes = material.metric, len(metrics.get("labels") or ())
+    rivals = list(material.against)
+    if _of_pairs(material, name) and "beside" in kind:
+        difference = of_difference(name, *kind["beside"], classes)
+        rivals = [
+            replace(one, difference=difference) if one.name == BASELINE else one for one in rivals
+        ]
+    least = majority(name, metrics, material.manifest, material.task)
+    if least is None:
+        return rivals
+    difference = None
+    pairs = _counted(metrics, kind) if _of_pairs(material, name) else None
+    if pairs is not None:
+        top = most_frequent(metrics, material.manifest)
+        difference = of_difference(name, pairs[0] * classes + top, pairs[1], classes)
+    trivial = Versus(name=NAMES[material.task], value=least, trivial=True, difference=difference)
+    return [trivial, *rivals]
+
+
+def _of_pairs(material: Material, name: str) -> bool:
+    one = pair_metrics(np.zeros(1, int), np.ones(1), 1)
+    return material.task == "single_label" and name in one
+
+
+def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """(keys, counts) of pairs, from the predictions, else the confusion matrix."""
+    if "keys" in kind:
+        return kind["keys"], kind["counts"]
+    matrix = metrics.get("confusion_matrix")
+    if matrix is None or not np.any(matrix):
+        return None
+    counts = np.asarray(matrix).reshape(-1)
+    keys = np.flatnonzero(counts)
+    return keys, counts[keys]
+
+
+class _Drawn:
+    """A metric of rows drawn again from a sample.
+
+    An average over classes goes over the sample's classes in each draw, and a class that the draw
+    has no row of keeps its value: else the draws would be averages of other classes.
+    """
+
+    def __init__(
+        self, material: Material, names: Sequence[str], labels: np.ndarray, logits: np.ndarray
+    ) -> None:
+        self.name, self.task, self.names = material.metric, material.task, names
+        self.labels, self.logits = labels, logits
+        self.measure = MEASURES[material.task][0]
+        self.whole = self._classes(labels, logits)
+
+    def value(self, at: np.ndarray) -> float | None:
+        """The metric of some of the sample's rows."""
+        labels, logits = self.labels[at], self.logits[at]
+        if self.whole is None:
+            return self.measure(labels, logits, self.names).get(self.name)
+        of_sample, defined, _ = self.whole
+        if not defined.any():
+            return None
+        values, present, support = self._classes(labels, logits)
+        return float(np.where(present & (support > 0), values, of_sample)[defined].mean())
+
+    def _classes(
+        self, labels: np.ndarray, logits: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """(value of each class, whether it has one, its rows); None: no average over classes."""
+        which = _OF_CLASSES.get(self.name)
+        if which is None:
+            return None
+        if isinstance(which, int):  # of several labels: of one, `of_pairs` has it
+            having, predicted = labels > 0, logits > 0
+            support = having.sum(axis=0).astype(float)
+            hits = (having & predicted).sum(axis=0).astype(float)
+            scores = class_scores(hits, support, predicted.sum(axis=0).astype(float))
+            return scores[which], scores[3], support
+        per_class = self.measure(labels, logits, self.names)["per_class"]
+        rows = [per_class[name] for name in self.names]
+        values = np.array([np.nan if row[which] is None else row[which] for row in rows])
+        return values, ~np.isnan(values), np.array([row["support"] for row in rows])

@@ -1,0 +1,142 @@
+"""How sure a figure is: intervals of 95 %, and which slices differ from the rest. Pure numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from howdah.models.metrics.metrics import class_scores, counted, pair_metrics
+
+__all__ = [
+    "Interval", "bootstrapped", "differs", "of_counts", "of_difference", "of_mean", "of_pairs",
+    "wilson",
+]  # fmt: skip
+
+Interval = tuple[float, float]
+
+_Z = 1.959964
+_DRAWS = 1_000
+_CELLS_DRAWN = 2**24
+_VALUES_DRAWN = 2**23
+
+
+def wilson(right: float, rows: float) -> Interval:
+    """Of a share: Wilson's interval (1927), which holds for few rows and for shares near 0 or 1.
+
+    >>> [round(end, 3) for end in wilson(9, 10)]
+    [0.596, 0.982]
+    """
+    if not rows:
+        return 0.0, 1.0
+    share, part = right / rows, _Z**2 / rows
+    middle = (share + part / 2) / (1 + part)
+    half = _Z * (share * (1 - share) / rows + part / (4 * rows)) ** 0.5 / (1 + part)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def of_mean(mean: float, squares: float, rows: float) -> Interval:
+    """Of a mean, by the normal distribution.
+
+    Args:
+        squares: mean of the squares.
+    """
+    if rows < 2:
+        return float("-inf"), float("inf")
+    half = _Z * (max(0.0, squares - mean * mean) / (rows - 1)) ** 0.5
+    return mean - half, mean + half
+
+
+def of_counts(
+    keys: np.ndarray, counts: np.ndarray, measure: Callable[[np.ndarray, np.ndarray], float]
+) -> Interval:
+    """Of a metric of counted pairs of label and prediction: rows drawn again with replacement.
+
+    Drawing N of N rows changes only how often each pair occurs, which is multinomial: it takes as
+    much work for a hundred million rows as for a thousand.
+
+    Args:
+        keys, counts: as `metrics.assembled` has them.
+        measure: (keys, counts) -> the metric.
+    """
+    random = np.random.default_rng(0)
+    rows = int(counts.sum())
+    draws = max(50, min(_DRAWS, _CELLS_DRAWN // len(counts)))
+    shares = counts / rows
+    values = [measure(keys, random.multinomial(rows, shares)) for _ in range(draws)]
+    return _ends(values)
+
+
+def of_pairs(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
+    """`of_counts` of one of `pair_metrics`; the classes are those of all rows in each draw."""
+    whole = class_scores(*counted(keys, counts, classes))
+    return of_counts(keys, counts, lambda k, c: pair_metrics(k, c, classes, whole)[name])
+
+
+def of_difference(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
+    """The interval of a difference (first model minus second) in one of `pair_metrics` on the same
+    rows. A paired bootstrap draws rows with both predictions, so that rows which both models get
+    right, or both wrong, add no noise.
+
+    Args:
+        keys, counts: rows of each (label * C + first prediction) * C + second prediction.
+    """
+    label, first, second = keys // classes**2, keys // classes % classes, keys % classes
+    sides = [label * classes + first, label * classes + second]
+    wholes = [class_scores(*counted(side, counts, classes)) for side in sides]
+
+    def measure(_: np.ndarray, drawn: np.ndarray) -> float:
+        ours, theirs = (
+            pair_metrics(side, drawn, classes, whole)[name]
+            for side, whole in zip(sides, wholes, strict=True)
+        )
+        return ours - theirs
+
+    return of_counts(keys, counts, measure)
+
+
+def bootstrapped(
+    measure: Callable[[np.ndarray], float | None], sample: int, width: int, rows: int
+) -> Interval | None:
+    """Of any metric: a sample's rows drawn again with replacement.
+
+    Args:
+        measure: of row numbers in the sample.
+        sample: its rows.
+        width: values of a row.
+        rows: of the split: where the sample has fewer, its deviations are shrunk by the root of
+            the ratio.
+    """
+    if sample < 2:
+        return None
+    random = np.random.default_rng(0)
+    middle = measure(np.arange(sample))
+    draws = max(40, min(200, _VALUES_DRAWN // (sample * width)))
+    found = [measure(random.integers(0, sample, sample)) for _ in range(draws)]
+    values = [value for value in found if value is not None]
+    if middle is None or len(values) < draws // 2:
+        return None
+    shrink = (sample / rows) ** 0.5
+    low, high = _ends(values)
+    return middle + (low - middle) * shrink, middle + (high - middle) * shrink
+
+
+def _ends(values: Sequence[float]) -> Interval:
+    low, high = np.percentile(values, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def differs(value: float, squares: float, rows: float, rest: tuple[float, float, float]) -> float:
+    """z of a slice's mean against that of the rows outside of it (Welch); positive: it is greater.
+
+    Args:
+        value, squares, rows: means of the values and of their squares, rows.
+        rest: the same, of the other rows.
+    """
+    other, other_squares, others = rest
+    if rows < 2 or others < 2:
+        return 0.0
+    # Of shares this is the variance of a binomial; half a row keeps 0 of n and n of n apart from 0.
+    spread = max(squares - value**2, 0.5 / rows) / rows
+    spread += max(other_squares - other**2, 0.5 / others) / others
+    return (value - other) / spread**0.5

@@ -1,0 +1,291 @@
+"""Gathers what a run left for its report; what cannot be had becomes a note on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from howdah import storage
+from howdah.config import loader as configs
+from howdah.config import yaml_text
+from howdah.config.metric_table import METRICS
+from howdah.config.splits import TEST
+from howdah.config.tasks import TASKS, Task
+from howdah.core import activity
+from howdah.data.manifest import DatasetManifest, load_dataset
+from howdah.errors import ConfigError, HowdahError
+from howdah.models.export_info import read_info
+from howdah.models.registry import Published
+from howdah.models.runs import baseline
+from howdah.models.runs.run_json import CONFIG
+from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE
+from howdah.serving.report.findings.base import Rival
+from howdah.serving.report.findings.look import Findings, for_verdict, look
+from howdah.serving.report.findings.texts import Texts
+from howdah.serving.report.findings.verdict import Versus
+
+__all__ = ["BASELINE", "Material", "figures", "gather"]
+
+BASELINE = "the baseline"
+"""Its name among `Material.against`."""
+
+_WAIT_SECONDS = 5.0
+"""For a storage that is away: the page is written all the same, and says what it lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is known about a run beside run.json and metrics.jsonl."""
+
+    task: Task = "single_label"
+    metric: str = ""
+    """The main one (evaluation.metric)."""
+    split: str = TEST
+    """That is judged."""
+    findings: Findings | None = None
+    manifest: DatasetManifest | None = None
+    against: Sequence[Versus] = ()
+    """Baseline and published version, by the main metric on the same rows."""
+    bounds: Sequence[Versus] = ()
+    """The gate's."""
+    baseline: Sequence[str] = ()
+    """Lines about the baseline."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """Of the export (`howdah threshold`)."""
+    notes: Sequence[str] = ()
+
+
+def figures(run: Mapping[str, Any], config: str) -> Material:
+    """What run.json and config.yaml say alone: the task, the main metric, the split it is of."""
+    keys, metrics = _keys(config), run.get("metrics") or {}
+    task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
+    split = _at(keys, "gate", "split") or TEST
+    return Material(
+        task=task,
+        metric=_at(keys, "evaluation", "metric") or TASKS[task].metric,
+        split=split if split in metrics else next(reversed(metrics), TEST),
+    )
+
+
+def gather(
+    run_directory: str,
+    run: Mapping[str, Any],
+    config: str,
+    *,
+    texts: str | None = None,
+    verdict_alone: bool = False,
+) -> Material:
+    """Gather a run's material.
+
+    Args:
+        config: config.yaml's text.
+        texts: none or worst; None: as the configuration says.
+        verdict_alone: find in the predictions only what the verdict needs, of one split.
+    """
+    keys, metrics = _keys(config), run.get("metrics") or {}
+    known = figures(run, config)
+    task, metric, split = known.task, known.metric, known.split
+    notes: list[str] = []
+    path = _dataset(run)
+    manifest = _manifest(path, run, notes)
+    info = _info(run_directory)
+    shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
+    stored_baseline, lines = _baseline(run_directory, run, keys, info)
+    findings = None
+    rivals = _rivals(stored_baseline, metrics, manifest)
+    if metrics and verdict_alone:
+        findings = for_verdict(
+            storage.join(run_directory, "predictions"), split, metrics[split].get("labels") or [],
+            task, rivals.get(split),
+        )  # fmt: skip
+    elif metrics:
+        labels = next(iter(metrics.values())).get("labels") or []
+        export = storage.join(run_directory, "export")
+
+        def opened() -> Texts:
+            return Texts(path, run.get("dataset_hash"), export)
+
+        with activity.doing("evaluate", "looking at the predictions", unit="batches"):
+            findings = look(
+                storage.join(run_directory, "predictions"),
+                list(metrics),
+                labels,
+                task,
+                texts=opened if manifest is not None else None,
+                shown=shown,
+                rivals=rivals,
+                advance=lambda: activity.advanced(1),
+            )
+        if findings is None:
+            notes.append(
+                "The run has no predictions (evaluation.predictions): rows and slices are not known"
+            )
+        elif not shown:
+            notes.append("Texts are left out (report.texts: none)")
+    value = stored_baseline.value(split, metric) if stored_baseline is not None else None
+    against = [] if value is None else [Versus(name=BASELINE, value=value)]
+    if stored_baseline is not None:
+        lines = _about(stored_baseline, metrics)
+    against += _published(keys, info, split, metric, notes)
+    return Material(
+        task=task,
+        metric=metric,
+        split=split,
+        findings=findings,
+        manifest=manifest,
+        against=against,
+        bounds=_bounds(run_directory, run, keys, metrics.get(split) or {}, split, info),
+        baseline=lines,
+        decision=info.get("decision") or {},
+        notes=[*notes, *(findings.notes if findings else ())],
+    )
+
+
+def _keys(config: str) -> dict[str, Any]:
+    try:
+        found = yaml_text.parse(config, CONFIG)
+    except ConfigError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _at(keys: Mapping[str, Any], section: str, key: str) -> Any:
+    found = keys.get(section)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _dataset(run: Mapping[str, Any]) -> str | None:
+    attempts = run.get("attempts") or [{}]
+    return run.get("dataset") or attempts[-1].get("dataset")
+
+
+def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> DatasetManifest | None:
+    if path is None:
+        return None
+    try:
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            dataset = load_dataset(path)
+    except HowdahError as error:
+        notes.append(f"The dataset cannot be read, so texts are missing: {error.what} ({path})")
+        return None
+    if run.get("dataset_hash") not in (None, dataset.manifest_hash):
+        notes.append(f"The dataset has changed since, so texts are missing ({path})")
+        return None
+    return dataset.manifest
+
+
+def _info(run_directory: str) -> dict[str, Any]:
+    """howdah.json of the run's export, if it is there."""
+    try:
+        return read_info(storage.join(run_directory, "export"))
+    except HowdahError:
+        return {}
+
+
+def _baseline(
+    run_directory: str, run: Mapping[str, Any], keys: Mapping[str, Any], info: Mapping[str, Any]
+) -> tuple[baseline.Baseline | None, list[str]]:
+    """The baseline of the run's dataset, or lines about why there is none.
+
+    A file that cannot be read is no reason for a finished run to have no report: a line says so.
+    """
+    dataset = info.get("dataset") or {}
+    try:
+        config = configs.from_dict(dict(keys))
+    except ConfigError:  # of another version: then only the run's own baseline is known
+        config = None
+    try:
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            stored = baseline.find(run_directory, dataset.get("path"), dataset.get("hash"), config)
+    except HowdahError as error:
+        return None, [f"baseline: {error.what} ({error.where})"]
+    attempts = run.get("attempts") or [{}]
+    own = attempts[-1].get("dataset")
+    if stored is not None and own is not None and storage.name(own) != storage.name(stored.dataset):
+        return None, [f"baseline: of another dataset ({stored.dataset}), so not compared"]
+    return stored, []
+
+
+def _about(found: baseline.Baseline, metrics: Mapping[str, Any]) -> list[str]:
+    """Lines about the baseline: its figures beside the run's, how it was measured."""
+    lines = [line for of, each in metrics.items() for line in found.beside(of, each)]
+    keys = ("baseline", "by", "features", "c", "created")
+    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
+    return [*lines, f"measured: {about}"]
+
+
+def _rivals(
+    found: baseline.Baseline | None, metrics: Mapping[str, Any], manifest: DatasetManifest | None
+) -> dict[str, Rival]:
+    """The baseline's predictions of the splits that were evaluated, as far as they are kept."""
+    if found is None or manifest is None:
+        return {}
+    rivals = {}
+    for split in metrics:
+        try:
+            predicted = found.predicted(split)
+        except HowdahError:  # then its figure alone is compared
+            continue
+        rows = [entry.rows for entry in manifest.splits.get(split, [])]
+        if (rival := Rival.of(predicted, rows)) is not None:
+            rivals[split] = rival
+    return rivals
+
+
+def _published(
+    keys: Mapping[str, Any], info: Mapping[str, Any], split: str, metric: str, notes: list[str]
+) -> list[Versus]:
+    """The current published version's figure, if it was measured on the same dataset."""
+    name = _at(keys, "publish", "name") or _at(keys, "run", "name")
+    directory = _at(keys, "publish", "directory")
+    if not (name and directory):
+        return []
+    try:
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            now = Published(storage.join(str(directory), str(name))).current()
+    except HowdahError as error:
+        notes.append(f"The published model is not compared: {error.what} ({error.where})")
+        return []
+    if now is None:
+        return []
+    title = f"published v={now['version']}"
+    if now.get("run_id") == info.get("run_id"):
+        notes.append(f"This run's model is {title}")
+        return []
+    theirs, ours = now.get("dataset") or {}, info.get("dataset") or {}
+    if theirs.get("hash") != ours.get("hash"):
+        notes.append(f"{title} was measured on another dataset: it is not compared")
+        return []
+    value = ((now.get("metrics") or {}).get(split) or {}).get(metric)
+    return [] if value is None else [Versus(name=title, value=value)]
+
+
+def _bounds(
+    run_directory: str,
+    run: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    split: str,
+    info: Mapping[str, Any],
+) -> list[Versus]:
+    """The gate's bounds: of its verdict on this run, else of the configuration."""
+    try:
+        verdict = storage.read_object(storage.join(run_directory, VERDICT), VERDICT_SHAPE)
+    except HowdahError:
+        verdict = {}
+    same = (verdict.get("run_id"), verdict.get("step")) == (info.get("run_id"), info.get("step"))
+    if same and verdict.get("split") == split and verdict.get("checks"):
+        return [
+            Versus(
+                name=str(one["against"]), value=one["bound"], metric=one["metric"],
+                got=one.get("got"),
+            )
+            for one in verdict["checks"]
+        ]  # fmt: skip
+    minimum = _at(keys, "gate", "minimum")
+    return [
+        Versus(name="gate.minimum", value=bound, metric=name, got=metrics.get(name))
+        for name, bound in (minimum if isinstance(minimum, dict) else {}).items()
+        if name in METRICS and metrics
+    ]

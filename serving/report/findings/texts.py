@@ -1,0 +1,141 @@
+"""Texts of rows for the report: their token ids from the dataset's shards, decoded.
+
+The source may be gone, or have changed, when a run is looked at; the dataset's version is what the
+run learnt from. A decoded text may differ from the source's in case and blanks.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from howdah import storage
+from howdah.data.clean import PAIR
+from howdah.data.encode import Encoder
+from howdah.data.family import TOKENIZER_FILES
+from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.splits.shard_cache import ShardCache
+from howdah.data.splits.shards import ShardSet
+from howdah.errors import DataError, NotFound
+
+__all__ = ["LONGEST", "Place", "Texts", "script_of"]
+
+LONGEST = 700
+"""Characters of a text that are shown."""
+_MOST_SCANNED = 1_000_000
+"""Rows whose keys are read to find some of them, where predictions do not say where they lie."""
+
+Place = tuple[int, int, str]
+"""Shard, row in it, and the row's id, which must be the record's."""
+
+
+class Texts:
+    """Reads texts of a dataset version.
+
+    Args:
+        dataset: path of the version that the run was measured on.
+        manifest_hash: of its manifest, as run.json has it; None: not known.
+        export: the run's export, whose tokenizer decodes.
+        cache: for remote or compressed shards.
+    Raises:
+        NotFound, DataError: the version is gone, or is another one.
+        ModelError: the export has no tokenizer.
+    """
+
+    def __init__(
+        self, dataset: str, manifest_hash: str | None, export: str, cache: ShardCache | None = None
+    ) -> None:
+        self.dataset: Dataset = load_dataset(dataset)
+        if manifest_hash not in (None, self.dataset.manifest_hash):
+            raise DataError(
+                "the dataset is not the one that the run was measured on",
+                where=dataset, expected=f"manifest {manifest_hash}",
+                got=self.dataset.manifest_hash,
+            )  # fmt: skip
+        self._cache, self._sets = cache, {}
+        self._encoder = _encoder(export) if self.dataset.manifest.kind == "text" else None
+
+    @property
+    def readable(self) -> bool:
+        """Rows are texts."""
+        return self._encoder is not None
+
+    def shards(self, split: str) -> ShardSet:
+        """A split's shards."""
+        if split not in self._sets:
+            self._sets[split] = ShardSet(self.dataset, split, cache=self._cache)
+        return self._sets[split]
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of a row's ids."""
+        return self._encoder.decode(ids, pairs=self.dataset.manifest.pairs)
+
+    def of(self, split: str, places: Iterable[Place]) -> dict[str, str]:
+        """{id: text} of rows; those whose record has another id are left out."""
+        shards, found = self.shards(split), {}
+        for shard, row, key in sorted(set(places)):
+            example = shards.example(shard, row)
+            if example.id.decode("utf-8", "backslashreplace") == key:
+                found[key] = self.decode(example.input_ids)
+        shards.release()
+        return found
+
+    def locate(self, split: str, ids: Iterable[str]) -> dict[str, tuple[int, int, int]] | None:
+        """{id: (shard, row, tokens)}, by reading the keys of all rows; None: there are too many."""
+        wanted, shards = set(ids), self.shards(split)
+        if shards.rows > _MOST_SCANNED:
+            return None
+        found = {}
+        for shard, entry in enumerate(shards.entries):
+            for row in range(entry.rows):
+                key = shards.example(shard, row).id.decode("utf-8", "backslashreplace")
+                if key in wanted:
+                    found[key] = (shard, row, int(shards.lengths[shard][row]))
+        shards.release()
+        return found
+
+
+def _encoder(export: str) -> Encoder:
+    files: dict[str, bytes] = {}
+    for name in TOKENIZER_FILES:
+        try:
+            files[name] = storage.read_bytes(storage.join(export, name))
+        except NotFound:
+            continue
+    return Encoder(files, export)
+
+
+# --------------------------------------------------------------------------------------- scripts
+_NAMES: Mapping[str, str] = {
+    "CJK": "Han", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=2**14)
+def _script(character: str) -> str | None:
+    """The script of a letter; None: it is none."""
+    if not character.isalpha():
+        return None
+    word = unicodedata.name(character, "").split(" ")[0].split("-")[0]
+    return _NAMES.get(word, word.capitalize()) if word else None
+
+
+def script_of(text: str) -> str:
+    """The script that most of a text's letters are of.
+
+    >>> script_of("mostly latin, да"), script_of("Это русский"), script_of("123 !")
+    ('Latin', 'Cyrillic', 'no letters')
+    """
+    letters = Counter(text.replace(PAIR, " "))
+    scripts: Counter[str] = Counter()
+    for character, count in letters.items():
+        script = _script(character)
+        if script is not None:
+            scripts[script] += count
+    if scripts["Japanese"]:  # its texts have Han characters too
+        scripts["Japanese"] += scripts.pop("Han", 0)
+    return scripts.most_common(1)[0][0] if scripts else "no letters"

@@ -1,0 +1,146 @@
+"""Good, not good, or cannot say: one sentence about a run's main figure. Pure decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+from howdah.config.metric_table import METRICS
+from howdah.serving.report.findings.intervals import Interval
+
+__all__ = ["FEWEST", "State", "Verdict", "Versus", "judge"]
+
+FEWEST = 30
+"""Rows below which no figure says anything."""
+
+State = Literal["good", "bad", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versus:
+    """A figure that the run's is compared with."""
+
+    name: str
+    """As it stands in a sentence: "the baseline"."""
+    value: float
+    difference: Interval | None = None
+    """The 95 % interval of the run's figure minus this one, from both predictions of each row.
+    None: this figure itself is compared with the interval of the run's figure."""
+    trivial: bool = False
+    """It is what a model reaches that has learnt nothing."""
+    metric: str = ""
+    """Of a bound of the gate: its metric."""
+    got: float | None = None
+    """Of a bound: the run's figure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The judgement."""
+
+    state: State
+    title: str
+    sentence: str
+
+
+def judge(
+    metric: str,
+    value: float | None,
+    interval: Interval | None,
+    rows: int,
+    split: str,
+    against: Sequence[Versus],
+    bounds: Sequence[Versus] = (),
+) -> Verdict:
+    """Judge a run's figure.
+
+    Good: it keeps the gate's bounds, if there are any, and is beyond chance better than the
+    majority class, and better than what else is known (baseline, published version). Not good: it
+    misses a bound, or is beyond chance worse than one of these, or no better than the majority
+    class. Else nothing can be said.
+
+    Args:
+        metric: its name in METRICS.
+        interval: of 95 %; None: not known.
+        against: of the same metric, on the same rows.
+        bounds: the gate's.
+    """
+    if value is None:
+        return _said("unknown", f"{metric} is undefined on {split}.")
+    if rows < FEWEST:
+        return _said(
+            "unknown", f"{split} has only {rows:,} rows: no figure of so few says anything."
+        )
+    missed = [one for one in bounds if not _keeps(one)]
+    if missed:
+        why = "; ".join(_missed(one) for one in missed)
+        return _said("bad", f"It misses the gate: {why}.")
+    lower = METRICS[metric].lower
+    behind, ahead = [], []
+    for one in against:
+        ends = one.difference or tuple(end - one.value for end in interval or (value, value))
+        worst, best = sorted(-end for end in ends) if lower else sorted(ends)
+        if best < 0:
+            behind.append(one)
+        elif worst > 0:
+            ahead.append(one)
+    unclear = [one for one in against if one not in behind and one not in ahead]
+    if behind:
+        names = _list([f"{one.name} ({one.value:.4f})" for one in behind])
+        return _said("bad", f"It is worse than {names}, beyond what chance explains.")
+    if trivial := [one for one in unclear if one.trivial]:
+        return _said(
+            "bad",
+            f"Chance alone could be the difference from {trivial[0].name}"
+            f" ({trivial[0].value:.4f}): it shows nothing that was learnt.",
+        )
+    kept = f"It keeps the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
+    if unclear:
+        names = _list([f"{one.name} ({one.value:.4f})" for one in unclear])
+        if bounds:
+            return _said("good", f"{kept}; against {names} chance alone could be the difference.")
+        more = f" It is better than {_list([one.name for one in ahead])}." if ahead else ""
+        return _said(
+            "unknown", f"The difference from {names} is within what chance explains.{more}"
+        )
+    names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
+    if bounds:
+        return _said("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
+    if [one for one in ahead if not one.trivial]:
+        return _said("good", f"It is better than {names}, beyond what chance explains.")
+    better = f"It is better than {names}, but t" if ahead else "T"
+    return _said(
+        "unknown",
+        f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
+        " (howdah baseline), no published version measured on this dataset.",
+    )
+
+
+def _keeps(bound: Versus) -> bool:
+    if bound.got is None:
+        return False
+    lower = METRICS[bound.metric].lower
+    return bound.got <= bound.value if lower else bound.got >= bound.value
+
+
+def _missed(bound: Versus) -> str:
+    wanted = "at most" if METRICS[bound.metric].lower else "at least"
+    got = "undefined" if bound.got is None else f"{bound.got:.4f}"
+    return f"{bound.metric} is {got}, asked for is {wanted} {bound.value:g} ({bound.name})"
+
+
+def _said(state: State, sentence: str) -> Verdict:
+    if state == "good":
+        title = "Good"
+    elif state == "bad":
+        title = "Not good"
+    elif state == "unknown":
+        title = "Cannot say"
+    else:
+        assert_never(state)
+    return Verdict(state=state, title=title, sentence=sentence)
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)

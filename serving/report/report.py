@@ -1,0 +1,196 @@
+"""report.html of a run directory: first whether the model is good, then why, then how it came.
+
+One self-contained file: it can be mailed, and opened without a network, with or without scripts.
+It is made from what the run left (run.json, metrics.jsonl, predictions, export, dataset, baseline,
+the gate's verdict), so that `howdah report` can make it again anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from howdah import storage
+from howdah.core.terminal import shown
+from howdah.errors import DataError, NotFound
+from howdah.models.runs import hours, record
+from howdah.models.runs.metrics_log import read_metrics
+from howdah.models.runs.run_json import CONFIG
+from howdah.models.runs.settings import described
+from howdah.run_files import REPORT, RUN_JSON
+from howdah.serving.report import view
+from howdah.serving.report.findings import compared
+from howdah.serving.report.findings.material import Material, figures, gather
+from howdah.serving.report.findings.verdict import Verdict
+
+__all__ = ["judged", "number", "read_run", "render", "template", "write"]
+
+_STYLES = "'unsafe-inline'"
+
+
+def write(
+    run_directory: str, check: Callable[[], None] = lambda: None, *, texts: str | None = None
+) -> str:
+    """Write report.html into a run directory (any storage) and return its path.
+
+    Args:
+        check: called before it is written; raises where this process must not write any more.
+        texts: none or worst, in place of the run's own report.texts.
+    Raises:
+        DataError: not a run directory.
+    """
+    run = read_run(run_directory)
+    try:
+        config = storage.read_text(storage.join(run_directory, CONFIG))
+    except NotFound:  # without config.yaml the report lacks the configuration
+        config = ""
+    material = gather(run_directory, run, config, texts=texts)
+    path = storage.join(run_directory, REPORT)
+    page = render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
+    check()
+    storage.write_whole(path, page)
+    return path
+
+
+def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
+    """(the report's verdict as it would be now, lines about the baseline) of a run; None: no split
+    was evaluated.
+
+    Raises:
+        DataError: not a run directory.
+    """
+    run = read_run(run_directory)
+    try:
+        config = storage.read_text(storage.join(run_directory, CONFIG))
+    except NotFound:
+        config = ""
+    material = gather(run_directory, run, config, texts="none", verdict_alone=True)
+    metrics = (run.get("metrics") or {}).get(material.split)
+    if not metrics:
+        return None
+    kind = material.findings.kind if material.findings is not None else {}
+    return compared.judged(material, metrics, kind)[0], material.baseline
+
+
+def read_run(run_directory: str) -> dict[str, Any]:
+    """A run directory's run.json.
+
+    Raises:
+        DataError: not a run directory, or its run.json is damaged.
+    """
+    try:
+        return record.read(run_directory)
+    except NotFound:
+        raise DataError(
+            "this is no run directory",
+            where=run_directory,
+            expected=RUN_JSON,
+            remedy="give run.directory of a run that has begun",
+        ) from None
+
+
+def render(
+    run: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    config: str,
+    material: Material | None = None,
+) -> str:
+    """The page as HTML.
+
+    Args:
+        run: run.json.
+        lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
+        config: config.yaml's text.
+        material: what else is known; None: only these figures.
+    """
+    known = material or figures(run, config)
+    return template("howdah.training.evaluation", "report.html.j2").render(
+        run=run,
+        status=_status(run),
+        facts=_facts(run),
+        config=config,
+        stages=described(run.get("attempts") or ()),
+        **view.context(run, lines, known),
+    )
+
+
+def template(package: str, name: str) -> Any:
+    """A page's template from a package; it may include page.css, and has the filter `number`, and
+    `head`: style, script and the policy that forbids all else. Control characters and the like are
+    shown escaped wherever they stand.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    packages = dict.fromkeys((package, "howdah.training.evaluation"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+    )
+
+    def known(value: Any) -> Any:  # what an older run did not measure is undefined in a template
+        return None if isinstance(value, jinja2.Undefined) else value
+
+    environment.filters["number"] = lambda value: number(known(value))
+    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
+    environment.filters["thousands"] = lambda value: "–" if known(value) is None else f"{value:,}"
+    package_files = files(__package__)
+    script = package_files.joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals["policy"] = Markup(
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
+        f" style-src {_STYLES}; script-src 'sha256-{digest}'"
+    )
+    environment.globals["script"] = Markup(script)
+    return environment.get_template(name)
+
+
+def _status(run: Mapping[str, Any]) -> str:
+    """run.json's status; "finished" for a running run with metrics, which writes this page last."""
+    status = str(run.get("status") or "unknown")
+    return "finished" if status == "running" and run.get("metrics") else status
+
+
+def number(value: Any) -> str:
+    """A figure with four decimals, or a dash."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) pairs that identify the run: hashes, versions, git state, attempts."""
+    facts = []
+    for key in (
+        "run_id", "created", "finished", "dataset", "dataset_hash", "model_hash", "config_hash",
+        "best_step", "stopped_early", "mlflow_run_id",
+    ):  # fmt: skip
+        if run.get(key) is not None:
+            facts.append((key, str(run[key])))
+    git = run.get("git")
+    if git:
+        facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
+    facts += [(f"version of {name}", value) for name, value in (run.get("versions") or {}).items()]
+    if (base := run.get("base") or {}).get("source"):
+        facts.append(("base", str(base["source"])))
+    if said := hours.shown(run.get("hours")):
+        facts.append(("used", said))
+    attempts = run.get("attempts") or []
+    facts.append(("attempts", str(len(attempts))))
+    facts += [(f"attempt {one.get('attempt', n)}", _attempt(one)) for n, one in enumerate(attempts)]
+    return facts
+
+
+def _attempt(one: Mapping[str, Any]) -> str:
+    """How an attempt fared, in one line; one that was killed has no end."""
+    user, host = (one.get(key) or "unknown" for key in ("user", "host"))
+    ranks, seconds = one.get("world_size"), one.get("seconds")
+    end = "no end on record" if seconds is None else f"{one.get('status')} after {seconds:,.0f} s"
+    return f"{one.get('started')}, {user} on {host}, {ranks} ranks, {end}"

@@ -1,0 +1,420 @@
+"""What the report's template shows, from a run's figures and what was found. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from howdah.config.metric_table import METRICS, SHOWN, TILES
+from howdah.config.splits import TRAIN, VALIDATION
+from howdah.data.clean import PAIR
+from howdah.data.manifest import DatasetManifest
+from howdah.serving.report import charts
+from howdah.serving.report.findings import compared
+from howdah.serving.report.findings.intervals import differs
+from howdah.serving.report.findings.material import Material
+
+__all__ = ["context", "curves"]
+
+_MOST_IN_MATRIX = 20
+_MOST_CURVES = 6
+_BOOTSTRAP_ROWS = 10_000
+_SURE = 3.29
+"""z beyond which a label's share differs: 1 of 1,000 labels would by chance."""
+_REJECTED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+
+Metrics = Mapping[str, Any]
+
+
+def context(
+    run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], material: Material
+) -> dict[str, Any]:
+    """The template's variables."""
+    measured: Mapping[str, Metrics] = run.get("metrics") or {}
+    found, split = material.findings, material.split
+    metrics = measured.get(split) or {}
+    kind = found.kind if found is not None and found.split == split else {}
+    return {
+        "task": material.task,
+        "main": _main(material, metrics, kind) if metrics else None,
+        "split": split,
+        "splits": [{"name": name, "metrics": each} for name, each in measured.items()],
+        "scalars": _scalars(measured),
+        "tiles": _tiles(run, metrics, material.metric),
+        "worst": [_row(row) for row in (found.worst if found else ())],
+        "suspects": [_row(row) for row in (found.suspects if found else ())],
+        "suspect_splits": found.suspect_splits if found else (),
+        "slices": _slices(material),
+        "slice_value": "mean absolute error" if material.task == "regression" else "right",
+        "confusion": _confusion(metrics, kind),
+        "pairs": _pairs(metrics, kind),
+        "classes": _classes(metrics),
+        "class_curves": _class_curves(metrics, kind),
+        "calibration": _calibration(metrics, kind),
+        "coverage": _coverage(kind),
+        "numbers": _numbers(kind),
+        "thresholds": kind.get("thresholds"),
+        "decision": material.decision,
+        "data": _data(material.manifest, split),
+        "cost": _cost(run),
+        "curves": curves(lines),
+        "compared": material.baseline,
+        "notes": material.notes,
+    }
+
+
+# --------------------------------------------------------------------------------- the first screen
+def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any]:
+    name = material.metric
+    value, rows = metrics.get(name), int(metrics.get("rows") or 0)
+    verdict, interval, against = compared.judged(material, metrics, kind)
+    marks = [(one.name, one.value) for one in against]
+    marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]
+    return {
+        "verdict": verdict,
+        "metric": name,
+        "value": value,
+        "interval": interval,
+        "rows": rows,
+        "lower": METRICS[name].lower,
+        "marks": marks,
+        "bounds": material.bounds,
+        "ruler": _svg(charts.ruler(value, interval, marks)) if value is not None else "",
+    }
+
+
+def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
+    """(name, value) of the figures beside the main one."""
+    tiles = [
+        (name, f"{metrics[name]:.4f}")
+        for name in TILES
+        if name not in ("loss", main) and metrics.get(name) is not None
+    ]
+    for key, name, shape in (
+        ("steps", "steps", "{:,}"),
+        ("train_seconds", "seconds of training", "{:,.0f}"),
+    ):
+        if isinstance(run.get(key), int | float):
+            tiles.append((name, shape.format(run[key])))
+    if run.get("skipped_steps"):
+        tiles.append(("steps skipped by fp16", f"{run['skipped_steps']:,}"))
+    return tiles
+
+
+def _scalars(measured: Mapping[str, Metrics]) -> list[str]:
+    """The metrics that are defined, in the table's order."""
+    return [
+        name
+        for name in METRICS
+        if any(metrics.get(name) is not None for metrics in measured.values())
+    ]
+
+
+# ------------------------------------------------------------------------------------ rows, slices
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    text = row.get("text")
+    return {**row, "text": None if text is None else text.replace(PAIR, "  ⏐  ")}
+
+
+def _slices(material: Material) -> list[dict[str, Any]]:
+    found = material.findings
+    if found is None:
+        return []
+    most = max((one.interval[1] for one in found.slices if np.isfinite(one.interval[1])), default=1)
+    scale = 1.0 if material.task != "regression" else (most or 1.0)
+    groups: dict[str, list[dict]] = {}
+    for one in found.slices:
+        low, high = (min(max(end / scale, 0.0), 1.0) for end in one.interval)
+        bar = {"left": round(100 * low, 2), "width": max(0.6, round(100 * (high - low), 2)),
+               "at": round(100 * min(one.value / scale, 1.0), 2)}  # fmt: skip
+        groups.setdefault(one.group, []).append({"of": one, "bar": bar})
+    return [{"group": name, "rows": rows} for name, rows in groups.items()]
+
+
+# ----------------------------------------------------------------------------------------- classes
+def _confusion(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The matrix as rows of cells; None: too many labels, or not of this task."""
+    matrix, labels = metrics.get("confusion_matrix"), metrics.get("labels") or []
+    if matrix is None or len(labels) > _MOST_IN_MATRIX:
+        return None
+    pairs = {(p["label"], p["predicted"]): n for n, p in enumerate(kind.get("pairs", ()))}
+    rows = []
+    for label, counts in zip(labels, matrix, strict=True):
+        total = sum(counts)
+        cells = [
+            {
+                "count": count,
+                "shade": round(100 * count / total) if total else 0,
+                "right": label == predicted,
+                "pair": pairs.get((label, predicted)),
+            }
+            for predicted, count in zip(labels, counts, strict=True)
+        ]
+        rows.append({"label": label, "cells": cells, "rows": total})
+    return {"labels": labels, "rows": rows}
+
+
+def _pairs(metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The most frequent confusions, with examples where the predictions are known."""
+    per_class = metrics.get("per_class") or {}
+    pairs = kind.get("pairs")
+    if pairs is None:
+        pairs = [
+            {"label": label, "predicted": predicted, "rows": rows, "examples": []}
+            for label, predicted, rows in metrics.get("confused") or _of_matrix(metrics)
+        ][:_MOST_IN_MATRIX]
+    return [
+        {
+            **pair,
+            "examples": [_row(row) for row in pair["examples"]],
+            "share": pair["rows"] / max(1, (per_class.get(pair["label"]) or {}).get("support", 1)),
+        }
+        for pair in pairs
+    ]
+
+
+def _of_matrix(metrics: Metrics) -> list[tuple[str, str, int]]:
+    """Wrong pairs of a result of an earlier version, the most frequent first."""
+    labels, matrix = metrics.get("labels") or [], metrics.get("confusion_matrix") or []
+    wrong = [
+        (labels[row], labels[column], count)
+        for row, counts in enumerate(matrix)
+        for column, count in enumerate(counts)
+        if count and row != column
+    ]
+    return sorted(wrong, key=lambda pair: -pair[2])
+
+
+def _classes(metrics: Metrics) -> list[dict[str, Any]]:
+    """The labels, the one with the most rows that are missed or wrongly given first."""
+    found = []
+    for name, row in (metrics.get("per_class") or {}).items():
+        support, recall, precision = row["support"], row["recall"], row["precision"]
+        hits = recall * support
+        given = hits / precision if precision else 0.0
+        found.append(
+            {**row, "name": name, "missed": round(support - hits), "extra": round(given - hits)}
+        )
+    # With precision 0 the wrongly given ones are not known from it; the matrix knows.
+    matrix = metrics.get("confusion_matrix")
+    if matrix is not None:
+        given = np.asarray(matrix).sum(axis=0)
+        for number, row in enumerate(found):
+            row["extra"] = int(given[number] - matrix[number][number])
+    return sorted(found, key=lambda row: -(row["missed"] + row["extra"]))
+
+
+def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
+    """Precision over recall and the ROC of the labels that cost most."""
+    curves_of = kind.get("curves") or {}
+    shown = [row["name"] for row in _classes(metrics) if curves_of.get(row["name"])][:_MOST_CURVES]
+    if not shown:
+        return []
+    unit = (0.0, 1.0)
+    return [
+        _svg(charts.lines("Precision and recall", [(n, curves_of[n]["pr"]) for n in shown],
+                          x_label="recall", y_label="precision", x=unit, y=unit)),
+        _svg(charts.lines("ROC", [(n, curves_of[n]["roc"]) for n in shown], diagonal=True,
+                          x_label="false positive rate", y_label="recall", x=unit, y=unit)),
+    ]  # fmt: skip
+
+
+def _calibration(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = kind.get("calibration")
+    if found is None and metrics.get("reliability") and metrics.get("ece") is not None:
+        found = {"before": {"bins": metrics["reliability"], "ece": metrics["ece"]}}
+    if found is None:
+        return None
+    series = [
+        (f"{name} (ECE {found[key]['ece']:.3f})", [
+            [one["confidence"], one["accuracy"]] for one in found[key]["bins"] if one["rows"]
+        ])
+        for key, name in (("before", "as it is"), ("after", "with temperature"))
+        if key in found
+    ]  # fmt: skip
+    unit = (0.0, 1.0)
+    svg = charts.lines(
+        "Calibration", series, x_label="confidence", y_label="right", x=unit, y=unit, marked=True,
+        diagonal=True,
+    )  # fmt: skip
+    return {**found, "svg": _svg(svg)}
+
+
+def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
+    points = kind.get("coverage")
+    if not points:
+        return None
+    table = []
+    for rejected in _REJECTED:
+        best = min(points, key=lambda point: abs(point[0] - (1 - rejected)))
+        if not table or best != table[-1]["point"]:
+            table.append({"point": best, "rejected": 1 - best[0], "accuracy": best[1],
+                          "least": best[2]})  # fmt: skip
+    low = min(point[1] for point in points)
+    svg = charts.lines(
+        "Accuracy of the rows that are kept", [("accuracy", [[1 - p[0], p[1]] for p in points])],
+        x_label="share rejected", y_label="accuracy", x=(0.0, 1.0), y=(max(0.0, low - 0.02), 1.0),
+    )  # fmt: skip
+    return {"svg": _svg(svg), "table": table, "points": points}
+
+
+def _numbers(kind: Mapping[str, Any]) -> list[Any]:
+    """Charts of predicted numbers."""
+    if "dots" not in kind:
+        return []
+    residuals = kind["residuals"]
+    return [
+        _svg(charts.dots("Predicted over target", kind["dots"], x_label="target",
+                         y_label="predicted")),
+        _svg(charts.bars("Residuals", residuals["counts"], residuals["edges"],
+                         x_label="predicted less target")),
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ data and cost
+def _data(manifest: DatasetManifest | None, split: str) -> dict[str, Any] | None:
+    if manifest is None:
+        return None
+    labels: dict[str, Counter[str]] = {}
+    lengths: dict[str, Counter[int]] = {}
+    for name, shards in manifest.splits.items():
+        labels[name], lengths[name] = Counter(), Counter()
+        for shard in shards:
+            for number, count in shard.class_counts.items():
+                labels[name][manifest.labels[int(number)]] += count
+            for bound, count in shard.length_histogram.items():
+                lengths[name][int(bound)] += count
+    quality = manifest.quality
+    drops = {name: n for name, n in (quality.get("drops") or {}).items() if n}
+    return {
+        "hash": manifest.dataset_hash,
+        "source": manifest.source.get("name") or manifest.source.get("kind"),
+        "read": quality.get("read"),
+        "kept": quality.get("kept"),
+        "drops": drops,
+        "cut": quality.get("at_max_length"),
+        "splits": [
+            {
+                "name": name,
+                "rows": manifest.rows(name),
+                "tokens": _middle(lengths[name], 0.5),
+                "long": _middle(lengths[name], 0.95),
+            }
+            for name in manifest.splits
+        ],
+        "labels": _shares(manifest, labels, split),
+        "compared": split,
+        "lengths": _length_chart(lengths, split),
+    }
+
+
+def _middle(histogram: Counter[int], share: float) -> int | None:
+    """The bin's upper bound up to which a share of the rows lies."""
+    total, seen = sum(histogram.values()), 0
+    for bound in sorted(histogram):
+        seen += histogram[bound]
+        if seen >= share * total:
+            return bound
+    return None
+
+
+def _shares(
+    manifest: DatasetManifest, labels: Mapping[str, Counter[str]], split: str
+) -> list[dict[str, Any]]:
+    """Each label's share in training and in the split; the most frequent ones."""
+    if TRAIN not in labels or split not in labels or manifest.task == "regression":
+        return []
+    rows = [max(1, manifest.rows(TRAIN)), max(1, manifest.rows(split))]
+    found = []
+    for name, count in labels[TRAIN].most_common():
+        train, other = count / rows[0], labels[split][name] / rows[1]
+        z = differs(other, other, rows[1], (train, train, rows[0]))
+        found.append({"name": name, "train": train, "other": other, "differs": abs(z) > _SURE})
+    return sorted(found, key=lambda row: (not row["differs"], -row["train"]))[:_MOST_IN_MATRIX]
+
+
+def _length_chart(lengths: Mapping[str, Counter[int]], split: str) -> Any:
+    series = []
+    for name in (TRAIN, split):
+        total = sum(lengths.get(name, {}).values())
+        if total:
+            series.append(
+                (name, [[bound, lengths[name][bound] / total] for bound in sorted(lengths[name])])
+            )
+    return _svg(
+        charts.lines("Lengths", series, x_label="tokens", y_label="share of rows", marked=True)
+    )
+
+
+def _cost(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of what the run took."""
+    found: list[tuple[str, str]] = []
+    hours = run.get("hours") or {}
+    for key, name in (
+        ("wall", "hours"), ("cpu", "CPU hours"), ("gpu", "GPU hours"),
+        ("vcore", "vcore hours (YARN)"), ("gib", "GiB hours (YARN)"),
+    ):  # fmt: skip
+        if isinstance(hours.get(key), int | float):
+            found.append((name, f"{hours[key]:,.3f}"))
+    cost = hours.get("cost") or {}
+    if isinstance(cost, dict) and cost.get("amount") is not None:
+        found.append(("cost", f"{cost['amount']:,.2f} {cost.get('currency') or ''}".strip()))
+    attempts = run.get("attempts") or []
+    seconds = [one["seconds"] for one in attempts if one.get("seconds") is not None]
+    if seconds and "wall" not in hours:
+        found.append(("hours of all attempts", f"{sum(seconds) / 3600:,.3f}"))
+    for key, name, shape in (
+        ("world_size", "ranks", "{:,}"), ("train_seconds", "seconds of training", "{:,.0f}"),
+        ("examples_per_second", "examples/s", "{:,.1f}"),
+        ("tokens_per_second", "tokens/s", "{:,.0f}"),
+    ):  # fmt: skip
+        if isinstance(run.get(key), int | float):
+            found.append((name, shape.format(run[key])))
+    return found
+
+
+# ----------------------------------------------------------------------------------------- training
+def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Charts of the training, from metrics.jsonl."""
+    steps = [line for line in lines if "split" not in line and line.get("loss") is not None]
+    judged = [line for line in lines if line.get("split") == VALIDATION and "metrics" in line]
+    if not steps:
+        return []
+
+    def logged(key: str) -> list[list[float]]:
+        return [[line["step"], line[key]] for line in steps if line.get(key) is not None]
+
+    def measured(key: str) -> list[list[float]]:
+        found = [(line["step"], line["metrics"].get(key)) for line in judged]
+        return [[step, value] for step, value in found if value is not None]
+
+    loss = [("training", _thinned(logged("loss")))]
+    if measured("loss"):
+        loss.append((VALIDATION, measured("loss")))
+    out = [charts.lines("Loss", loss)]
+    series = [(name, measured(name)) for name in SHOWN if name != "loss" and measured(name)]
+    if series:
+        out.append(charts.lines("Validation", series, marked=True))
+    for title, key in (
+        ("Learning rate", "lr"), ("Gradient norm", "grad_norm"),
+        ("Examples/s", "examples_per_second"),
+    ):  # fmt: skip
+        if logged(key):
+            out.append(charts.lines(title, [(key, _thinned(logged(key)))]))
+    return [_svg(each) for each in out]
+
+
+def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
+    """Every n-th point and the last one."""
+    step = max(1, -(-len(points) // most))
+    kept = points[::step]
+    return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]
+
+
+def _svg(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)

@@ -1,0 +1,181 @@
+"""True labels of predicted rows, joined by the rows' ids: how many there are, and how many
+predictions are right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from howdah import storage
+from howdah.config.data import Columns
+from howdah.data.files import checks
+from howdah.data.spark import ids
+from howdah.data.targets import label_mapping, label_name
+from howdah.errors import DataError, UsageError
+from howdah.serving.prediction import files
+from howdah.serving.prediction.reading import read_rows, source_files
+from howdah.serving.prediction.rows import format_of
+from howdah.spark.paths import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Row as SparkRow
+
+    from howdah.config.loader import Config
+
+__all__ = ["joined_file", "joined_table"]
+
+
+def joined_file(
+    path: str,
+    predicted: Mapping[str, str | None],
+    *,
+    id_column: str,
+    label_column: str,
+    names: Mapping[str, str] | None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[int, int]:
+    """(rows, right ones) of the predicted rows whose label is in a file; each row counts once.
+
+    Args:
+        path: CSV, JSON lines or Parquet with columns of ids and labels. An id that has several
+            labels says nothing: it is left out, in a line.
+        predicted: {id: predicted label}.
+        names: `targets.label_mapping`; None: the values are the labels.
+    Raises:
+        DataError: a column is missing, or no row has a label.
+    """
+    columns = Columns(text=label_column, id=id_column, label=label_column)
+    labels: dict[str, str] = {}
+    unclear: set[str] = set()
+    for row in read_rows(source_files(path), columns, id_required=True):
+        if row.id not in predicted or row.text is None:
+            continue
+        value = label_name(row.text)
+        label = value if names is None else names.get(value, value)
+        if labels.setdefault(row.id, label) != label:
+            unclear.add(row.id)
+    for row_id in unclear:
+        del labels[row_id]
+    if unclear:
+        progress(_unclear(path, len(unclear), min(unclear)))
+    if not labels:
+        raise DataError(
+            "no predicted row has a label in this file",
+            where=path,
+            expected=f"ids in column {id_column!r}, as the rows have them",
+            got=f"{len(unclear):,} ids with several labels" if unclear else None,
+            remedy="check --id-column, and that the predictions are of the same rows",
+        )
+    right = sum(predicted[row_id] == label for row_id, label in labels.items())
+    return len(labels), right
+
+
+def _unclear(where: str, count: int, example: str) -> str:
+    return f"{where}: {count:,} ids have several labels and are left out, for example {example!r}"
+
+
+def joined_table(
+    config: Config,
+    scored: str,
+    partition: Mapping[str, str],
+    labels: str,
+    *,
+    id_column: str,
+    label_column: str,
+    progress: Callable[[str], None] = lambda line: None,
+) -> tuple[int, int]:
+    """`joined_file` of a scored partition and a table, by Spark.
+
+    Args:
+        scored: the table with columns id and label.
+        partition: of it, with the column `model`.
+        labels: db.table, or files.
+    """
+    from howdah.spark.session import session
+
+    with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
+        from pyspark.sql import functions as F
+
+        truth = _truth(spark, config, labels, id_column, label_column)
+        missing = {id_column, label_column} - set(truth.columns)
+        if missing:
+            raise UsageError(
+                "the labels' table lacks a column",
+                where=labels,
+                expected=", ".join(sorted(missing)),
+                got=", ".join(truth.columns),
+                remedy="name them by --id-column and --label-column",
+            )
+        rows = spark.table(scored)
+        for column, value in partition.items():
+            rows = rows.where(F.col(column).cast("string") == value)
+        comparison = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
+    if comparison["unclear"]:
+        progress(_unclear(labels, comparison["unclear"], comparison["example"]))
+    if not comparison["n"]:
+        raise DataError(
+            "no scored row has a label in this table",
+            where=labels,
+            expected=f"ids in column {id_column!r}, as the scored rows have them",
+            remedy="check --id-column and --label-column",
+        )
+    progress(f"labels of {comparison['n']:,} rows were found in {labels}")
+    return int(comparison["n"]), int(comparison["right"] or 0)
+
+
+def _compared(
+    rows: DataFrame,
+    truth: DataFrame,
+    id_column: str,
+    label_column: str,
+    names: Mapping[str, str] | None,
+) -> SparkRow:
+    """(n: rows with a label, right ones, unclear: those whose id has several, one of these ids).
+
+    Args:
+        rows: scored ones, columns id and label.
+        truth: ids and labels, an id any number of times.
+        names: `targets.label_mapping`.
+    """
+    from pyspark.sql import functions as F
+
+    label = ids.label(F.col(quoted(label_column)).cast("string"))
+    if names:
+        pairs = [F.lit(text) for pair in names.items() for text in pair]
+        label = F.coalesce(F.create_map(*pairs)[label], label)
+    key = F.col(quoted(id_column)).cast("string")
+    truth = truth.select(key.alias("id"), label.alias("found")).dropna().groupBy("id")
+    truth = truth.agg(F.min("found").alias("found"), F.max("found").alias("other"))
+    rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
+    clear = F.col("found") == F.col("other")
+    counted = rows.join(truth, "id").agg(
+        F.count(F.when(clear, 1)).alias("n"),
+        F.count(F.when(clear & (F.col("label") == F.col("found")), 1)).alias("right"),
+        F.count(F.when(~clear, 1)).alias("unclear"),
+        F.min(F.when(~clear, F.col("id"))).alias("example"),
+    )
+    return counted.first()
+
+
+def _truth(
+    spark: SparkSession, config: Config, labels: str, id_column: str, label_column: str
+) -> DataFrame:
+    """The columns of a table or of files with labels, ids spelt as predictions spell them."""
+    if format_of(labels) is None and not storage.exists(labels):
+        truth = spark.table(labels)
+        if id_column not in truth.columns:
+            return truth
+    else:
+        label_files = files.find(labels, None)
+        columns = Columns(text=label_column, id=id_column)
+        options = {"--id-column": id_column, "--label-column": label_column}
+        checks.check(
+            {entry.path: entry for entry in label_files.entries}, label_files.form,
+            [checks.Wanted(name=name, where=where) for where, name in options.items()],
+            config.data.csv, source=labels, root=label_files.root,
+            remedy="name them by these options",
+        )  # fmt: skip
+        truth = files.table(spark, label_files, columns, config.data.csv)
+    spelt = ids.column(truth[quoted(id_column)], truth.schema[id_column].dataType)
+    return truth if spelt is None else truth.withColumn(id_column, spelt)

@@ -1,0 +1,283 @@
+"""One partition: from the source's rows to the output's, its counts and its marker."""
+
+from __future__ import annotations
+
+import datetime
+import posixpath
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from howdah import storage
+from howdah.config.tasks import Task
+from howdah.core.user import user_and_host
+from howdah.data.hive_table import file_format, replace_partition
+from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
+from howdah.models.profile import profile
+from howdah.models.profile.profile import Profile
+from howdah.serving.prediction import frames
+from howdah.serving.prediction.executor import ModelLocation
+from howdah.serving.scoring import marker as markers
+from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
+from howdah.serving.scoring.target import Scorer
+from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
+from howdah.storage import commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Job", "output_columns", "reference_of", "state_of", "sweep"]
+
+_EXAMPLES = 5
+_STALE = 24 * 3600.0
+
+
+def output_columns(task: Task) -> dict[str, str]:
+    """{column: Spark's type} of the output, without its partition's columns."""
+    about = {"model_version": "int", "run_id": "string", "scored_at": "timestamp"}
+    return {**columns_of(task), **about}
+
+
+def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> markers.Files | None:
+    """The state of a partition's files; None: the catalogue has no such partition."""
+    wanted = {column: [value] for column, value in spec.items()}
+    found = [one for one in catalogue.partitions(table, wanted) if one.spec == dict(spec)]
+    if not found:
+        return None
+    location = found[0].location or table.location
+    return markers.files_of(location, listed([location] if location else []))
+
+
+def reference_of(scorer: Scorer, progress: Callable[[str], None]) -> Profile | None:
+    """The model's reference profile; None, said in a line, where it has none."""
+    reference, why = profile.find_reference(scorer.model.path)
+    if reference is None:
+        progress(
+            f"no profiles for `howdah drift`: the model has none of its own ({why});"
+            " `howdah drift --make-reference` makes it"
+        )
+    return reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all partitions of a command have in common."""
+
+    spark: Any
+    scorer: Scorer
+    source: Table
+    output: str
+    columns: Mapping[str, str]
+    options: dict[str, Any]
+    location: ModelLocation
+    framework: str
+    seen: Any
+    """Accumulator of the Python workers."""
+    reference: Profile | None
+    """Profile of the model; None: no profiles are made."""
+    application: str | None
+    text_columns: Sequence[str] | None
+    id_column: str | None
+    most: float
+    """Fraction of rows that may have an error."""
+    partition_column: str
+    """The output's, for the model's name."""
+    progress: Callable[[str], None]
+
+    def score(self, spec: Mapping[str, str], directory: str) -> markers.Marker:
+        """Score a partition and replace it in the output; its marker, which is written.
+
+        Args:
+            spec: {column: value} of the source's partition.
+            directory: of the marker.
+        Raises:
+            TooManyErrors: nothing is replaced.
+            DataError: the partition is gone.
+            StorageError: the partition could not be put in its place.
+        """
+        started = time.monotonic()
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        # Before the rows are read: of a source that changes meanwhile the next run sees it.
+        source = self._state(self.source.name, spec, "the source's partition")
+        found = self.spark.sparkContext.accumulator((frozenset(), None), profiles())
+        counts: dict[str, Any] = {}
+        names: set[str] = set()
+
+        def check(written: DataFrame) -> None:
+            counts.update(_counts(written))
+            if not counts["rows"]:
+                refuse_unread(self.spark, self.source.name, spec, source)
+            names.update(posixpath.basename(path) for path in written.inputFiles())
+            self._require_few_errors(counts, spec)
+
+        target = {**spec, self.partition_column: self.scorer.name}
+        replace_partition(
+            self.spark, self._scored(spec, found, now), self.output, columns=self.columns,
+            partition=target, what="scored rows", check=check, progress=self.progress,
+        )  # fmt: skip
+        output = self._written(target, names)
+        markers.remove(directory)  # it describes the rows before, and the profile of those
+        made = markers.Marker(
+            model=dict(self.scorer.identity), source_table=self.source.name, source=source,
+            options=self.options, output_table=self.output, output=output,
+            partition=text_of(spec), **counts, profile=self._profile(found, directory),
+            framework=self.framework, scored_at=now.isoformat(),
+            seconds=round(time.monotonic() - started, 1), application=self.application,
+            by=user_and_host(),
+        )  # fmt: skip
+        markers.write(directory, made)
+        if output.location is not None:
+            sweep(output.location, self.progress)
+        return made
+
+    def _scored(self, spec: Mapping[str, str], found: Any, now: datetime.datetime) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        self.spark.catalog.refreshTable(self.source.name)  # a session keeps what it has listed
+        values = {column: [value] for column, value in spec.items()}
+        rows = rows_of(self.spark.table(self.source.name), values)
+        chosen = frames.id_and_text(
+            rows, self.scorer.model.info, source=self.source.name, text_columns=self.text_columns,
+            id_column=self.id_column,
+        )  # fmt: skip
+        own = {name: kind for name, kind in self.columns.items() if name != "run_id"}
+        returned = {n: k for n, k in own.items() if n not in ("model_version", "scored_at")}
+        schema = ", ".join(f"{n} {kind}" for n, kind in {**returned, "run_id": "string"}.items())
+        scorer = RowScorer(
+            self.location, self.framework, self.seen, reference=self.reference, found=found
+        )
+        version = F.lit(self.scorer.version).cast("int")
+        at = F.lit(now.strftime("%Y-%m-%d %H:%M:%S")).cast("timestamp")  # the session's zone is UTC
+        scored = chosen.mapInArrow(scorer, schema)
+        return scored.withColumns({"model_version": version, "scored_at": at})
+
+    def _require_few_errors(self, counts: Mapping[str, Any], spec: Mapping[str, str]) -> None:
+        rows, errors = counts["rows"], counts["errors"]
+        if errors <= self.most * rows:
+            return
+        shown = "; ".join(
+            f"{one['error']}: {one['rows']:,} (id {one['example']})" for one in counts["reasons"]
+        )
+        raise TooManyErrors(
+            "too many rows of the partition have no usable text; nothing is replaced",
+            where=f"{self.source.name} {text_of(spec)}",
+            expected=f"at most {self.most:.2%} of the rows (score.max_error_fraction)",
+            got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",
+            remedy="check the columns of the text, or raise score.max_error_fraction",
+        )
+
+    def _state(self, table: str, spec: Mapping[str, str], what: str) -> markers.Files:
+        catalogue = Catalogue.of(self.spark)
+        there = catalogue.table(table)
+        state = None if there is None else state_of(catalogue, there, spec)
+        if state is None:
+            raise DataError(
+                f"{what} is gone", where=f"{table} {text_of(spec)}", remedy="run it again"
+            )
+        return state
+
+    def _written(self, target: Mapping[str, str], names: set[str]) -> markers.Files:
+        """The state of the partition, which must be the one that this process has written."""
+        what = "the partition that was just written"
+        state = self._state(self.output, target, what)
+        there = {posixpath.basename(path) for path, *_ in listed([state.location or ""])}
+        if there != names:
+            raise StorageError(
+                f"{what} holds other files: another process has replaced it",
+                where=state.location,
+                remedy="see that one command at a time scores a partition; its marker is not"
+                " written, so the next run scores it again",
+            )
+        return state
+
+    def _profile(self, found: Any, directory: str) -> str | None:
+        """Write the merged profile beside the marker; its name."""
+        if self.reference is None:
+            return None
+        _, merged = found.value
+        merged = Profile.like(self.reference) if merged is None else merged
+        storage.write_whole(storage.join(directory, profile.PROFILE), merged.to_bytes())
+        return profile.PROFILE
+
+
+def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: markers.Files) -> None:
+    """Fail where no row of a partition was read whose files have rows.
+
+    The metastore chooses a table's partitions by their values, and compares them by its own rules:
+    were none of its rows found, the partition would be done, and never be looked at again.
+
+    Args:
+        state: of the partition's files.
+    Raises:
+        DataError: its files have rows.
+    """
+    if state.location is None or not state.bytes:
+        return
+    form = file_format(spark, table)
+    if form not in ("parquet", "orc"):
+        return
+    if spark.read.format(form).load(path_of(state.location)).isEmpty():
+        return
+    raise DataError(
+        "a partition's files have rows, but reading the table by its values finds none",
+        where=f"{table} {text_of(spec)}",
+        got=f"{state.files} files, {state.bytes:,} bytes in {state.location}",
+        remedy="add the partition in the spelling that its column's type has (5, not 05), and drop"
+        " the other one",
+    )
+
+
+def sweep(location: str, progress: Callable[[str], None]) -> None:
+    """Remove what killed runs left beside a partition, after a day without change.
+
+    Args:
+        location: the partition's directory, as the catalogue has it.
+        progress: takes a line for each that is removed.
+    """
+    place = path_of(location)
+    left = re.compile(rf"\.(tmp|old)-{re.escape(storage.name(place))}\.[0-9a-f]{{8}}")
+    for path in commit.sweep(
+        storage.list_dir(storage.parent(place), unfinished=True),
+        lambda entry: left.fullmatch(entry.name) and _newest(entry) < time.time() - _STALE,
+    ):
+        progress(f"removed what a killed run had left: {path}")
+
+
+def _newest(entry: storage.Entry) -> float:
+    """The latest modification of a file or directory, or of anything in it."""
+    if not entry.is_dir:
+        return entry.modified
+    try:
+        inside = storage.list_dir(entry.path, unfinished=True)
+    except NotFound:  # another process has removed it
+        return entry.modified
+    return max([entry.modified, *map(_newest, inside)])
+
+
+def _counts(written: DataFrame) -> dict[str, Any]:
+    """{rows, errors, labels, reasons} of the written rows."""
+    from pyspark.sql import functions as F
+
+    names = [name for name in ("label", "labels") if name in written.columns]
+    reasons = (
+        written.groupBy("error").agg(F.count("*").alias("rows"), F.min("id").alias("id")).collect()
+    )
+    labels: dict[str, int] = {}
+    for name in names:
+        each = F.explode(name) if name == "labels" else F.col(name)
+        counted = written.select(each.alias("label")).groupBy("label").count().collect()
+        labels = {row["label"]: row["count"] for row in counted if row["label"] is not None}
+    failed = sorted(
+        (row for row in reasons if row["error"] is not None), key=lambda row: -row["rows"]
+    )
+    return {
+        "rows": sum(row["rows"] for row in reasons),
+        "errors": sum(row["rows"] for row in failed),
+        "labels": dict(sorted(labels.items())),
+        "reasons": [
+            {"error": row["error"], "rows": row["rows"], "example": row["id"]}
+            for row in failed[:_EXAMPLES]
+        ],
+    }

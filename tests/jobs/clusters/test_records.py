@@ -1,0 +1,210 @@
+"""application.json of a run directory is another's letter: what it may not make a command do."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from howdah.cli import jobs as commands
+from howdah.config import loader
+from howdah.core.processes import boot_id, process_start
+from howdah.errors import ClusterError, DataError
+from howdah.jobs import record
+from howdah.jobs.clusters import application as control
+from howdah.jobs.clusters.application import listed
+from howdah.jobs.record import Record
+from howdah.jobs.submit import Claims
+from howdah.training.run.local_dir import RankRecord
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def victim():
+    """A process of the operator's that no job has started."""
+    with subprocess.Popen(["sleep", "3000"]) as process:
+        yield process
+        process.kill()
+
+
+def letter(tmp_path, **values):
+    """application.json as any user with write permission in the run directory could write it."""
+    fields = {
+        "token": "t", "kind": "training", "user": "", "application": "local-1", "on": "local",
+        "run_directory": str(tmp_path / "run"), "directory": str(tmp_path / "theirs"),
+        "fingerprint": "f", "submitted": time.time(),
+        "host": socket.gethostname(), "boot": boot_id(), "pid": 1, "start": 1, **values,
+    }  # fmt: skip
+    folder = tmp_path / "run" / "job"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "application.json").write_text(json.dumps(fields))
+    return fields
+
+
+def named(tmp_path, victim, monkeypatch, **values):
+    monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
+    letter(tmp_path, pid=victim.pid, start=process_start(victim.pid), **values)
+    return commands.find(str(tmp_path / "run"), None)
+
+
+@pytest.mark.parametrize("application", ["local-1", "../../../run", "local-1/../local-1"])
+def test_kill_signals_no_process_that_only_the_run_directory_names(
+    tmp_path, victim, monkeypatch, application
+):
+    found = named(tmp_path, victim, monkeypatch, application=application)
+    assert found.record.driver_lives
+    with pytest.raises(ClusterError, match="not this user's"):
+        found.kill(save=False, save_seconds=1, progress=print)
+    assert victim.poll() is None
+
+
+def test_kill_signals_the_process_of_the_private_record(tmp_path, victim, monkeypatch):
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    found = named(tmp_path, victim, monkeypatch, directory=str(directory))
+    found.record.write(private=True)
+    found.kill(save=False, save_seconds=1, progress=print)
+    assert victim.wait(20) == -signal.SIGTERM
+
+
+def test_logs_of_another_directory_are_not_read(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "driver.log").symlink_to("/etc/hostname")
+    letter(tmp_path)
+    with pytest.raises(ClusterError, match="not this user's"):
+        commands.find(str(tmp_path / "run"), None).container_logs(print)
+
+
+def test_logs_do_not_follow_a_link(tmp_path):
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    (directory / "driver.log").symlink_to("/etc/hostname")
+    letter(tmp_path, directory=str(directory))
+    found = commands.find(str(tmp_path / "run"), None)
+    found.record.write(private=True)
+    with pytest.raises(OSError, match="symbolic"):
+        found.container_logs(print)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", '{"application": 1}', '{"application": "local-1"}', "{", '{"start": null}']
+)
+def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
+    fields = letter(tmp_path)
+    good = tmp_path / "cache" / "jobs" / "local-1"
+    bad = tmp_path / "cache" / "jobs" / "local-2"
+    good.mkdir(parents=True)
+    bad.mkdir()
+    (good / "application.json").write_text(json.dumps(fields))
+    (bad / "application.json").write_text(text)
+    assert [one["application"] for one in listed(finished=True)] == ["local-1"]
+    (tmp_path / "run" / "job" / "application.json").write_text(text)
+    with pytest.raises(DataError, match=r"application\.json|JSON|not whole"):
+        commands.find(str(tmp_path / "run"), None)
+
+
+def test_a_record_writes_nowhere_that_it_points_to(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    letter(tmp_path, run_directory=str(tmp_path / "other"), application="")
+    found = record.read(str(tmp_path / "run"))
+    found.write()
+    assert found.run_directory == str(tmp_path / "run")
+    assert not (tmp_path / "other").exists() and list(theirs.iterdir()) == []
+
+
+# ----------------------------------------------------------------------- another machine's job
+def elsewhere(tmp_path, *, clock=0.0, age=0.0):
+    """A job on another machine, whose clock is wrong, and whose status is so old."""
+    now = time.time()
+    letter(tmp_path, host="another", submitted=now + clock - 600)
+    status = tmp_path / "run" / "job" / "status.json"
+    status.write_text(
+        json.dumps({"application": "local-1", "state": "running", "updated": now + clock})
+    )
+    os.utime(status, (now - age, now - age))
+    return commands.find(str(tmp_path / "run"), None).record, status
+
+
+@pytest.mark.parametrize("clock", [-3600.0, -130.0, 0.0, 3600.0])
+def test_a_live_job_lives_whatever_its_machines_clock_says(tmp_path, clock):
+    job, _ = elsewhere(tmp_path, clock=clock, age=2.0)
+    assert job.driver_lives
+    ours = Record.of_this_process(token="y", on="local", run_directory=job.run_directory)
+    local = commands.cluster_of(
+        "local", loader.from_dict({"run": {"directory": job.run_directory}})
+    )
+    assert Claims(local, lambda name: local).acquire(ours) == job
+
+
+@pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
+def test_a_dead_job_is_dead_whatever_its_machines_clock_says(tmp_path, clock):
+    job, _ = elsewhere(tmp_path, clock=clock, age=150.0)
+    assert not job.driver_lives
+
+
+def test_a_status_that_changes_is_of_a_live_job(tmp_path):
+    job, status = elsewhere(tmp_path, age=150.0)
+    assert not job.driver_lives
+    fields = json.loads(status.read_text())
+    status.write_text(json.dumps({**fields, "updated": fields["updated"] + 5}))
+    os.utime(status, (1.0, 1.0))  # as a storage may show it that copies times
+    assert job.driver_lives
+
+
+# ------------------------------------------------------------------- a server's address on YARN
+def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
+    """Without tokens any user who may write the model's directory can set the address."""
+    from howdah.yarn.server import _health
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(200 if len(asked) == 1 else 302)
+            self.send_header("Location", "/elsewhere/health")
+            self.end_headers()
+            self.wfile.write(b'{"status": "ready"}')
+
+        def log_message(self, *words):
+            pass
+
+    (tmp_path / "health").write_text('{"status": "ready"}')
+    asked = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert _health(url) == {"status": "ready"}
+        assert _health(url) is None  # moved
+        server.shutdown()
+    assert asked == ["/health", "/health"]
+    assert _health(f"file://{tmp_path}") is None
+    assert _health("http://127.0.0.1:99999") is None
+
+
+# ------------------------------------------------------------------------------- ranks' records
+def test_a_rank_record_does_not_name_any_process(tmp_path, victim):
+    RankRecord(
+        rank=0, pid=victim.pid, start=process_start(victim.pid), host=socket.gethostname()
+    ).write(str(tmp_path))
+    (found,) = RankRecord.read_all(str(tmp_path))
+    found.send(signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        victim.wait(0.5)
+    argv = [sys.executable, "-c", "import time; time.sleep(3000)"]
+    with subprocess.Popen(argv, env={"HOWDAH_STARTED": "1.0"}) as rank:
+        mine = RankRecord(
+            rank=0, pid=rank.pid, start=process_start(rank.pid), host=socket.gethostname()
+        )
+        while rank.poll() is None:  # until its environment is the new program's
+            mine.send(signal.SIGKILL)
+        assert rank.wait(20) == -signal.SIGKILL

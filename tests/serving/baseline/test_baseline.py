@@ -1,0 +1,175 @@
+"""`howdah baseline`: measured on the dataset's own splits, shown in the report, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+from howdah import storage
+from howdah.cli import app, run
+from howdah.config.loader import from_dict
+from howdah.config.metric_table import metrics_of
+from howdah.data.splits.shards import ShardSet
+from howdah.errors import ConfigError, DataError, ModelError
+from howdah.models.runs import baseline as results
+from howdah.serving.baseline import local
+from howdah.serving.baseline.run import measure_baseline
+from howdah.serving.report import report
+from tests.fixtures.dataset import build_dataset
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, tiny_model_dir):
+    path = str(tmp_path_factory.mktemp("baseline") / "v=7")
+    rows = {"train": 400, "validation": 60, "test": 60}
+    return build_dataset(path, model_dir=tiny_model_dir, rows=rows, seed=7)
+
+
+def config(dataset, directory, **sections):
+    return from_dict(
+        {"data": {"dataset": dataset.path}, "run": {"directory": str(directory)}, **sections}
+    )
+
+
+def measured(dataset, directory, **sections):
+    lines: list[str] = []
+    found = measure_baseline(config(dataset, directory, **sections), progress=lines.append)
+    return found, lines
+
+
+def finished_run(directory, dataset_path: str, metrics: dict) -> None:
+    run_json = {
+        "run_id": "r-1", "name": "r", "status": "finished", "metrics": metrics,
+        "attempts": [{"attempt": 1, "dataset": dataset_path}],
+    }  # fmt: skip
+    storage.write_whole(storage.join(str(directory), "run.json"), json.dumps(run_json).encode())
+
+
+def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, capsys):
+    words = ["--set", f"data.dataset={dataset.path}", "--set", f"run.directory={tmp_path}/run"]
+    code = run(lambda: app(["baseline", *words, "--json"], standalone_mode=False), as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    stored = storage.read_json(f"{tmp_path}/run/baseline.json")
+    assert stored == {k: v for k, v in found.items() if k != "path"}
+    assert {name: m["rows"] for name, m in found["metrics"].items()} == {
+        "validation": 60, "test": 60,
+    }  # fmt: skip
+    assert found["dataset_hash"] == dataset.manifest.dataset_hash
+    assert set(metrics_of("single_label")) <= set(found["metrics"]["test"])
+    assert found["metrics"]["test"]["accuracy"] > 0.8  # four classes, words tell them apart
+    assert set(found["tried"]) == {"1", "10"} and found["converged"] is True
+    assert f"{found['c']:g}" == max(found["tried"], key=found["tried"].get)
+    assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "baseline.npz"]
+
+
+def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
+    found, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
+    finished_run(tmp_path / "other", dataset.path, found["metrics"])
+    _, lines = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
+    assert any("report renewed" in line for line in lines)
+    page = storage.read_text(f"{tmp_path}/other/report.html")
+    value = found["metrics"]["test"]["accuracy"]
+    assert f"test accuracy: baseline {value:.4f}, model {value:.4f} (not better)" in page
+    finished_run(tmp_path / "other", "elsewhere/v=8", found["metrics"])
+    page = storage.read_text(report.write(str(tmp_path / "other")))
+    assert "of another dataset" in page and "not better" not in page
+
+
+def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path):
+    rows = {"train": 30, "test": 10}
+    for number in (1, 2):
+        build_dataset(
+            f"{tmp_path}/data/v={number}", model_dir=tiny_model_dir, rows=rows, seed=number
+        )
+    given = from_dict(
+        {
+            "data": {"dataset": f"{tmp_path}/data"}, "run": {"directory": f"{tmp_path}/run"},
+            "baseline": {"c": 1.0},
+        }
+    )  # fmt: skip
+    os.makedirs(tmp_path / "run")
+    for number in (1, 2):
+        finished_run(tmp_path / "run", f"{tmp_path}/data/v={number}", {})
+        found = measure_baseline(given, progress=lambda line: None)
+        assert found["dataset"].endswith(f"v={number}")
+
+
+def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
+    os.makedirs(tmp_path / "run")
+    (tmp_path / "run" / "run.json").write_text('{"status": "running"}')
+    _, lines = measured(dataset, tmp_path / "run", baseline={"c": 1.0})
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "baseline.json", "baseline.npz", "run.json",
+    ]  # fmt: skip
+    assert not any("report" in line for line in lines)
+
+
+def test_it_is_measured_once_for_a_dataset_version_and_found_by_other_runs(
+    dataset, tmp_path, monkeypatch
+):
+    options = {"baseline": {"c": 0.5}}
+    first, _ = measured(dataset, tmp_path / "a", **options)
+    monkeypatch.setattr(local, "measure", lambda *of: pytest.fail("it is measured already"))
+    second, lines = measured(dataset, tmp_path / "b", **options)
+    assert {**second, "path": None} == {**first, "path": None}
+    assert any("measured on this dataset version before" in line for line in lines)
+    # A run that never asked for it is compared with it, row by row.
+    given = config(dataset, tmp_path / "c", **options)
+    found = results.find(str(tmp_path / "c"), dataset.path, dataset.manifest.dataset_hash, given)
+    labels = np.concatenate([ShardSet(dataset, "test").labels[n] for n in range(1)])
+    predicted = found.predicted("test")
+    assert len(predicted) == 60
+    assert (predicted[: len(labels)] == labels).mean() > 0.7
+    # Other options, or another dataset, are another baseline.
+    other = config(dataset, tmp_path / "c", baseline={"c": 0.25})
+    assert results.find(str(tmp_path / "c"), dataset.path, found.dataset_hash, other) is None
+    assert results.find(str(tmp_path / "c"), dataset.path, "other", given) is None
+
+
+def test_predictions_of_another_measurement_are_not_taken(dataset, tmp_path):
+    measured(dataset, tmp_path / "run", baseline={"c": 2.0})
+    found = results.read(str(tmp_path / "run"))
+    assert found.predicted("test") is not None
+    os.remove(tmp_path / "run" / "baseline.npz")
+    assert found.predicted("test") is None
+    np.savez(tmp_path / "run" / "baseline.npz", test=np.zeros(60, np.int32))
+    assert found.predicted("test") is None
+
+
+def test_class_weights_are_the_models(dataset, tmp_path):
+    heavy = {"class_weights": {"stars": 1e6}}
+    plain, _ = measured(dataset, tmp_path / "a", baseline={"c": 1.0})
+    found, _ = measured(dataset, tmp_path / "b", baseline={"c": 1.0}, training=heavy)
+    recall = {
+        name: one["metrics"]["test"]["per_class"]["stars"]["recall"]
+        for name, one in (("plain", plain), ("heavy", found))
+    }
+    assert recall["heavy"] == 1.0
+    assert found["metrics"]["test"]["accuracy"] < plain["metrics"]["test"]["accuracy"]
+
+
+def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        measured(dataset, tmp_path / "run", baseline={"max_bytes": "1 MiB", "min_rows": 3})
+    error = caught.value
+    assert error.where == "baseline.max_bytes" and "0.000977 GiB" in error.expected
+    assert "400 rows" in error.got and "4 classes" in error.got and "--spark" in error.remedy
+    assert not os.path.exists(tmp_path / "run" / "baseline.json")
+
+
+def test_a_dataset_without_rows_to_evaluate_is_refused(tiny_model_dir, tmp_path):
+    only = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, rows={"train": 20})
+    with pytest.raises(DataError, match="nothing to evaluate"):
+        measured(only, tmp_path / "run")
+
+
+def test_a_file_that_is_no_baseline_is_refused_and_named_in_the_report(tmp_path):
+    (tmp_path / "baseline.json").write_text('{"metrics": 3}')
+    with pytest.raises(ModelError, match="no baseline"):
+        results.read(str(tmp_path))
+    finished_run(tmp_path, "v=1", {})
+    assert "the file is no baseline" in storage.read_text(report.write(str(tmp_path)))

@@ -1,0 +1,264 @@
+"""`howdah threshold`: from a run to served predictions, and to the next published version."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from howdah import storage
+from howdah.config.loader import from_dict
+from howdah.errors import DataError, ModelError, UsageError
+from howdah.models.decision import Decision, scores_of
+from howdah.models.export.export import export
+from howdah.models.opened.opened import open_model
+from howdah.models.profile.profile import PROFILE, Profile, find_reference, read
+from howdah.models.profile.reference import make
+from howdah.serving.decision.threshold import Asked, decide
+from howdah.serving.drift.judge import judge
+from howdah.serving.prediction.classify import classify
+from howdah.serving.prediction.rows import Outputs, Row, as_json
+from howdah.serving.registry.publish import publish
+from howdah.serving.scoring.target import find_scorer
+from tests.support.models.finished_run import make_run
+from tests.support.models.tiny_model import words
+
+LABELS = ["ham", "spam"]
+
+
+def rows_of(count, seed, classes=2):
+    random = np.random.default_rng(seed)
+    labels = (random.random(count) < 0.2).astype(int)
+    logits = np.zeros((count, classes))
+    logits[:, 1] = random.normal(-3.2, 1.2, count) + 2.5 * labels
+    texts = [" ".join(random.choice(words(), 8)) for _ in range(count)]
+    return texts, labels.tolist(), logits
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run with predictions, and a real export of the tiny model."""
+    made = make_run(
+        str(tmp_path), LABELS,
+        {"train": rows_of(20, 1), "validation": rows_of(800, 2), "test": rows_of(800, 3)},
+    )  # fmt: skip
+    base = f"{tmp_path}/base"
+    from howdah.models.weights.pretrained import load_base
+
+    found = load_base(base, label_names=LABELS)
+    random = np.random.default_rng(0)
+    width = found.config["dim"]
+    head = {
+        "pre_classifier.weight": random.standard_normal((width, width)).astype(np.float32),
+        "pre_classifier.bias": np.zeros(width, np.float32),
+        "classifier.weight": random.standard_normal((2, width)).astype(np.float32),
+        "classifier.bias": np.zeros(2, np.float32),
+    }
+    info = storage.read_json(f"{made}/export/howdah.json")
+    storage.remove(f"{made}/export", recursive=True)
+    export(
+        f"{made}/export", weights={**found.weights, **head}, base_config=found.config,
+        tokenizer_files=found.tokenizer_files, label_names=LABELS,
+        run_info={
+            "run_id": info["run_id"], "max_length": 64, "clean": {}, "step": 40,
+            "framework": "torch",
+            "base": {"source": base, "hash": found.hash},
+            "dataset": {**info["dataset"], "rows": {}},
+            "tokenizer_hash": from_files(found.tokenizer_files),
+        },
+    )  # fmt: skip
+    return made
+
+
+def from_files(files):
+    from howdah.data.encode import Encoder
+
+    return Encoder(files, "base").hash
+
+
+def info_of(run):
+    return storage.read_json(f"{run}/export/howdah.json")
+
+
+def test_a_threshold_is_fitted_on_validation_and_measured_on_test(run):
+    before = info_of(run)
+    found = decide(run, Asked(metric="f1", labels=("spam",)))
+    least = found["decision"]["thresholds"]["spam"]
+    assert 0.05 < least < 0.5 and found["rows"] == 800
+    assert found["after"]["per_class"]["spam"]["f1"] > found["before"]["per_class"]["spam"]["f1"]
+    after = info_of(run)
+    assert after.pop("decision")["thresholds"] == {"spam": least}
+    assert after == before  # the weights' hash too
+    assert open_model(run).decision == Decision(thresholds={"spam": least})
+    again = decide(run, Asked(reset=True))
+    assert again["replaced"] == {"thresholds": {"spam": least}} and info_of(run) == before
+    leftover = [entry.name for entry in storage.list_dir(run) if entry.name.startswith("export.")]
+    assert leftover == []
+
+
+def test_rejected_rows_have_scores_no_label_and_no_error(run):
+    plain = open_model(run)
+    texts = [" ".join(words()[n : n + 5]) for n in range(0, 60, 3)]
+    rows = [*(Row(str(n), text) for n, text in enumerate(texts)), Row("e", " ")]
+    unchanged = classify(plain, rows)
+    middle = float(np.median([one.scores.max() for one in unchanged[:-1]]))
+    decide(f"{run}/export", Asked(reject_below=middle))
+    served = open_model(run)
+    assert served.reject_below == middle and served.temperature == 1.0
+    found = classify(served, rows)
+    for one, other in zip(found[:-1], unchanged[:-1], strict=True):
+        assert np.array_equal(one.scores, other.scores)
+        assert one.rejected == (other.scores.max() < middle)
+        assert one.label == (None if one.rejected else other.label) and one.error is None
+    assert 0 < sum(one.rejected for one in found) < len(texts)
+    assert found[-1].error and not found[-1].rejected
+    outputs = Outputs(task="single_label", labels=LABELS)
+    said = json.loads(as_json(next(one for one in found if one.rejected), outputs, "r"))
+    assert said["label"] is None and said["rejected"] is True and "error" not in said
+
+
+def test_a_temperature_is_applied_to_all_scores(run):
+    plain = open_model(run)
+    text = [" ".join(words()[:7])]
+    decide(run, Asked(calibrate=True, coverage=0.9))
+    served = open_model(run)
+    assert served.temperature != 1.0
+    assert served.reject_below == pytest.approx(info_of(run)["decision"]["reject_below"])
+    one, other = plain.scores(text)[0], served.scores(text)[0]
+    assert np.log(other[0] / other[1]) == pytest.approx(
+        np.log(one[0] / one[1]) / served.temperature, rel=1e-4
+    )
+    kept = info_of(run)["decision"]["test"]["after"]["coverage"]
+    assert kept == pytest.approx(0.9, abs=0.05)
+
+
+def test_a_changed_decision_is_a_new_version(run, tmp_path):
+    config = from_dict(
+        {"run": {"name": "made", "directory": run}, "publish": {"directory": f"{tmp_path}/models"}}
+    )
+
+    def published():
+        return publish(config, lambda *of: pytest.fail("nothing to evaluate"))
+
+    assert published()["version"] == 1 and not published()["changed"]
+    decide(run, Asked(metric="f1", labels=("spam",)))
+    second = published()
+    assert (second["version"], second["changed"], published()["changed"]) == (2, True, False)
+    assert open_model(f"{tmp_path}/models/made").decision.thresholds
+    assert not open_model(f"{tmp_path}/models/made/v=1").decision.thresholds
+    decide(run, Asked(reset=True))
+    assert published()["version"] == 1  # that version is there already
+    with pytest.raises(ModelError, match="never altered"):
+        decide(f"{tmp_path}/models/made/v=2", Asked(calibrate=True))
+    with pytest.raises(ModelError, match="never altered"):
+        decide(f"{tmp_path}/models/made", Asked(calibrate=True))
+
+
+def judged(run, seed):
+    """The verdict on new rows of the source that the run's rows are of, as `howdah score` counts
+    them: by the model's scores with its decision."""
+    reference, why = find_reference(f"{run}/export")
+    assert reference is not None, why
+    info = info_of(run)
+    decision = Decision.of(info, LABELS, "single_label", run)
+    _, labels, logits = rows_of(3_000, seed)
+    part = Profile.like(reference)
+    scores = decision.scores("single_label", logits).astype(np.float32)
+    part.add(scores)
+    answers = decision.rule("single_label", LABELS).answers(scores)
+    joined = [LABELS[of] == said for of, said in zip(labels, answers, strict=True) if said]
+    return judge(reference, part, labelled=(len(joined), sum(joined)))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"calibrate": True},
+        {"metric": "f1", "labels": ("spam",)},
+        {"calibrate": True, "coverage": 0.7},
+    ],
+)
+def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
+    _, labels, logits = rows_of(4_000, 2)
+    scores = scores_of("single_label", logits).astype(np.float32)
+    own = make(
+        scores, scores.argmax(1) == labels, task="single_label", labels=LABELS, split="validation"
+    )
+    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
+    decide(run, Asked(**asked))
+    verdict = judged(run, 9)
+    assert verdict.alarms == (), [column.sentence for column in verdict.alarms]
+    assert verdict.column("accuracy").state == "ok"
+    decide(run, Asked(reset=True))
+    assert read(f"{run}/export/{PROFILE}").bins.decision == Decision()
+    assert judged(run, 10).alarms == ()
+
+
+def test_a_profile_of_another_decision_is_no_reference(run):
+    scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
+    own = make(scores, scores[:, 0] > 0.5, task="single_label", labels=LABELS, split="validation")
+    decide(run, Asked(calibrate=True))
+    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
+    found, why = find_reference(f"{run}/export")
+    assert found is None and "another decision" in why
+
+
+def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
+    before = find_scorer(run, "models").identity
+    decide(run, Asked(reject_below=0.75))
+    after = find_scorer(run, "models").identity
+    assert before["decision"] is None and after["decision"]
+    assert {key for key in before if before[key] != after[key]} == {"decision"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(calibrate=True, split="test"), "not fitted on test"),
+        (Asked(calibrate=True, split="train"), "has not learnt"),
+        (Asked(), "say what"),
+        (Asked(metric="auc", labels=("spam",)), "unknown metric"),
+        (Asked(metric="f1"), "one label can have"),
+        (Asked(metric="f1", labels=("eggs",)), "no such label"),
+        (Asked(metric="f1", labels=("spam",), coverage=0.9), "one export"),
+        (Asked(coverage=0.9, accuracy=0.9), "one way"),
+        (Asked(accuracy=1.5), "(?s)no share.*for example --accuracy 0.9"),
+        (Asked(reset=True, calibrate=True), "nothing else"),
+    ],
+)
+def test_what_is_refused(run, asked, said):
+    before = info_of(run)
+    with pytest.raises(UsageError, match=said):
+        decide(run, asked)
+    assert info_of(run) == before
+
+
+def test_an_accuracy_that_no_rows_reach(run, tmp_path):
+    texts, labels, logits = rows_of(100, 5)
+    wrong = [1 - int(row.argmax()) for row in logits]
+    other = make_run(f"{tmp_path}/x", LABELS, {"train": (texts, labels, logits),
+                                               "validation": (texts, wrong, logits)})  # fmt: skip
+    info = storage.read_json(f"{other}/export/howdah.json")
+    info |= {"labels": LABELS, "weights_sha256": "0"}
+    storage.write_whole(f"{other}/export/howdah.json", json.dumps(info).encode())
+    storage.write_whole(f"{other}/export/config.json", b"{}")
+    with pytest.raises(DataError, match="so often") as caught:
+        decide(other, Asked(accuracy=0.9))
+    assert "at best" in caught.value.got
+
+
+def test_the_command(run):
+    def howdah(*options):
+        return subprocess.run(
+            [sys.executable, "-m", "howdah.cli", "threshold", "--model", run, *options],
+            capture_output=True, text=True,
+        )  # fmt: skip
+
+    refused = howdah("--accuracy", "0.9", "--split", "test")
+    assert refused.returncode == 2 and "not fitted on test" in refused.stderr
+    done = howdah("--accuracy", "0.97", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["after"]["accuracy"] > found["before"]["accuracy"]
+    assert found["after"]["coverage"] < 1.0

@@ -1,0 +1,22 @@
+"""The model of this folder's tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from howdah.config.data import CleanOptions, Columns
+from howdah.data.encode import Encoder
+from howdah.models.opened.opened import ServedModel
+from howdah.serving.prediction import predict as predictor
+from tests.serving.prediction.parity import LABELS, parity_forward
+
+
+@pytest.fixture
+def served(tiny_model_dir, monkeypatch) -> ServedModel:
+    model = ServedModel(
+        path="somewhere", framework="torch", labels=LABELS, run_id="run-9", max_length=64,
+        clean=CleanOptions(), columns=Columns(id="key"), encoder=Encoder.load(tiny_model_dir),
+        gpu=False, forward=parity_forward, positions=512,
+    )  # fmt: skip
+    monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
+    return model

@@ -1,0 +1,114 @@
+"""`howdah report`: one run again, several side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from howdah import storage
+from howdah.errors import AlreadyExists, DataError, UsageError
+from howdah.serving.report.comparison import MOST, compare
+from tests.serving.report.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
+
+
+@pytest.fixture
+def runs(run_directory, tmp_path):  # noqa: F811
+    """Two runs of one name: the second has another learning rate, and a higher accuracy."""
+    other = str(tmp_path / "other")
+    shutil.copytree(run_directory, other)
+    metrics = storage.read_json(f"{other}/run.json")["metrics"]
+    metrics["test"] |= {"accuracy": 0.999, "loss": 9.0}
+    edit_run(other, run_id="zoo-2", metrics=metrics)
+    for directory, rate in ((run_directory, "1e-4"), (other, "3e-4")):
+        edit_run(directory, dataset_hash="d1")
+        text = f"run: {{name: zoo}}\ntraining: {{learning_rate: {rate}, seed: 1}}\n"
+        storage.write_whole(f"{directory}/config.yaml", text.encode())
+    return [run_directory, other]
+
+
+def howdah(*words, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *words], cwd=cwd, capture_output=True, text=True
+    )
+
+
+def test_runs_side_by_side(runs, tmp_path):
+    path = str(tmp_path / "page.html")
+    found = compare(runs, path)
+    assert found["same_dataset"]
+    assert found["differing"] == {"training.learning_rate": [0.0001, 0.0003]}
+    assert found["runs"][1]["metrics"]["test"]["accuracy"] == 0.999
+    page = storage.read_text(path)
+    assert '<td class="best">0.9990</td>' in page
+    # Of a loss the lower one is the best.
+    assert "9.0000" in page and '<td class="best">9.0000</td>' not in page
+    for part in ("1 zoo", "2 zoo", "zoo-1", "zoo-2", "training.learning_rate", "1,234"):
+        assert part in page
+    assert "different datasets" not in page and "training.seed" not in page
+    titles = {text for svg in svgs(page) for text in texts(svg)}
+    assert {"Training loss", "validation accuracy", "1 zoo", "2 zoo"} <= titles
+    assert not re.search(r"(src|href)=.https?:", page.replace("xlink:href", ""))
+
+
+def test_runs_on_other_datasets_are_said_to_be(runs, tmp_path):
+    edit_run(runs[1], dataset_hash="d2")
+    path = str(tmp_path / "page.html")
+    assert not compare(runs, path)["same_dataset"]
+    assert "different datasets" in storage.read_text(path)
+
+
+def test_a_run_without_figures_stands_beside_others(runs, tmp_path):
+    edit_run(runs[1], metrics={}, status="running", name="<b>")
+    storage.write_whole(f"{runs[1]}/metrics.jsonl", b"")
+    storage.remove(f"{runs[1]}/config.yaml")
+    path = str(tmp_path / "page.html")
+    compare(runs, path)
+    page = storage.read_text(path)
+    assert "2 &lt;b&gt;" in page and "<b>" not in page
+
+
+def test_what_cannot_be_compared(runs, tmp_path):
+    with pytest.raises(DataError, match="no run directory"):
+        compare([runs[0], str(tmp_path)], str(tmp_path / "page.html"))
+    with pytest.raises(UsageError, match="so many"):
+        compare([runs[0]] * (MOST + 1), str(tmp_path / "page.html"))
+    for text in ("run: {name: 2026-13-45}", "run: {name: {{ x }}}"):  # PyYAML's own ValueError...
+        storage.write_whole(f"{runs[1]}/config.yaml", text.encode())
+        with pytest.raises(DataError, match="configuration cannot be read") as caught:
+            compare(runs, str(tmp_path / "page.html"))
+        assert caught.value.where == f"{runs[1]}/config.yaml, line 1"
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_only_a_page_of_runs_is_replaced(runs, tmp_path):
+    page = tmp_path / "page.html"
+    compare(runs, str(page))
+    first = page.read_bytes()
+    edit_run(runs[1], name="again")
+    compare(runs, str(page))
+    assert page.read_bytes() != first
+    report = storage.join(runs[0], "report.html")
+    storage.write_whole(report, b"<!DOCTYPE html>\n<html><title>Run zoo</title>")
+    kept = tmp_path / "keep.csv"
+    kept.write_text("text,label\n")
+    for path in (str(kept), report, str(tmp_path)):
+        with pytest.raises(AlreadyExists, match="no page of compared runs") as refused:
+            compare(runs, path)
+        assert (refused.value.where, bool(refused.value.remedy)) == (path, True)
+    assert kept.read_text() == "text,label\n"
+
+
+def test_the_command(runs, tmp_path):
+    again = howdah("report", runs[0], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == {"path": os.path.join(runs[0], "report.html")}
+    both = howdah("report", *runs, cwd=tmp_path)
+    assert (both.returncode, both.stdout) == (0, "comparison: comparison.html\n")
+    assert (tmp_path / "comparison.html").exists()
+    none = howdah("report", str(tmp_path), cwd=tmp_path)
+    assert none.returncode == 3 and "no run directory" in none.stderr

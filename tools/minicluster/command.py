@@ -1,0 +1,187 @@
+"""What `howdah minicluster ...` answers: dicts for --json, and lines for the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from howdah.errors import ClusterError, UsageError
+from tools.minicluster import metastore
+from tools.minicluster.cluster import MiniCluster
+
+__all__ = [
+    "healthy", "end", "export_lines", "log_lines", "start", "start_lines", "state_lines",
+]  # fmt: skip
+
+
+def start(
+    directory: str,
+    *,
+    secure: bool,
+    with_metastore: bool,
+    ports: Sequence[str],
+    node_memory_mb: int,
+    node_gpus: int,
+    shared: bool = False,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Start a cluster, or use the one that runs in the directory.
+
+    Args:
+        ports: "NAME=PORT" each.
+        shared: as MiniCluster.start's.
+
+    Returns:
+        {was_running, directory, hdfs_url, webhdfs_url, resourcemanager, metastore_uri (or None),
+        environment, daemons}.
+
+    Raises:
+        UsageError: a port makes no sense, or the running cluster has other settings.
+    """
+    cluster = MiniCluster(directory, say=say)
+    was_running = cluster.is_running()
+    wanted_ports = parse_ports(ports)
+    if was_running:
+        wanted = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
+        plan = cluster.plan
+        running = {
+            "node memory": plan.node_memory_mb,
+            "node GPUs": plan.node_gpus,
+            "Kerberos": plan.kerberos is not None,
+        }
+        wanted.update(wanted_ports)
+        running.update({name: plan.ports.get(name) for name in wanted_ports})
+        other = [name for name in wanted if wanted[name] != running[name]]
+        if other:
+            raise UsageError(
+                "a mini cluster with other settings runs in this directory",
+                where=cluster.directory,
+                expected=", ".join(f"{name} {wanted[name]}" for name in other),
+                got=", ".join(f"{name} {running[name]}" for name in other),
+                remedy="stop it first, or name another --directory",
+            )
+        cluster.wait_healthy()
+    else:
+        cluster.start(
+            secure=secure,
+            ports=wanted_ports,
+            node_memory_mb=node_memory_mb,
+            node_gpus=node_gpus,
+            shared=shared,
+        )
+    uri = cluster.metastore_uri if with_metastore else None
+    if uri is None and metastore.NAME in cluster.records:
+        uri = cluster.metastore_uri
+    status = cluster.status()
+    return {
+        "was_running": was_running,
+        "directory": cluster.directory,
+        "hdfs_url": cluster.hdfs_url,
+        "webhdfs_url": cluster.webhdfs_url,
+        "resourcemanager": status["resourcemanager"],
+        "metastore_uri": uri,
+        "environment": {key: cluster.env[key] for key in cluster.exports()},
+        "daemons": status["daemons"],
+    }
+
+
+def parse_ports(arguments: Sequence[str]) -> dict[str, int]:
+    """{name: port} of "NAME=PORT" arguments.
+
+    Raises:
+        UsageError: one is not of that form.
+    """
+    found = {}
+    for word in arguments:
+        name, _, number = word.partition("=")
+        if not number.isdigit() or not 0 < int(number) < 65536:
+            raise UsageError("not a port", where="--port", expected="NAME=PORT", got=word)
+        found[name] = int(number)
+    return found
+
+
+def start_lines(status: dict[str, Any]) -> list[str]:
+    """What a user needs to know after a start."""
+    state = "runs already" if status["was_running"] else "started"
+    running, pages = len(_running(status["daemons"])), status["webhdfs_url"]
+    lines = [
+        f"mini cluster {state}: {running} daemons in {status['directory']}",
+        f"HDFS:            {status['hdfs_url']}  ({pages.replace('webhdfs', 'http')})",
+        f"YARN:            {status['resourcemanager']}",
+    ]
+    if status["metastore_uri"]:
+        lines.append(f"Hive metastore:  {status['metastore_uri']}")
+    where = shlex.quote(status["directory"])
+    return [
+        *lines,
+        f'to use it:       eval "$(howdah minicluster env --directory {where})"; hdfs dfs -ls /',
+        f"to end it:       howdah minicluster stop --directory {where}",
+    ]
+
+
+def _running(found: dict[str, Any]) -> list[str]:
+    return [name for name, status in found.items() if status["state"] == "running"]
+
+
+def state_lines(status: dict[str, Any]) -> list[str]:
+    """A line for each daemon: state, process, ports, and what is wrong."""
+    lines = [f"{status['hdfs']}  {status['webhdfs']}  {status['resourcemanager']}"]
+    for name, daemon in status["daemons"].items():
+        ports = " ".join(str(port) for port in daemon["ports"].values())
+        pid = daemon["pid"] or "-"
+        problem = f"  {daemon['problem']}" if daemon.get("problem") else ""
+        lines.append(f"{name:<16} {daemon['state']:<10} pid {pid:<8} ports {ports}{problem}")
+    return lines
+
+
+def healthy(status: dict[str, Any]) -> bool:
+    """Whether every daemon runs; the metastore need not be there."""
+    return all(
+        daemon["state"] == "running"
+        for name, daemon in status["daemons"].items()
+        if not (name == metastore.NAME and daemon["state"] == "stopped")
+    )
+
+
+def end(directory: str, *, remove: bool) -> dict[str, Any]:
+    """Stop a cluster: {directory, was_running, removed}."""
+    cluster = MiniCluster(directory)
+    was_running = cluster.is_running()
+    cluster.stop(remove=remove)
+    return {"directory": cluster.directory, "was_running": was_running, "removed": remove}
+
+
+def export_lines(cluster: MiniCluster) -> list[str]:
+    """`export` lines for a POSIX shell.
+
+    Raises:
+        ClusterError: it does not run: a shell would reach no daemon.
+    """
+    if not cluster.is_running():
+        raise ClusterError(
+            "the mini cluster does not run",
+            where=cluster.directory,
+            remedy="howdah minicluster start",
+        )
+    lines = []
+    for key, value in cluster.exports().items():
+        if key == "PATH":
+            lines.append(f'export PATH={shlex.quote(value)}:"$PATH"')
+        else:
+            lines.append(f"export {key}={shlex.quote(value)}")
+    return lines
+
+
+def log_lines(cluster: MiniCluster, daemon: str, lines: int) -> list[str]:
+    """The last lines of a daemon's log.
+
+    Raises:
+        UsageError: no daemon of this name has a log.
+    """
+    logs = cluster.logs()
+    if daemon not in logs:
+        raise UsageError("no such log", got=daemon, expected=", ".join(logs) or "none yet")
+    with open(logs[daemon], encoding="utf-8", errors="replace") as file:
+        return [line.rstrip("\n") for line in deque(file, maxlen=lines)]

@@ -1,0 +1,111 @@
+"""A real Hive metastore service for the mini cluster, from PySpark's own jars, with Derby."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from howdah.errors import ClusterError
+from tools.minicluster import settings
+from tools.minicluster.plan import Plan
+
+__all__ = ["NAME", "argv", "forget", "uri", "write_conf"]
+
+NAME = "metastore"
+MAIN = "org.apache.hadoop.hive.metastore.HiveMetaStore"
+LOOPBACK = Path(__file__).parent / "maven" / "LoopbackMain.java"
+LOG4J2 = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c{2}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+# Which tables Derby lacks and gets; every one of them is a warning with a stack trace.
+logger.datanucleus.name = DataNucleus
+logger.datanucleus.level = error
+"""
+
+
+def uri(plan: Plan) -> str:
+    """thrift://localhost:PORT"""
+    return f"thrift://{plan.address(NAME)}"
+
+
+def client_site(plan: Plan) -> dict[str, str]:
+    """hive-site.xml of clients: where the metastore is."""
+    site = {
+        "hive.metastore.uris": uri(plan),
+        "hive.metastore.warehouse.dir": f"hdfs://{plan.address('namenode')}/user/hive/warehouse",
+    }
+    if plan.kerberos:
+        site["hive.metastore.sasl.enabled"] = "true"
+        site["hive.metastore.kerberos.principal"] = f"hive/_HOST@{plan.kerberos['realm']}"
+    return site
+
+
+def server_site(plan: Plan) -> dict[str, str]:
+    """hive-site.xml of the service: Derby in the cluster's directory, its schema made at once."""
+    database = plan.path(NAME, "db")
+    site = {
+        **client_site(plan),
+        "hive.async.log.enabled": "false",
+        "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={database};create=true",
+        "datanucleus.schema.autoCreateAll": "true",
+        "hive.metastore.schema.verification": "false",
+        # Spark does not bring the pool that is Hive's default, and the service would notice when a
+        # database is dropped.
+        "datanucleus.connectionPoolingType": "HikariCP",
+    }
+    del site["hive.metastore.uris"]  # a service with one would be a client
+    if plan.kerberos:
+        from tools.minicluster import kerberos
+
+        site["hive.metastore.kerberos.keytab.file"] = str(kerberos.keytab_path(plan, "services"))
+    return site
+
+
+def write_conf(plan: Plan) -> None:
+    """hive-site.xml for the service and into the clients' HADOOP_CONF_DIR, where Spark finds it."""
+    own = settings.daemon_conf(plan, NAME)
+    settings.write_site(own / "hive-site.xml", server_site(plan))
+    (own / "hive-log4j2.properties").write_text(LOG4J2)
+    settings.write_site(plan.conf_dir / "hive-site.xml", client_site(plan))
+
+
+def argv(plan: Plan, flags: list[str]) -> list[str]:
+    """The command of the service.
+
+    Raises:
+        ClusterError: PySpark is not installed.
+    """
+    found = importlib.util.find_spec("pyspark")  # its place; nothing of it is imported
+    if found is None or found.origin is None:
+        raise ClusterError(
+            "a Hive metastore comes from PySpark's jars, and PySpark is not installed",
+            remedy="pip install 'howdah[etl]'",
+        )
+    jars = Path(found.origin).parent / "jars"
+    plan.path(NAME).mkdir(exist_ok=True)
+    return [
+        f"{plan.java_home}/bin/java",
+        *flags,
+        f"-Dderby.stream.error.file={plan.path(NAME, 'derby.log')}",
+        f"-Dlog4j2.configurationFile={settings.daemon_conf(plan, NAME)}/hive-log4j2.properties",
+        "-cp",
+        f"{settings.daemon_conf(plan, NAME)}:{jars}/*",
+        "org.codehaus.janino.SimpleCompiler",
+        str(LOOPBACK),
+        LOOPBACK.stem,
+        MAIN,
+        "-p",
+        str(plan.ports[NAME]),
+    ]
+
+
+def forget(plan: Plan) -> None:
+    """Remove all tables: the next start makes an empty metastore."""
+    shutil.rmtree(plan.path(NAME), ignore_errors=True)

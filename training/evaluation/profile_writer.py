@@ -1,0 +1,271 @@
+"""Makes an export's profile.json, which partitions that it classifies are held against
+(howdah/drift/).
+
+At the end of training the scores are those of the evaluation that happens anyway: each rank keeps
+some of its rows, and rank 0 gathers them. `howdah drift --make-reference` and `howdah export` score
+rows themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.loader import Config
+from howdah.config.splits import TEST, TRAIN, VALIDATION
+from howdah.config.tasks import Task
+from howdah.data.manifest import Dataset
+from howdah.data.splits.shards import ShardSet
+from howdah.errors import DataError, ModelError, NotFound, UsageError
+from howdah.models import registry
+from howdah.models.decision import Decision
+from howdah.models.export_info import read_info
+from howdah.models.metrics.metrics import no_labels
+from howdah.models.profile import reference as references
+from howdah.models.profile.profile import PROFILE, Profile
+from howdah.training.comm.base import Comm
+
+if TYPE_CHECKING:
+    from howdah.data.encode import Encoder
+    from howdah.training.data.readers import Batch
+
+__all__ = ["SPLITS", "Kept", "make_reference", "profile_of", "sampled_tokens"]
+
+SPLITS = (VALIDATION, TEST)
+"""Splits that a profile's scores may be of: the first one that is evaluated."""
+_MOST_VALUES = 2**22
+"""Scores (rows x classes) that are gathered: 16 MiB in float32."""
+_SCORED_ROWS = 10_000
+"""Rows that are scored where no evaluation has done it: deciles and calibration need no more."""
+_SHARDS = 8
+"""Shards that a sample of rows is spread over at least."""
+
+
+@dataclass(kw_only=True)
+class Kept:
+    """Every n-th row of one rank's evaluation, so that all ranks' together are bounded.
+
+    Not the first ones: batches are sorted by length over some windows of rows.
+    """
+
+    every: int
+    task: Task = "single_label"
+    labels: list[np.ndarray] = field(default_factory=list)
+    logits: list[np.ndarray] = field(default_factory=list)
+    seen: int = 0
+
+    @classmethod
+    def of(cls, rows: int, classes: int, task: Task) -> Kept:
+        """For one rank of an evaluation of `rows` rows over all ranks."""
+        most = max(1, min(references.MOST_ROWS, _MOST_VALUES // max(1, classes)))
+        return cls(every=max(1, -(-rows // most)), task=task)
+
+    def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
+        """Take in a batch's rows."""
+        chosen = slice(-self.seen % self.every, None, self.every)
+        self.labels.append(np.array(labels_B[chosen]))
+        self.logits.append(np.array(logits_BC[chosen], np.float32))
+        self.seen += len(labels_B)
+
+    def gathered(self, comm: Comm, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """(labels, logits float32 [N, C]) of all ranks, on every rank. Every rank enters, also one
+        that has no row."""
+        none = no_labels(self.task, classes)
+        labels = np.concatenate([none, *(given.astype(none.dtype) for given in self.labels)])
+        logits = np.concatenate([np.zeros((0, classes), np.float32), *self.logits])
+        return comm.gather(labels), comm.gather(logits)
+
+
+def profile_of(
+    dataset: Dataset,
+    encoder: Encoder | None,
+    labels_N: np.ndarray,
+    logits_NC: np.ndarray,
+    *,
+    split: str,
+    train: ShardSet | None,
+    held_out: ShardSet | None,
+    about: dict[str, Any],
+    decision: Decision | None = None,
+) -> Profile:
+    """The profile of a model that was trained on `dataset`.
+
+    Args:
+        encoder: the tokenizer; None: the model has none.
+        labels_N: what the rows of `split` are, as `Batch.labels_B`.
+        logits_NC: what the model answers.
+        train, held_out: shards of the training split and of `split`, for the tokens; None with no
+            encoder.
+        decision: of the model; None: the default.
+    """
+    manifest, decision = dataset.manifest, decision or Decision()
+    scores_NC = decision.scores(manifest.task, logits_NC).astype(np.float32)  # as served
+    read = manifest.quality.get("read") or 0
+    empty = (manifest.quality.get("drops") or {}).get("empty", 0)
+    tokens: dict[str, Any] = {}
+    if encoder is not None:
+        tokens = {
+            "train": sampled_tokens(train, references.MOST_ROWS),
+            "held_out": sampled_tokens(held_out, references.MOST_ROWS),
+            "tokenizer": references.Tokenizer(
+                vocabulary=encoder.vocab_size,
+                special=encoder.special_ids,
+                unknown=encoder.unknown_id,
+            ),
+        }
+        about = about | {"train_rows_read": len(tokens["train"].lengths)}
+    return references.make(
+        scores_NC,
+        decision.rule(manifest.task, manifest.labels).right(labels_N, scores_NC),
+        decision=decision,
+        task=manifest.task,
+        labels=manifest.labels,
+        split=split,
+        expected_empty=empty / read if read else 0.0,
+        about=about | {"dataset": manifest.dataset_hash, "rows_scored": len(labels_N)},
+        **tokens,
+    )
+
+
+def sampled_tokens(shards: ShardSet, most: int) -> references.Tokens:
+    """Token ids of at most `most` rows: the first ones of some shards, evenly spaced.
+
+    Howdah's shards are shuffled as a whole, so these are a fair sample; of records by another
+    writer they are what lies first.
+    """
+    rows = np.array([entry.rows for entry in shards.entries])
+    count = len(rows)
+    if rows.sum() > most:
+        mean = max(1.0, rows.mean())
+        count = min(len(rows), max(_SHARDS, int(np.ceil(most / mean))))
+    chosen = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))
+    share = -(-most // len(chosen)) if rows.sum() > most else most
+    ids, lengths = [], []
+    for number in chosen.tolist():
+        taken = min(share, int(rows[number]), most - sum(len(each) for each in lengths))
+        if taken <= 0:
+            continue
+        length = np.asarray(shards.lengths[number][:taken])
+        lengths.append(length)
+        ids.append(shards.gather(np.full(taken, number), np.arange(taken), length))
+    return references.Tokens(
+        ids=np.concatenate([np.zeros(0, np.int32), *ids]),
+        lengths=np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64),
+    )
+
+
+# ------------------------------------------------------------------- howdah drift, howdah export
+def make_reference(
+    config: Config,
+    model: str,
+    *,
+    split: str | None = None,
+    framework: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Make the profile of a model that has none, by scoring rows of its dataset; returns its path.
+
+    It becomes profile.json of an export; of a published version, whose files never change,
+    `profiles/v=N.json` beside the versions.
+
+    Args:
+        config: with the dataset that the model was trained on.
+        model: an export, a run directory, a published model or one of its versions.
+        split: whose rows are scored; None: validation, else test.
+    Raises:
+        ModelError: no model, or one of another dataset. DataError: no such split.
+    """
+    from howdah.data.manifest import load_dataset
+    from howdah.models.export.export import resolve_export
+    from howdah.models.opened.opened import open_model
+    from howdah.training.evaluation.evaluate import check_fit, split_source
+
+    dataset = load_dataset(config.data.dataset)
+    chosen = _split_of(dataset, split)
+    directory = resolve_export(model)
+    _check_dataset(directory, dataset)
+    served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
+    check_fit(served, dataset)
+    rows = min(dataset.manifest.rows(chosen), _SCORED_ROWS)
+    kept = Kept.of(rows, len(served.labels), served.task)
+    source = split_source(
+        config, dataset, chosen, gpu=served.gpu, row_ids=False, max_rows=_SCORED_ROWS
+    )
+    progress(f"scoring {rows:,} rows of {chosen} for the profile of {directory}")
+    _score(served.forward, source, kept)
+    train = held_out = None
+    if served.kind == "text":
+        train, held_out = (_shards(config, dataset, name) for name in (TRAIN, chosen))
+    profile = profile_of(
+        dataset,
+        served.encoder if served.kind == "text" else None,
+        np.concatenate(kept.labels),
+        np.concatenate(kept.logits),
+        split=chosen,
+        train=train,
+        held_out=held_out,
+        about={"run_id": served.run_id},
+        decision=served.decision,
+    )
+    path = registry.profile_path(directory, PROFILE)
+    storage.make_dirs(storage.parent(path))
+    storage.write_whole(path, profile.to_bytes())
+    return path
+
+
+def _shards(config: Config, dataset: Dataset, split: str) -> ShardSet:
+    from howdah.data.splits.shards import node_cache
+
+    return ShardSet(dataset, split, cache=node_cache(config.training))
+
+
+def _score(
+    forward: Callable[[np.ndarray, np.ndarray], np.ndarray], source: Iterable[Batch], kept: Kept
+) -> None:
+    for batch in source:
+        real_B = batch.weights_B > 0
+        if real_B.any():
+            logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
+            kept.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
+
+
+def _split_of(dataset: Dataset, split: str | None) -> str:
+    if split == TRAIN:
+        raise UsageError(
+            "a profile's scores are not of the rows that the model was trained on",
+            where="--split",
+            expected=" or ".join(SPLITS),
+            got=split,
+        )
+    wanted = SPLITS if split is None else (split,)
+    for name in wanted:
+        if dataset.manifest.rows(name):
+            return name
+    raise DataError(
+        "the dataset has no rows to make a profile's scores of",
+        where=dataset.path,
+        expected=" or ".join(wanted),
+        got=", ".join(name for name in dataset.manifest.splits if dataset.manifest.rows(name)),
+        remedy="give validation a share in data.split",
+    )
+
+
+def _check_dataset(directory: str, dataset: Dataset) -> None:
+    """Refuse another dataset than the model's: its tokens would not be those of training."""
+    try:
+        info = read_info(directory)
+    except NotFound:  # a foreign model: the caller says what it was trained on
+        return
+    trained_on = (info.get("dataset") or {}).get("hash")
+    if trained_on is not None and trained_on != dataset.manifest.dataset_hash:
+        raise ModelError(
+            "the model was trained on another dataset",
+            where=directory,
+            expected=f"{trained_on} ({(info.get('dataset') or {}).get('path')})",
+            got=f"{dataset.manifest.dataset_hash} ({dataset.path})",
+            remedy="set data.dataset to the version that it was trained on",
+        )
