@@ -29,7 +29,7 @@ demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=te
 	@FRAMEWORK=$(FRAMEWORK) CLUSTER=$(CLUSTER) tools/demo.sh
 
 hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md, SHARED=1)
-	@.venv/bin/howdah minicluster start --metastore
+	@.venv/bin/python -m tools.minicluster start --metastore
 
 airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, FRAMEWORK=torch, PORT=8080)
 	@$(PYTHON_ENV) -m tools.local_airflow.run --port $(PORT) --framework $(FRAMEWORK) $(if $(CLUSTER),--cluster)

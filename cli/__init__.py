@@ -23,7 +23,6 @@ from howdah.cli import (
     drift,
     jobs,
     lineage,
-    minicluster,
     models,
     serving,
     streams,
@@ -41,9 +40,6 @@ from howdah.errors import (
     UsageError,
     render,
 )
-from howdah.process import isolation
-
-__all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="howdah",
@@ -61,7 +57,6 @@ app.add_typer(days.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)
-app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 
 _UNDER_POLICY = {
@@ -134,16 +129,14 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     return error.exit_code
 
 
-def main() -> None:
-    """Entry point of the `howdah` script."""
+def main(commands: typer.Typer = app) -> None:
+    """Entry point of the `howdah` script, and of a tool with commands of its own."""
     streams.prepare()
     signal.signal(signal.SIGTERM, _terminate)
 
     def call() -> int:
-        if sys.argv[1:2] != ["doctor"]:  # which lists them
-            isolation.require_own_packages()
         try:
-            return app(standalone_mode=False) or 0
+            return commands(standalone_mode=False) or 0
         except typer.Abort:
             raise Interrupted("interrupted") from None
         except typer.TyperException as error:

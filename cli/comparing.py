@@ -160,10 +160,13 @@ def threshold(
     allowed(("--model", "path", model))
     checked = load(config, set)
     from howdah.serving.decision.threshold import Asked, decide, lines
+    from howdah.training.evaluation.evaluate import evaluate_run
 
     asked = Asked(
         metric=metric, labels=tuple(label or ()), reject_below=reject_below, coverage=coverage,
         accuracy=accuracy, calibrate=calibrate, reset=reset, split=split,
     )  # fmt: skip
-    found = decide(model, asked, config=checked if config or set else None, progress=say)
+    found = decide(
+        model, asked, config=checked if config or set else None, progress=say, evaluate=evaluate_run
+    )
     answer(found, json, lines(found))

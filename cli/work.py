@@ -348,7 +348,7 @@ def export(
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
     allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
     checked = load(chosen(config, set), set)
-    from howdah.models.export.export import export_run
+    from howdah.training.export_run import export_run
 
     names = None if formats is None else [name.strip() for name in formats.split(",")]
     path = export_run(checked, checkpoint=checkpoint, output=output, formats=names, progress=say)

@@ -13,11 +13,6 @@ from typing import Any
 from howdah.config.data import InputKind
 from howdah.errors import ModelError
 
-__all__ = [
-    "DropoutKeys", "ImageFamily", "LayerNames", "ModelFamily", "Shapes", "SizeKeys",
-    "TokenizerKind",
-]  # fmt: skip
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -102,7 +97,7 @@ class ModelFamily:
     architecture: str
     """Class of its classifier in transformers."""
     forward: str
-    """Name of its forward pass in training/model/forward_*.py."""
+    """Name of its forward pass in models/forward/forward_*.py."""
     frameworks: tuple[str, ...] = ("torch", "tensorflow")
     """Those that have this forward pass."""
     kind: InputKind = "text"

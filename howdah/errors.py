@@ -92,12 +92,6 @@ class CheckFailed(HowdahError):
     exit_code = 1
 
 
-class ForeignPackages(HowdahError):
-    """This process would import another package of the same name in place of one of Howdah's."""
-
-    exit_code = 7
-
-
 class UsageError(HowdahError):
     """The command line's arguments are wrong."""
 

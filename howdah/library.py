@@ -44,8 +44,6 @@ from howdah.run_files import REPORT
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Model", "Report", "etl", "load", "metrics", "open_model", "plan", "report", "train"]
-
 _SHOW_SECONDS = 0.1
 _GIVEN_UP_SECONDS = 5.0
 """For a command that was interrupted three times, between SIGTERM and SIGKILL."""
@@ -137,8 +135,7 @@ def metrics(run: Config | str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from howdah.models.runs.metrics_log import read_metrics
-    from howdah.training.run.tracking import flat
+    from howdah.models.runs.metrics_log import flat, read_metrics
 
     directory = _run_directory(run)
     lines = read_metrics(directory)

@@ -27,8 +27,6 @@ from howdah.job_log import Position, new_lines
 from howdah.jobs.status import rank_log, status_file
 from howdah.jobs.status.text import run_summary
 
-__all__ = ["TAIL_BYTES", "Application"]
-
 TAIL_BYTES = 262_144
 """How much of the end of each log file is shown."""
 _TRAINS = ("running", "resizing", "restarting")

@@ -79,12 +79,13 @@ def batch(config: Config) -> None:
 
 def parallel(config: Config) -> None:
     """The ranks of a job's agents meet by Horovod (jobs/world.py), which divides no model."""
-    if config.training.parallel.divides_model:
+    if config.training.parallel.shard == "full":
         raise ConfigError(
             "jobs on a cluster do not divide a model among their ranks: Horovod connects these,"
             " and torch.distributed is needed",
-            where=config.training.parallel.model_key,
-            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
+            where="training.parallel.shard",
+            expected="none or optimizer",
+            got="full",
             remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
             " train --launcher torchrun` (torchrun -m howdah.training on several machines)",
         )

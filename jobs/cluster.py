@@ -17,8 +17,6 @@ from howdah.core.activity import Progress
 from howdah.jobs.application import Application
 from howdah.jobs.record import Record
 
-__all__ = ["Cluster"]
-
 
 class Cluster(ABC):
     """A cluster, as one command uses it for one configuration.

@@ -27,10 +27,6 @@ from howdah.jobs.status import beats, status_file
 from howdah.jobs.status.status_file import directory, status_path
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
 
-__all__ = [
-    "OVER", "Record", "boot", "jobs_directory", "known", "of_application", "path_of", "read",
-]  # fmt: skip
-
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
 """{the last state in status.json: its final status, as YARN calls it}."""
 _FILE = "application.json"

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from howdah.config.model import Config
 from howdah.errors import ConfigError
 
-__all__ = ["Secrets", "parse", "values", "write_private"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:

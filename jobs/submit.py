@@ -25,8 +25,6 @@ from howdah.jobs.record import Record, boot, path_of, read
 from howdah.jobs.status import beats, status_file
 from howdah.jobs.status.status_file import directory
 
-__all__ = ["Claims", "Submitted", "dry_run", "fingerprint", "submit"]
-
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.25

@@ -21,15 +21,13 @@ from howdah.attempts import Attempt
 from howdah.core import threads
 from howdah.process import isolation
 
-__all__ = ["TrainingProcess", "command", "environment", "parse_message"]
-
 _LINE_LIMIT = 2**20
 """Bytes of one message; the rest of a longer line is no message."""
 
 
 def command(config_path: str) -> list[str]:
     """The argument list of a training process that waits for a rank."""
-    return isolation.module("training", "--config", config_path, "--standby")
+    return isolation.module("howdah.training", "--config", config_path, "--standby")
 
 
 def environment(

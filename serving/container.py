@@ -1,4 +1,4 @@
-"""The server in a container on YARN: `python -m howdah.serving` there, in the container's directory.
+"""The server in a container on YARN: `python -m howdah.serving`, in the container's directory.
 
 It listens on the node's interfaces, on a free port, and writes where into the model's server.json.
 YARN ends it with SIGTERM; when it fails, another container gets the same, and replaces the file.
@@ -19,8 +19,6 @@ from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.serving.http import access
 from howdah.serving.server import Started, serve
-
-__all__ = ["CONFIG", "main"]
 
 CONFIG = "run.yaml"
 """As yarn/spec.py names it; a test compares them."""

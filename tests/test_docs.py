@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import howdah
 from howdah.cli import app
 from howdah.config.loader import keys
 from tests import ROOT
@@ -14,9 +15,7 @@ FOLDERS = (".", "docs", "docs/decisions", "docs/lessons", "examples")
 PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md")]
 _TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_ROOM = (
-    r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
-)
+_ROOM = rf"(?:howdah|{'|'.join(howdah.ROOMS)}|dags|bench|tools|tests)"
 _FILE = re.compile(rf"(?<![\w/.-])({_ROOM}/(?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 _FOLDER = re.compile(rf"`({_ROOM}(?:/[\w-]+)*/)`")
 _MODULE = re.compile(rf"python -m ({_ROOM}(?:\.\w+)*)")
@@ -48,8 +47,8 @@ def test_tests_and_links_of_a_page_exist(page):
 
 def modules(name: str) -> list[Path]:
     """Where a module that `python -m` runs may lie."""
-    path = ROOT.joinpath(*name.split("."))
-    return [path.with_suffix(".py"), path / "__main__.py"]
+    paths = [ROOT.joinpath(*each.split(".")) for each in (name, name.removeprefix("howdah."))]
+    return [file for path in paths for file in (path.with_suffix(".py"), path / "__main__.py")]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
 
 LOGS = ROOT / "build" / "setup-logs"
 TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
-PACKAGES = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning")
 INDEX_REMEDY = (
     "pip's settings are used (`pip config list`: index-url, extra-index-url, cert, proxy); behind "
     "a mirror set PIP_INDEX_URL; run again, what was fetched is kept"
@@ -92,13 +91,12 @@ def environment_key(target: Target) -> str:
 def setup_key(target: Target) -> str:
     """Changes when anything that set-up does may come out otherwise."""
     tools = [ROOT / "tools" / f"{name}.py" for name in TOOLS]
-    packages = [name for name in PACKAGES if (ROOT / name / "__init__.py").is_file()]
     return digest(
         environment_key(target),
         horovod_variant.PATCH,
         ROOT / "pyproject.toml",
+        ROOT / "setup.py",
         repr(target.variant),
-        " ".join(packages),
         *tools,
     )
 

@@ -4,8 +4,6 @@
     shard: none         all                  FlatGradients      WholeAdamW
     shard: optimizer    all                  FlatGradients      DividedAdamW (ZeRO-1)
     shard: full         a part of each       ShardedGradients   ShardedAdamW (FSDP2)
-    tensor: T           a part of layers     SplitGradients     SplitAdamW
-    pipeline: P         a stage's layers     StagedGradients    StagedAdamW
 
 docs/decisions/model-over-ranks.md says what each is for.
 """
@@ -21,20 +19,12 @@ from howdah.models.forward import forward_torch
 from howdah.models.forward.sharded_torch import shard
 from howdah.training.checkpoint.read import MODEL, model_weights
 from howdah.training.comm.base import Comm
-from howdah.training.comm.groups import Groups
-from howdah.training.model.pipeline_torch import Pipeline
-from howdah.training.model.split_torch import Split
-from howdah.training.model.stages import Stage
 from howdah.training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from howdah.training.optim.flat_torch import Shares, flatten
 from howdah.training.optim.gradients_torch import FlatGradients
 from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from howdah.training.optim.split_adamw_torch import SplitAdamW, SplitGradients
-from howdah.training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
 from howdah.training.preparation.job import Job
 from howdah.training.resuming import Resumed
-
-__all__ = ["Layout"]
 
 _MAPPED = 2**20
 """Bytes of a block, from which it is mapped. What FSDP2 gathers lives for one module, among others'
@@ -49,29 +39,20 @@ class Layout:
 
     Args:
         job: what is trained, with its base's shape.
-        comm: all ranks; `groups`: those that share the rows or the model.
+        comm: all ranks.
         tensors: what to begin with. The model's weights are taken out of it, so that no copy stays.
         device: "cpu" or "cuda".
     Attributes:
         net: the module. With `shard: full` its parameters are parts of the weights.
-        gradients: of its trainable parameters; `reduce_` sums them over the ranks with other rows.
-        pipeline: the passes of a step through the stages; None without `pipeline`.
+        gradients: of its trainable parameters; `reduce_` sums them over the ranks.
     """
 
-    def __init__(
-        self, config: Config, job: Job, comm: Comm, groups: Groups, tensors: Resumed, device: str
-    ) -> None:
+    def __init__(self, config: Config, job: Job, comm: Comm, tensors: Resumed, device: str) -> None:
         self._training, parallel = config.training, config.training.parallel
         self._full = parallel.shard == "full" and comm.size > 1
-        self._split = self._stage = self.pipeline = None
         if self._full and device == "cpu":
             map_blocks_from(_MAPPED)
         family, shape = job.base.family, job.model_config
-        if parallel.tensor > 1:
-            self._split = Split(family, groups.model)
-        if parallel.pipeline > 1:
-            layers = shape[family.keys.layers]
-            self._stage = Stage.of(groups.model.rank, parallel.pipeline, layers)
         self.net = forward_torch.build(
             shape,
             model_weights(tensors),
@@ -81,17 +62,7 @@ class Layout:
             precision=job.precision,
             first_type_ends=job.first_type_ends,
             device="meta" if self._full else device,
-            split=self._split,
-            stage=self._stage,
         )
-        if self._stage is not None:
-            self.pipeline = Pipeline(
-                self.net,
-                groups.model,
-                width=shape[family.keys.width],
-                classes=len(job.labels),
-                device=device,
-            )
         if self._full:
             shard(self.net, self.net.parts(), comm.mesh(device), device)
             self.load(tensors)
@@ -103,25 +74,18 @@ class Layout:
         self._flat = None
         if parallel.shard == "optimizer":
             self._flat = flatten(self._trainable, words=words)
-        self.gradients = self._gradients(groups, words)
+        self.gradients: Gradients = (
+            ShardedGradients(self._trainable)
+            if self._full
+            else FlatGradients(self._trainable, words=words)
+        )
         self._whole: WholeAdamW | None = None
-
-    def _gradients(self, groups: Groups, words: str) -> Gradients:
-        if self._full:
-            return ShardedGradients(self._trainable)
-        if self._split is not None:
-            return SplitGradients(self._trainable, words=words, split=self._split)
-        if self._stage is not None:
-            return StagedGradients(self._trainable, words=words, stages=groups.model)
-        return FlatGradients(self._trainable, words=words)
 
     def load(self, tensors: Resumed) -> None:
         """Take the model's weights from what to resume from."""
         forward_torch.import_weights(self.net, model_weights(tensors).items())
 
-    def join(
-        self, job: Job, comm: Comm, groups: Groups, tensors: Resumed, updates: int
-    ) -> Optimizer:
+    def join(self, job: Job, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
         """Arrange the gradients' sums for these ranks. Every rank enters.
 
         Args:
@@ -138,12 +102,6 @@ class Layout:
             optimizer = DividedAdamW(
                 self._trainable, self._flat, self.gradients, shares, training, directory=directory
             )
-        elif self._split is not None:
-            optimizer = SplitAdamW(
-                self._trainable, training, split=self._split, groups=groups, directory=directory
-            )
-        elif self._stage is not None:
-            optimizer = StagedAdamW(self._trainable, training, groups=groups, directory=directory)
         else:
             optimizer = self._whole = self._whole or WholeAdamW(self._trainable, training)
         # With divided moments every rank enters while `rest` iterates.

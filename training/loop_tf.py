@@ -20,7 +20,6 @@ from howdah.process import devices
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import WorldChanged
-from howdah.training.comm.groups import Groups
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState
@@ -103,8 +102,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 moments=optimizer.moments,
             )
             saver = CheckpointSaver(job, comm, run, resumable)
-            groups = Groups.of(comm, training.parallel)  # each rank has all of the model
-            evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
+            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
@@ -200,7 +198,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(
                 job,
-                groups,
+                comm,
                 run,
                 resumable,
                 saver,

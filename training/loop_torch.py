@@ -18,8 +18,7 @@ from howdah.process import devices
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import WorldChanged
-from howdah.training.comm.groups import Groups
-from howdah.training.comm.in_step import steps_in_step
+from howdah.training.comm.in_step import passes_together, steps_in_step
 from howdah.training.data.readers import Batch
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
@@ -57,19 +56,19 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            groups, divided = Groups.of(comm, training.parallel), training.parallel.divides
+            together, divided = passes_together(comm, training.parallel), training.parallel.divides
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if layout is None:
-                layout = Layout(config, job, comm, groups, tensors, device)
-                net, gradients, pipeline = layout.net, layout.gradients, layout.pipeline
-                forward = forward_torch.forward_fn(net, pipeline=pipeline)
-                served = forward_torch.forward_fn(net, pipeline=pipeline, as_served=True)
+                layout = Layout(config, job, comm, tensors, device)
+                net, gradients = layout.net, layout.gradients
+                forward = forward_torch.forward_fn(net)
+                served = forward_torch.forward_fn(net, as_served=True)
             else:
                 layout.load(tensors)
-            optimizer = layout.join(job, comm, groups, tensors, state.step - state.skipped_steps)
+            optimizer = layout.join(job, comm, tensors, state.step - state.skipped_steps)
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -80,11 +79,11 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 moments=optimizer.moments,
                 collect=optimizer.collect and partial(optimizer.collect, comm),
                 collect_weights=(
-                    None if groups.model is None else partial(optimizer.collect_weights, comm)
+                    None if together is None else partial(optimizer.collect_weights, comm)
                 ),
             )
             saver = CheckpointSaver(job, comm, run, resumable)
-            evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
+            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
             del tensors  # a second copy of all weights and moments
             return_free_memory()  # what loading has freed would count for the whole run
 
@@ -99,35 +98,25 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            source = job.train_source(groups.rows, state)
-            waiting: list[Batch] = []
-            # Ranks with the same rows draw alike, but the layers of another stage do not.
-            place = groups.rows.rank + net.stage.number * groups.rows.size
-            seed = partial(_seed, training.seed, state, place)
+            source = job.train_source(comm, state)
+            seed = partial(_seed, training.seed, state, comm.rank)
             losses = row_losses(
                 job.task,
                 label_smoothing=training.label_smoothing_factor,
                 positive_weights=job.positive_weights,
             )
             loss_of = partial(_loss, losses, scale)
-            limited = nullcontext if groups.model is None else groups.model.limited
-            batches = source if groups.model is None else steps_in_step(source, groups.model)
+            limited = nullcontext if together is None else together.limited
+            batches = source if together is None else steps_in_step(source, together)
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
-                # (of all of a step at once, where they follow each other through the ranks)
                 ids_BT = forward_torch.on_device(batch.ids_BT, device)
                 with comm.guarded(), limited():  # every rank enters where they divide the model
-                    if pipeline is None:
-                        seed(batch)
-                        mask_BT = torch.from_numpy(batch.mask_BT).to(device)
-                        loss = loss_of(net(ids_BT, mask_BT), batch)
-                        loss.backward()
-                        loss_sum += loss.detach()
-                    else:
-                        waiting.append(batch)
-                        if batch.last_of_step:
-                            loss_sum += pipeline.step(waiting, loss_of, seed)
-                            waiting = []
+                    seed(batch)
+                    mask_BT = torch.from_numpy(batch.mask_BT).to(device)
+                    loss = loss_of(net(ids_BT, mask_BT), batch)
+                    loss.backward()
+                    loss_sum += loss.detach()
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
                 ids.append(ids_BT)
                 if not batch.last_of_step:
@@ -143,13 +132,12 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 totals = comm.sum(
                     np.array([loss, stop, worlds.change_wanted, saver.wanted, *counts])
                 )
-                totals[[0, 4, 5, 6]] /= groups.copies  # of those who have the same rows
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its own, and has the
                 # same sum from here on, or that of its share
-                gradients.reduce_(groups.rows, ids)
+                gradients.reduce_(comm, ids)
                 norm = gradients.norm(comm) / scale.value
                 if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -214,7 +202,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(
                 job,
-                groups,
+                comm,
                 run,
                 resumable,
                 saver,
@@ -223,9 +211,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             )
 
 
-def _seed(seed: int, state: TrainState, place: int, batch: Batch) -> None:
+def _seed(seed: int, state: TrainState, rank: int, batch: Batch) -> None:
     """Seed a micro-batch's dropout: no random state outlives it."""
-    torch.manual_seed(parameters.dropout_seed(seed, state.step, batch.micro, place))
+    torch.manual_seed(parameters.dropout_seed(seed, state.step, batch.micro, rank))
 
 
 def _loss(

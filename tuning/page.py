@@ -10,8 +10,6 @@ from howdah.serving.report.report import number, template
 from howdah.tuning import plots
 from howdah.tuning.summary import Study, Trial
 
-__all__ = ["PAGE", "render"]
-
 PAGE = "study.html"
 _GREY = "#b8c1cc"
 _BEST, _OTHERS = plots.COLOURS[1], plots.COLOURS[0]
@@ -37,7 +35,7 @@ def render(study: Study, config: str) -> str:
         figures += [_parameter(study, drawn, key) for key in study.keys]
         if len(study.keys) > 1:
             figures.append(_parallel(study, drawn))
-    return template("tuning", "study.html.j2").render(
+    return template("howdah.tuning", "study.html.j2").render(
         study=study, best=best, better=METRICS[study.metric].better, tiles=tiles, config=config,
         figures=[Markup(svg) for svg in figures],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`python -m howdah.yarn driver|agent`: what runs in a job's containers, in a container's directory."""
+"""`python -m howdah.yarn driver|agent`: what runs in a job's containers."""
 
 from __future__ import annotations
 

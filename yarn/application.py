@@ -30,8 +30,6 @@ from howdah.models.runs import applications
 from howdah.models.runs.hours import of_application
 from howdah.yarn import logs, registry, server, spec
 
-__all__ = ["YarnApplication", "listed", "own_user"]
-
 KILL_SECONDS = 30.0
 """How long YARN may take to confirm a kill."""
 

@@ -32,8 +32,6 @@ from howdah.yarn import address, registry, shipping, spec
 from howdah.yarn.application import YarnApplication, directory_of, listed, own_user
 from howdah.yarn.preflight import locality, preflight
 
-__all__ = ["YarnCluster", "submitter"]
-
 
 class YarnCluster(Cluster):
     """YARN.

@@ -18,8 +18,6 @@ from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.jobs.application import TAIL_BYTES
 
-__all__ = ["of_containers"]
-
 _SECONDS = 10.0
 _CALL_SECONDS = 120.0
 _AGGREGATION_SECONDS = 60.0

@@ -20,8 +20,6 @@ from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.yarn import spec
 
-__all__ = ["application", "look", "remove_address"]
-
 ATTEMPTS = 10
 """Of skein's master; the cluster's own limit holds as well."""
 _HEALTH_BYTES = 65536
@@ -90,7 +88,7 @@ def application(
         worker=spec.ContainerRequest(
             memory_mib=spec.mib(config.serve.memory), vcores=config.serve.vcores, gpus=0,
             script="mkdir -p tmp\n" + spec.preamble(shipment)
-            + f"exec {spec.words(config, 'serving')}\n",
+            + f"exec {spec.words(config, 'howdah.serving')}\n",
             files=spec.localised(shipment, hadoop_file, {spec.CONFIG: config_file, **tokens}),
             env={
                 MODEL_VARIABLE: model_directory,

@@ -19,8 +19,6 @@ from howdah.packaging import cluster_paths
 from howdah.yarn import server, shipping, spec
 from howdah.yarn.cluster import YarnCluster, shipped, zip_settings
 
-__all__ = ["ServerCluster"]
-
 START_SECONDS = 300.0
 """From the application's start to the first answer: a node may have to fetch the environment."""
 _POLL_SECONDS = 0.5

@@ -19,23 +19,6 @@ from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
 from howdah.process import isolation
 
-__all__ = [
-    "Application",
-    "ContainerRequest",
-    "Shipment",
-    "Source",
-    "application",
-    "claim_tag",
-    "common",
-    "file_systems",
-    "localised",
-    "mib",
-    "preamble",
-    "python",
-    "refuse_local_paths",
-    "tag",
-]
-
 CONFIG = "run.yaml"
 """Name of the configuration in each container's working directory."""
 SECRET = ".howdah.secret"
@@ -185,7 +168,7 @@ def application(
             memory_mib=mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
-            script=preamble(shipment) + f"exec {words(config, 'yarn', 'agent')}\n",
+            script=preamble(shipment) + f"exec {words(config, 'howdah.yarn', 'agent')}\n",
             files=files,
             env={},
         ),
@@ -329,7 +312,7 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     """
     return preamble(shipment) + (
         "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"
-        f"{words(config, 'yarn', 'driver')}\n"
+        f"{words(config, 'howdah.yarn', 'driver')}\n"
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
         '  log="${LOG_DIRS%%,*}"\n'

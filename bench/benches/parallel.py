@@ -43,8 +43,6 @@ LAYOUTS: dict[str, dict] = {
     "whole": {"shard": "none"},
     "optimizer": {"shard": "optimizer"},
     "full": {"shard": "full"},
-    "tensor": {"tensor": 2},
-    "pipeline": {"pipeline": 2},
 }
 STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1, "DeepSpeed ZeRO-2": 2}
 _ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

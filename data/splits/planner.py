@@ -389,7 +389,6 @@ def micro_batches(
     max_tokens: int,
     pad_multiple: int = 1,
     widest: int | None = None,
-    least: int = 1,
 ) -> list[Rows]:
     """A rank's slice cut into parts of at most `max_tokens` each, padding included.
 
@@ -399,16 +398,15 @@ def micro_batches(
 
     Args:
         widest: positions of the model; None: no limit.
-        least: parts, if there are as many rows.
     Raises:
         ConfigError: a single row exceeds `max_tokens`.
     """
     if not len(rows):
         return []
     fit = max_tokens // padded_length(int(rows.length[0]), pad_multiple, widest)
-    if least == 1 and fit >= len(rows):
+    if fit >= len(rows):
         return [rows]
-    count = max(least, len(_cuts(rows, max_tokens, pad_multiple, widest, None)))
+    count = len(_cuts(rows, max_tokens, pad_multiple, widest, None))
     parts, at = [], 0
     for stop in _cuts(rows, max_tokens, pad_multiple, widest, count):
         parts.append(rows.take(slice(at, stop)))

@@ -111,50 +111,11 @@ class ParallelSection(Section):
     a step (torch.distributed only: `howdah train --launcher torchrun`). Checkpoints are the same,
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
-    tensor: int = Field(default=1, ge=1)
-    """Number of neighbouring ranks that divide each layer: attention heads and feed-forward width
-    (tensor parallel; framework torch over torch.distributed on CPUs, not for jobs on a
-    cluster). They read the same rows, and exchange activations twice a layer: keep them on one
-    machine. It must divide the ranks, the heads and the feed-forward width, and goes with shard
-    none."""
-
-    pipeline: int = Field(default=1, ge=1)
-    """Number of neighbouring ranks that hold the layers one after the other (pipeline parallel,
-    1F1B; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
-    the same rows, and send the activations between their layers only. It must divide the ranks,
-    be at most the layers, and goes with shard none, tensor 1 and nothing frozen."""
-    micro_batches: int = Field(default=4, ge=1)
-    """With pipeline: cut each step's rows of a rank into at least so many micro-batches, which
-    follow each other through the layers; of M, the ranks wait (pipeline - 1) / M of the time."""
-
-    @property
-    def copies(self) -> int:
-        """Ranks that read the same rows."""
-        return self.tensor * self.pipeline
-
-    @property
-    def least_micros(self) -> int:
-        """Micro-batches of a step, if there are as many rows."""
-        return self.micro_batches if self.pipeline > 1 else 1
 
     @property
     def divides(self) -> bool:
         """The ranks divide more than the rows."""
-        return self.shard != "none" or self.copies > 1
-
-    @property
-    def divides_model(self) -> bool:
-        """Ranks depend on each other in each forward and backward pass."""
-        return self.shard == "full" or self.copies > 1
-
-    @property
-    def model_key(self) -> str:
-        """The key that says so, with its value, for messages."""
-        if self.tensor > 1:
-            return f"training.parallel.tensor: {self.tensor}"
-        if self.pipeline > 1:
-            return f"training.parallel.pipeline: {self.pipeline}"
-        return f"training.parallel.shard: {self.shard}"
+        return self.shard != "none"
 
 
 class EarlyStopping(Section):
@@ -400,10 +361,10 @@ class Config(Section):
                 "training.comm torch (torch.distributed) works with training.framework torch only;"
                 f" {training.framework} needs horovod or auto"
             )
-        key = training.parallel.model_key
+        key = f"training.parallel.shard: {training.parallel.shard}"
         if training.parallel.divides and training.framework != "torch":
             raise ValueError(
-                f"{key} works with training.framework torch only; leave training.parallel out for"
+                f"{key} works with training.framework torch only; leave it out for"
                 f" {training.framework}"
             )
         if training.parallel.divides and self.job.elastic:
@@ -411,30 +372,6 @@ class Config(Section):
                 f"{key} is not for elastic jobs: a lost worker's part of the state is in no other"
                 " worker's memory. Leave out job.min_workers and job.max_workers, or"
                 " training.parallel"
-            )
-        if training.parallel.copies > 1 and training.parallel.shard != "none":
-            raise ValueError(
-                f"{key} is not built together with training.parallel.shard"
-                f" {training.parallel.shard}: the ranks that divide the layers would each divide"
-                " their parts' state once more. Choose one of them"
-            )
-        if training.parallel.copies > 1 and self.data.kind == "image":
-            raise ValueError(
-                f"{key} divides the layers of models of texts; for images choose"
-                " training.parallel.shard"
-            )
-        if training.parallel.tensor > 1 and training.parallel.pipeline > 1:
-            raise ValueError(
-                f"{key} is not built together with training.parallel.pipeline"
-                f" {training.parallel.pipeline}. Choose one of them; the other ranks divide the"
-                " rows"
-            )
-        frozen = self.model.freeze_embeddings or self.model.freeze_layers
-        if training.parallel.pipeline > 1 and frozen:
-            raise ValueError(
-                f"{key} is not built for frozen layers: a rank could have none to train. Leave out"
-                " model.freeze_embeddings and model.freeze_layers, or set"
-                " training.parallel.pipeline to 1"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

@@ -112,16 +112,6 @@ def require_horovod(framework: str) -> None:
     )
 
 
-def check_own_packages(env: Mapping[str, str]) -> Check:
-    """Howdah's packages are its own, none of the same name on PYTHONPATH or elsewhere."""
-    name = "Own packages"
-    foreign = isolation.foreign_packages()
-    if not foreign:
-        return Check(name, "ok", isolation.home())
-    listed = ", ".join(f"{one} is {path}" for one, path in foreign.items())
-    return Check(name, "fail", listed, isolation.FOREIGN_REMEDY)
-
-
 def check_horovod(env: Mapping[str, str]) -> Check:
     """Horovod is built for every framework that is installed, with MPI and Gloo, and loads.
 

@@ -28,7 +28,6 @@ def run_checks(environ: Mapping[str, str] | None = None) -> list[Check]:
     env = dict(os.environ if environ is None else environ)
     functions: Sequence[Callable[[Mapping[str, str]], Check]] = (
         checks.check_python,
-        packages.check_own_packages,
         packages.check_packages,
         checks.check_java,
         spark.check_spark,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import howdah
-from howdah import __version__, storage
+from howdah import ROOMS, __version__, storage
 from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.errors import StorageError
@@ -30,17 +30,6 @@ from howdah.packaging.horovod import provide
 from howdah.packaging.part import Part
 from howdah.storage import commit
 
-PACKAGES = (
-    "howdah",
-    "etl",
-    "training",
-    "jobs",
-    "yarn",
-    "places",
-    "minicluster",
-    "tuning",
-    "serving",
-)
 _FORMAT = 1
 """Raise it when the layout of archives changes for the same files."""
 _READ_BYTES = 2**22
@@ -114,13 +103,21 @@ def _urlsafe(data: bytes) -> str:
 
 
 def _sources() -> Iterable[tuple[str, bytes]]:
-    root = Path(howdah.__file__).resolve().parent.parent
-    for package in PACKAGES:
-        for path in (root / package).rglob("*"):
-            if path.is_dir() or "__pycache__" in path.parts or path.suffix == ".pyc":
-                continue
-            if not path.name.startswith("."):
-                yield path.relative_to(root).as_posix(), path.read_bytes()
+    """Files of Howdah's packages under the names that they have in a wheel."""
+    folders = [Path(folder).resolve() for folder in howdah.__path__]
+    core = folders[0]
+    yield from _files(core, "howdah")
+    for checkout in folders[1:]:
+        for room in ROOMS:
+            yield from _files(checkout / room, f"howdah/{room}")
+
+
+def _files(folder: Path, name: str) -> Iterable[tuple[str, bytes]]:
+    for path in folder.rglob("*"):
+        if path.is_dir() or "__pycache__" in path.parts or path.suffix == ".pyc":
+            continue
+        if not path.name.startswith("."):
+            yield f"{name}/{path.relative_to(folder).as_posix()}", path.read_bytes()
 
 
 # --------------------------------------------------------------------------------- environment

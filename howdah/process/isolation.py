@@ -1,38 +1,20 @@
 """Starts Python processes so that they run Howdah's modules and nothing that is named like them.
 
 `python -m MODULE` and `python -c` put the working directory first in sys.path, and PYTHONPATH comes
-before the standard library: a `training.py`, an `html.py` or a package `jobs` there would run in
-place of ours. All product code starts its processes by `module` or `code`, with `environment`
-(tests/process/test_isolation.py looks for other ways).
+before the standard library: an `html.py` or a package `howdah` there would run in place of Python's
+or ours. All product code starts its processes by `module` or `code`, with `environment`
+(tests/core/test_isolation.py looks for other ways).
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import site
 import sys
 from collections.abc import Mapping, Sequence
 
-from howdah.errors import ForeignPackages
+import howdah
 
-__all__ = [
-    "FOREIGN_REMEDY", "PACKAGES", "SAFE_PATH", "VARIABLE", "VARIABLES", "code", "environment",
-    "foreign_packages", "home", "module", "require_own_packages", "restored",
-]  # fmt: skip
-
-PACKAGES = (  # of pyproject.toml
-    "howdah",
-    "etl",
-    "training",
-    "jobs",
-    "serving",
-    "places",
-    "yarn",
-    "tuning",
-    "minicluster",
-)
-"""Howdah's import packages."""
 VARIABLE = "HOWDAH_PYTHONPATH"
 """Environment variable with more directories for Howdah's processes to import from, as PYTHONPATH
 has them: a PySpark outside of site-packages, a plug-in of fsspec."""
@@ -43,12 +25,6 @@ SAFE_PATH = "howdah"
 """Our value of PYTHONSAFEPATH, any text will do: a process of the user's own is started without."""
 _REMOVED = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 """PYTHONHOME stays: the interpreter that runs this process may need it."""
-
-
-FOREIGN_REMEDY = (
-    "leave their directory out of PYTHONPATH for howdah (env -u PYTHONPATH howdah ...), or"
-    f" uninstall or rename them; {VARIABLE} names what Howdah's processes are to import besides"
-)
 
 
 def module(name: str, *arguments: str, python: str | None = None) -> list[str]:
@@ -99,44 +75,7 @@ def restored(base: Mapping[str, str] | None = None) -> dict[str, str]:
 
 def home() -> str:
     """The directory (or the wheel) that this process imports Howdah's packages from."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
-
-def require_own_packages() -> None:
-    """Refuse to go on if another package of the same name would be imported as one of Howdah's.
-
-    Raises:
-        ForeignPackages: with each of them, and where it lies.
-    """
-    foreign = foreign_packages()
-    if not foreign:
-        return
-    names = ", ".join(foreign)
-    raise ForeignPackages(
-        f"other packages are named like Howdah's: {names}",
-        where=", ".join(foreign.values()),
-        expected=f"{names} of {home()}",
-        got=f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
-        remedy=FOREIGN_REMEDY,
-    )
-
-
-def foreign_packages() -> dict[str, str]:
-    """{name: path} of packages that would be imported in place of Howdah's; nothing is imported.
-
-    A name that nothing answers to is left out: an environment may have a part of the packages.
-    """
-    foreign = {}
-    for name in PACKAGES:
-        loaded = sys.modules.get(name)
-        spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
-        if spec is None:
-            continue
-        places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-        expected = (os.path.join(home(), name), os.path.join(home(), name, "__init__.py"))
-        if places and os.path.realpath(places[0]) not in map(os.path.realpath, expected):
-            foreign[name] = places[0]
-    return foreign
+    return os.path.dirname(os.path.dirname(os.path.abspath(howdah.__file__)))
 
 
 def _site_directories() -> list[str]:

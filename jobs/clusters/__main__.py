@@ -1,4 +1,6 @@
-"""`python -m howdah.jobs.clusters driver|agent|sweep`: the processes of a job on this machine, Spark or Ray."""
+"""`python -m howdah.jobs.clusters driver|agent|sweep`: the processes of a job on
+this machine, Spark or Ray.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             sweep(directory, int(more[0]))
             return 0
         raise UsageError(
-            "unknown role", where="python -m howdah.jobs.clusters", expected="driver or agent, and a directory"
-            " (howdah submit --on starts a job)", got=" ".join(arguments) or "none",
+            "unknown role", where="python -m howdah.jobs.clusters",
+            expected="driver or agent, and a directory (howdah submit --on starts a job)",
+            got=" ".join(arguments) or "none",
         )  # fmt: skip
     except HowdahError as error:
         print(f"howdah: {render(error)}", file=sys.stderr, flush=True)

@@ -19,8 +19,6 @@ from howdah.jobs.clusters.settings import LOG, VERDICT
 from howdah.jobs.record import OVER, Record
 from howdah.jobs.status.text import row, run_summary
 
-__all__ = ["ProcessApplication", "listed"]
-
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 20.0
 """How long a driver has to read the request to stop and to end its workers."""

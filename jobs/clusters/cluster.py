@@ -46,8 +46,6 @@ from howdah.packaging import cluster_paths
 from howdah.process import isolation
 from howdah.storage import directories, is_local
 
-__all__ = ["DriverCluster", "say_what_is_shared"]
-
 _POLL_SECONDS = 0.1
 _TERM_SECONDS = 30.0
 
@@ -174,7 +172,7 @@ class DriverCluster(Cluster):
         with open(log, "ab") as output:
             # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
             self._process = process = subprocess.Popen(
-                isolation.module("places", "driver", directory, *([ETL] if self.etl else [])),
+                isolation.module("howdah.jobs.clusters", "driver", directory, *([ETL] if self.etl else [])),
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                 env=isolation.environment(),
             )  # fmt: skip

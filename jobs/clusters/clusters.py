@@ -7,8 +7,6 @@ from howdah.jobs.clusters.local_cluster import LocalCluster
 from howdah.jobs.clusters.ray_cluster import RayCluster
 from howdah.jobs.clusters.spark_cluster import SparkCluster
 
-__all__ = ["class_of"]
-
 
 def class_of(name: str) -> type[DriverCluster]:
     """The class of local, spark or ray."""

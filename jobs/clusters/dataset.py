@@ -22,8 +22,6 @@ from howdah.jobs.status.claim import Claim
 from howdah.jobs.status.status_file import ETL, StatusFile, status_path
 from howdah.spark.interrupts import interrupts
 
-__all__ = ["check", "make", "needs_hive"]
-
 _EVENTS = 50
 _LAST_STATUS_SECONDS = 30.0
 

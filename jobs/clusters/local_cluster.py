@@ -19,8 +19,6 @@ from howdah.jobs.clusters.cluster import DriverCluster
 from howdah.jobs.clusters.worker import Assignment
 from howdah.process import isolation
 
-__all__ = ["LocalCluster"]
-
 _TERM_SECONDS = 0.25
 """Between SIGTERM and SIGKILL, as YARN's NodeManager has it."""
 
@@ -64,7 +62,7 @@ class LocalDriver(CallsDriver[Child]):
             # The kernel's signal at a parent's end is for that of a thread, and this one may end:
             # an agent that hears nothing of its driver ends by itself.
             return Child(
-                isolation.module("places", "agent", home), cwd=home,
+                isolation.module("howdah.jobs.clusters", "agent", home), cwd=home,
                 env=isolation.environment() | {"LOG_DIRS": home}, stdin=stdin,
                 output=os.path.join(home, "agent.log"), grace=_TERM_SECONDS, death_signal=None,
             )  # fmt: skip

@@ -12,8 +12,6 @@ from howdah.errors import ConfigError
 from howdah.jobs.backend import DriverBackend
 from howdah.jobs.clusters.cluster import DriverCluster, say_what_is_shared
 
-__all__ = ["RayCluster"]
-
 
 class RayCluster(DriverCluster):
     """Ray: the cluster at `ray.address`, or one of the job's own on this machine."""

@@ -27,8 +27,6 @@ from howdah.jobs.clusters.worker import Assignment, run_agent
 from howdah.process import isolation
 from howdah.ray_home import RayHome
 
-__all__ = ["RayDriver", "cluster", "sweep"]
-
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing of a job passes through it
 _MESSAGE_CHARACTERS = 500
 _NODE_DIED = "node has died"
@@ -95,8 +93,8 @@ def _swept(place: str) -> Iterator[None]:
     # `howdah submit` gives a driver a session of its own; any other one is a terminal's.
     session = os.getpid() if os.getsid(0) == os.getpid() else 0
     process = subprocess.Popen(
-        isolation.module("places", "sweep", place, str(session)), env=isolation.environment(),
-        stdin=subprocess.PIPE, start_new_session=True,
+        isolation.module("howdah.jobs.clusters", "sweep", place, str(session)),
+        env=isolation.environment(), stdin=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
         yield

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CONFIG", "ETL", "JOB", "LOG", "VERDICT"]
-
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
 ETL = "--etl"
 """The driver's argument: it makes the dataset first."""

@@ -19,8 +19,6 @@ from howdah.packaging import cluster_paths
 from howdah.spark import connectors, shipping, sizing
 from howdah.storage import local_path
 
-__all__ = ["SparkCluster", "for_spark", "shipped_for_spark"]
-
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
 _NO_ROWS_MEMORY = "512m"
 """Of an executor's JVM that holds a rank alone: no row passes through it."""

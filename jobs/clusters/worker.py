@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Assignment", "run_agent"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
@@ -59,7 +57,7 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
     try:
         with open(os.path.join(home, "agent.log"), "wb") as log:
             child = subprocess.Popen(
-                isolation.module("places", "agent", home), stdin=subprocess.PIPE,
+                isolation.module("howdah.jobs.clusters", "agent", home), stdin=subprocess.PIPE,
                 stdout=log, stderr=log, cwd=home,
                 env=isolation.environment() | {**env, "LOG_DIRS": home, "TMPDIR": home},
                 preexec_fn=lambda: die_with_parent(signal.SIGKILL, mine),

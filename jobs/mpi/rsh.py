@@ -1,5 +1,5 @@
-"""The remote shell that mpirun uses in place of ssh: `python -m howdah.jobs.mpi.rsh HOST COMMAND...` (its
-plm_rsh_agent).
+"""The remote shell that mpirun uses in place of ssh (its plm_rsh_agent):
+`python -m howdah.jobs.mpi.rsh HOST COMMAND...`
 
 It logs in nowhere: it passes the command of mpirun's daemon (orted) for a host to the driver, over
 a socket that only its own user can reach; the agent of that container starts it. This
@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from howdah.core.processes import die_with_parent
 from howdah.jobs.mpi import local_socket
-
-__all__ = ["SOCKET", "main"]
 
 SOCKET = "HOWDAH_MPI_SOCKET"
 

@@ -12,8 +12,6 @@ from howdah.hadoop.resourcemanager import OVER
 from howdah.models.runs.hours import shown
 from howdah.models.runs.record import read
 
-__all__ = ["duration", "job_lines", "log_lines", "ps_lines", "row", "run_summary", "status_lines"]
-
 _HEADLINES = ("APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
               "CPU-H", "GPU-H")  # fmt: skip
 

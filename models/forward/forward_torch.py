@@ -24,20 +24,6 @@ from howdah.models.forward.kernels_torch import attend_fused, attend_plainly, dr
 from howdah.models.forward.sharded_torch import part_of
 from howdah.models.weights import parameters
 from howdah.models.weights.parameters import BLOCKED
-from howdah.training.model.pipeline_torch import Pipeline
-from howdah.training.model.split_torch import Split
-from howdah.training.model.stages import Stage
-
-__all__ = [
-    "FORWARD_PASSES",
-    "EncoderClassifier",
-    "VisionClassifier",
-    "build",
-    "forward_fn",
-    "import_weights",
-    "on_device",
-    "weights",
-]
 
 _ACTIVATIONS = {
     "gelu": F.gelu,
@@ -76,8 +62,6 @@ class EncoderClassifier(torch.nn.Module):
             in float32 inside.
         recompute: compute activations inside layers again in the backward pass, to save memory.
         device: torch's name of the device.
-        split: how layers are divided among ranks; the weights are this rank's parts then.
-        stage: the layers that this rank has; the weights are theirs then.
         first_type_ends: rows are pairs of texts, and this token ends the first one: those behind it
             have token type 1. None: all have type 0.
     """
@@ -92,14 +76,10 @@ class EncoderClassifier(torch.nn.Module):
         compute_dtype: torch.dtype = torch.float32,
         recompute: bool = False,
         device: str = "cpu",
-        split: Split | None = None,
-        stage: Stage | None = None,
         first_type_ends: int | None = None,
     ) -> None:
         super().__init__()
         self.first_type_ends = first_type_ends
-        self.split = split
-        self.stage = stage or Stage.of(0, 1, config[family_of(config).keys.layers])
         self.config = dict(config)
         self.family = family_of(config)
         self.compute_dtype = compute_dtype
@@ -137,15 +117,13 @@ class EncoderClassifier(torch.nn.Module):
         self,
         ids_BT: torch.Tensor,
         mask_BT: torch.Tensor,
-        hidden_BTD: torch.Tensor | None = None,
         types_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [B, C] float32, or hidden_BTD on a stage that is not the last.
+        """Logits [B, C] float32.
 
         Args:
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
-            hidden_BTD: what the stage before gives; None: it is the first.
             types_BT: int64, the token types; None: by `first_type_ends`. Not read where the model
                 has fewer than two.
         """
@@ -153,19 +131,16 @@ class EncoderClassifier(torch.nn.Module):
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
         # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
         blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
-        if hidden_BTD is None:
-            embeddings = self.family.prefix + self.family.embeddings
-            embedded_BTD = self._within(embeddings, self._embed, ids_BT, types_BT)
-            hidden_BTD = self._dropped(embedded_BTD, dropout)
+        embeddings = self.family.prefix + self.family.embeddings
+        embedded_BTD = self._within(embeddings, self._embed, ids_BT, types_BT)
+        hidden_BTD = self._dropped(embedded_BTD, dropout)
         layers = self.config[self.family.keys.layers]
-        for number in self.stage.layers:
+        for number in range(layers):
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
                 layer = partial(checkpoint, layer, use_reentrant=False)
             hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
-        if not self.stage.last:
-            return hidden_BTD
         inner, outer = self.family.classifier_layers
         first_BD = hidden_BTD[:, 0]
         if self.family.head_dropout_first:
@@ -197,16 +172,15 @@ class EncoderClassifier(torch.nn.Module):
     ) -> torch.Tensor:
         """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
         part = self.family.layer
-        entered_BTD = self._enter(hidden_BTD)
-        query_BQD = entered_BTD[:, :1] if first_only else entered_BTD
-        attended_BQD = self._attend(query_BQD, entered_BTD, blocked_BT, layer)
+        query_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
+        attended_BQD = self._attend(query_BQD, hidden_BTD, blocked_BT, layer)
         if self.family.attended_dropout:
             attended_BQD = self._dropped(attended_BQD, self.rates[0])
         own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
         own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
-        inner_BQH = self._linear(self._enter(own_BQD), layer + part.inner)
+        inner_BQH = self._linear(own_BQD, layer + part.inner)
         inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
-        outer_BQD = self._dropped(self._joined(inner_BQH, layer + part.outer), self.rates[0])
+        outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
         return self._norm(outer_BQD + own_BQD, layer + part.output_norm)
 
     def _attend(
@@ -225,13 +199,13 @@ class EncoderClassifier(torch.nn.Module):
         attend = attend_fused if hidden_BTD.is_cuda else attend_plainly
         context = attend(query, key, value, blocked_BT, self.rates[1] if self.training else 0.0)
         context = context.transpose(1, 2)  # [B, Q, heads, D / heads]
-        return self._joined(context.flatten(-2), layer + part.attended)
+        return self._linear(context.flatten(-2), layer + part.attended)
 
     def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
         """A projection of x for each name: [B, heads, T, D / heads]."""
         projected = self._linear(x, *(layer + name for name in names))
         heads = self.config[self.family.keys.heads]
-        shape = (len(names), heads // (1 if self.split is None else self.split.comm.size), -1)
+        shape = (len(names), heads, -1)
         # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
         return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
 
@@ -241,17 +215,6 @@ class EncoderClassifier(torch.nn.Module):
             [self._parameter(f"{name}.{part}") for name in names] for part in ("weight", "bias")
         )
         return linear(x, weights, biases, accumulate=not self.divided)
-
-    def _enter(self, x: torch.Tensor) -> torch.Tensor:
-        """The input of layers of which this rank may have a part."""
-        return x if self.split is None else self.split.enter(x)
-
-    def _joined(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        """A linear layer of whose inputs this rank may have a part."""
-        if self.split is None:
-            return self._linear(x, name)
-        part = F.linear(x, self._parameter(name + ".weight").to(x.dtype))
-        return self.split.leave(part) + self._parameter(name + ".bias").to(x.dtype)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
@@ -363,8 +326,6 @@ def build(
     model: ModelSection,
     precision: str = "fp32",
     device: str = "cpu",
-    split: Split | None = None,
-    stage: Stage | None = None,
     first_type_ends: int | None = None,
 ) -> EncoderClassifier:
     """The model with the run's dropouts and frozen parts; its parameters are float32.
@@ -377,8 +338,6 @@ def build(
         training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
-        split: how layers are divided among ranks; None: this rank has all of each.
-        stage: the layers that this rank has; None: all.
         first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
@@ -389,10 +348,6 @@ def build(
     start = parameters.start_weights(
         base_config, weights, num_labels=num_labels, seed=training.seed
     )
-    if split is not None:
-        start = {name: split.own(name, array) for name, array in start.items()}
-    if stage is not None:
-        start = {name: array for name, array in start.items() if stage.has(family, name)}
     return FORWARD_PASSES[family.forward](
         base_config,
         start,
@@ -401,8 +356,6 @@ def build(
         compute_dtype=_DTYPES[precision],
         recompute=training.gradient_checkpointing,
         device=device,
-        split=split,
-        stage=stage,
         first_type_ends=first_type_ends,
     )
 
@@ -422,10 +375,7 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
     the model's."""
     own = dict(net.named_parameters())
     for name, array in arrays:
-        if not net.stage.has(net.family, name):
-            continue
         here, rows = part_of(own.pop(name))
-        array = array if net.split is None else net.split.own(name, array)
         here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
     if own:
         raise KeyError(f"the weights lack {sorted(own)[:5]}")
@@ -438,7 +388,7 @@ def on_device(ids_BT: np.ndarray, device: str | torch.device) -> torch.Tensor:
 
 
 def forward_fn(
-    net: EncoderClassifier, *, as_served: bool = False, pipeline: Pipeline | None = None
+    net: EncoderClassifier, *, as_served: bool = False
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT, types_BT or None) -> logits_BC float32, without dropout and gradient.
 
@@ -446,7 +396,6 @@ def forward_fn(
         net: the model; its mode is restored after each call.
         as_served: compute in float32, as models/opened/opened.py does, whatever the training
             precision.
-        pipeline: of which `net` is a stage; None: it is the whole model.
     """
     device = next(net.parameters()).device
 
@@ -460,12 +409,9 @@ def forward_fn(
         try:
             # What FSDP2 gathers in inference mode could not be used in training afterwards.
             with torch.no_grad() if net.divided else torch.inference_mode():
-                if pipeline is not None:
-                    logits_BC = pipeline.forward(ids_BT, mask_BT)
-                else:
-                    given = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
-                    mask = torch.from_numpy(mask_BT).to(device)
-                    logits_BC = net(on_device(ids_BT, device), mask, **given)
+                given = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
+                mask = torch.from_numpy(mask_BT).to(device)
+                logits_BC = net(on_device(ids_BT, device), mask, **given)
         finally:
             if net.divided:
                 net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass

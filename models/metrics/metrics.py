@@ -6,7 +6,7 @@ By scikit-learn's definitions (the tests compare); calibration by Guo et al., 20
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from howdah.errors import DataError, ModelError
 from howdah.models.decision import log_softmax, scores_of, softmax
 
 __all__ = [
-    "ACCURACY_OF_COVERAGE", "TOP", "areas", "areas_of_rows", "assembled", "calibration",
+    "ACCURACY_OF_COVERAGE", "TOP", "Ranks", "areas", "areas_of_rows", "assembled", "calibration",
     "calibration_bins", "class_scores", "classification_metrics", "counted", "coverage_at",
     "label_ranks", "log_softmax", "no_labels", "pair_metrics", "ratio", "refuse", "scores_of",
     "softmax",
@@ -29,6 +29,18 @@ TOP = (3, 5)
 """k of the top-k accuracies; one of as many classes or fewer is undefined: it would be 1."""
 ACCURACY_OF_COVERAGE = 0.95
 """Accuracy that the rows of `coverage_at_95` have."""
+
+
+class Ranks(Protocol):
+    """What sums over the ranks of an evaluation need of its world (training's Comm has it)."""
+
+    rank: int
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of all ranks' float64 arrays of one shape, on every rank."""
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Rows of all ranks in the order of the ranks, on every rank."""
 
 
 def no_labels(task: Task, classes: int) -> np.ndarray:

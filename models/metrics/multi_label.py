@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah.errors import ModelError
-from howdah.models.metrics.metrics import areas, areas_of_rows, class_scores, refuse
-from howdah.training.comm.base import Comm
-
-__all__ = ["LabelSums", "binary_loss", "multi_label_metrics"]
+from howdah.models.metrics.metrics import Ranks, areas, areas_of_rows, class_scores, refuse
 
 _HISTOGRAM_VALUES = 2**22
 _MOST_BINS = 4_096
@@ -97,7 +94,7 @@ class LabelSums:
         both = np.bincount(place_NC.reshape(-1), minlength=size)
         self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
 
-    def over(self, comm: Comm) -> LabelSums:
+    def over(self, comm: Ranks) -> LabelSums:
         """The sums over all ranks, on every rank. Every rank enters."""
         total = LabelSums(self.classes)
         total.histogram = comm.sum(self.histogram)

@@ -11,10 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah.errors import ModelError
-from howdah.models.metrics.metrics import refuse
-from howdah.training.comm.base import Comm
-
-__all__ = ["TargetSums", "regression_metrics"]
+from howdah.models.metrics.metrics import Ranks, refuse
 
 
 def regression_metrics(
@@ -97,7 +94,7 @@ class TargetSums:
         self.errors = self.errors + errors
         self.rows = total
 
-    def over(self, comm: Comm) -> TargetSums:
+    def over(self, comm: Ranks) -> TargetSums:
         """The sums over all ranks, on every rank. Every rank enters."""
         own = [self.rows, self.broken, *self.means, *self.products, *self.errors]
         total = TargetSums()

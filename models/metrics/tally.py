@@ -19,9 +19,9 @@ from howdah.config.metric_table import METRICS, metrics_of
 from howdah.config.tasks import Task
 from howdah.errors import ConfigError
 from howdah.models.metrics import metrics
+from howdah.models.metrics.metrics import Ranks
 from howdah.models.metrics.multi_label import LabelSums, multi_label_metrics
 from howdah.models.metrics.regression import TargetSums, regression_metrics
-from howdah.training.comm.base import Comm
 
 EXACT_VALUES = 2**22
 """Logits (rows x classes) up to which nothing is estimated: 16 MiB in float32."""
@@ -67,7 +67,7 @@ class Tally:
         self.kept = 0
         return self.sums
 
-    def metrics(self, comm: Comm) -> dict | None:
+    def metrics(self, comm: Ranks) -> dict | None:
         """The task's metrics over all ranks' rows, on rank 0; None elsewhere.
 
         Every rank enters. Every rank gets past the collectives before rank 0 raises.
@@ -145,7 +145,7 @@ class _Sums:
         counts = np.concatenate([self.counts, counts])
         self.counts = np.bincount(inverse, counts, len(self.keys)).astype(np.int64)
 
-    def over(self, comm: Comm) -> _Sums:
+    def over(self, comm: Ranks) -> _Sums:
         """The sums over all ranks, on every rank. Every rank enters."""
         total = _Sums(self.classes)
         total._count(comm.gather(self.keys), comm.gather(self.counts))

@@ -15,8 +15,6 @@ from howdah.faults import typed
 from howdah.storage import growing
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, fault
 
-__all__ = ["FILE_NAME", "MetricsLog", "position_of", "read_metrics"]
-
 FILE_NAME = "metrics.jsonl"
 
 
@@ -155,3 +153,14 @@ def _once(lines: list[dict]) -> list[dict]:
             reached = line["step"]
         kept.append(line)
     return kept
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}; lists left out."""
+    out: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            out[prefix + key] = float(value)
+    return out

@@ -7,26 +7,13 @@ tensors, and send them in the same order. Names are Hugging Face's torch names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
-from howdah.config.model import ModelSection, ParallelSection
-from howdah.data.family import ModelFamily, family_of
+from howdah.config.model import ModelSection
+from howdah.data.family import family_of
 from howdah.errors import ConfigError
-
-__all__ = [
-    "BLOCKED",
-    "check_divisible",
-    "decays",
-    "divided_axes",
-    "dropout_draw",
-    "dropout_rates",
-    "dropout_seed",
-    "start_weights",
-    "trainable_names",
-    "with_dropouts",
-]
 
 BLOCKED = -1e9
 """Added to attention scores of padding."""
@@ -85,57 +72,6 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
         frozen += (family.prefix + family.embeddings,)
     names = (*family.encoder_shapes(config), *family.head_names)
     return [name for name in names if not name.startswith(frozen)]
-
-
-def divided_axes(family: ModelFamily, names: Iterable[str]) -> dict[str, int]:
-    """The tensors that `training.parallel.tensor` divides, and along which axis: projections to
-    heads and to the inner width by their outputs, those back by their inputs."""
-    part, layers = family.layer, family.prefix + family.layers
-    axes = {
-        f"{name}.{kind}": 0
-        for name in (part.query, part.key, part.value, part.inner)
-        for kind in ("weight", "bias")
-    } | {f"{name}.weight": 1 for name in (part.attended, part.outer)}
-    found = {}
-    for name in names:
-        _, _, below = name.removeprefix(layers).partition(".")
-        if name.startswith(layers) and below in axes:
-            found[name] = axes[below]
-    return found
-
-
-def check_divisible(config: Mapping, parallel: ParallelSection) -> None:
-    """Refuse a model whose layers are not divisible.
-
-    Args:
-        config: the base's config.json, defaults filled in.
-        parallel: the configuration's section.
-    Raises:
-        ConfigError: its `tensor` does not divide the heads, or the width of the feed-forward
-            layers; or its `pipeline` is more than there are layers.
-    """
-    tensor, layers = parallel.tensor, int(config[family_of(config).keys.layers])
-    if parallel.pipeline > layers:
-        raise ConfigError(
-            "the model has fewer layers than its ranks one after the other",
-            where="training.parallel.pipeline",
-            expected=f"at most {layers}",
-            got=str(parallel.pipeline),
-            remedy="lower it; the ranks beyond it divide the rows",
-        )
-    keys = family_of(config).keys
-    for what, key in (
-        ("attention heads", keys.heads),
-        ("elements of the feed-forward layers", keys.inner),
-    ):
-        if config[key] % tensor:
-            raise ConfigError(
-                f"the model's {what} cannot be divided among so many ranks",
-                where="training.parallel.tensor",
-                expected=f"a divisor of {config[key]} ({key} of the base model)",
-                got=str(tensor),
-                remedy="lower it; the ranks beyond it divide the rows",
-            )
 
 
 def decays(name: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ from howdah.models.runs import record
 from howdah.serving.report.findings.predictions import Predictions
 from howdah.serving.report.findings.sums import Sample
 
-__all__ = ["Asked", "decide", "lines"]
+Evaluate = Callable[..., Any]
+"""Evaluates an export on a split of its dataset and keeps the predictions."""
 
 _MOST_VALUES = 2**25
 """Scores that are fitted on at most: an even sample of more rows; 128 MiB."""
@@ -123,6 +124,7 @@ def decide(
     *,
     config: Config | None = None,
     progress: Progress = lambda line: None,
+    evaluate: Evaluate | None = None,
 ) -> dict[str, Any]:
     """Fit a decision, write the export with it (whole or not at all), and measure it on test.
 
@@ -130,6 +132,8 @@ def decide(
         model: a run directory or its export, on any storage.
         config: whose dataset is evaluated where the run has no predictions; None: the dataset that
             the export names.
+        evaluate: `howdah.training.evaluation.evaluate.evaluate_run`, for an export whose run has no
+            predictions; None: such an export is refused.
     Returns:
         {export, decision, replaced: the decision before, rows: of validation, before, after: of
         test, {} where it cannot be measured}.
@@ -147,16 +151,16 @@ def decide(
         if asked.reset:
             profile = None
             if decided.has_profile(export) and task != "regression":
-                profile = _without_decision(export, info, config, place, progress)
+                profile = _without_decision(export, info, config, place, progress, evaluate)
             with_decision(export, None, profile=profile)
             return {"export": export, "decision": None, "replaced": before.as_dict() or None,
                     "rows": None, "before": {}, "after": {}}  # fmt: skip
         known, scores, step = _sample(
-            _predictions(export, info, VALIDATION, config, place, progress)
+            _predictions(export, info, VALIDATION, config, place, progress, evaluate)
         )
         decision = _fitted(asked, task, labels, known, scores, progress)
         try:
-            test = _predictions(export, info, TEST, config, place, progress)
+            test = _predictions(export, info, TEST, config, place, progress, evaluate)
             measured = [_measured(test, each) for each in (Decision(), decision)]
         except (DataError, NotFound) as error:
             progress(f"not measured on test: {error.what}")
@@ -230,6 +234,7 @@ def _predictions(
     config: Config | None,
     place: str,
     progress: Progress,
+    evaluate: Evaluate | None,
 ) -> Predictions:
     """The run's own, if they are of these weights; else the model is evaluated."""
     labels, task = list(info["labels"]), info.get("task") or "single_label"
@@ -239,9 +244,9 @@ def _predictions(
             return Predictions(storage.join(run, "predictions", split), labels, task)
         except NotFound:
             pass
-    from howdah.training.evaluation.evaluate import evaluate_run
-
     dataset = (info.get("dataset") or {}).get("path")
+    if evaluate is None:
+        raise DataError("there are no predictions of this export's weights", where=export)
     if config is None:
         if dataset is None:
             raise DataError(
@@ -253,7 +258,7 @@ def _predictions(
             update={"data": loaded.data.model_copy(update={"dataset": dataset})}
         )
     made = f"{place}/{split}"
-    evaluate_run(config, model=export, split=split, predictions_dir=made, progress=progress)
+    evaluate(config, model=export, split=split, predictions_dir=made, progress=progress)
     return Predictions(made, labels, task)
 
 
@@ -283,12 +288,19 @@ def _sample(predictions: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _without_decision(
-    export: str, info: dict[str, Any], config: Config | None, place: str, progress: Progress
+    export: str,
+    info: dict[str, Any],
+    config: Config | None,
+    place: str,
+    progress: Progress,
+    evaluate: Evaluate | None,
 ) -> bytes | None:
     """The profile of an export whose decision is taken out. Where validation cannot be read it goes
     too: one of another decision says nothing."""
     try:
-        labels, scores, _ = _sample(_predictions(export, info, VALIDATION, config, place, progress))
+        labels, scores, _ = _sample(
+            _predictions(export, info, VALIDATION, config, place, progress, evaluate)
+        )
     except HowdahError as error:
         progress(
             f"profile.json is removed, because it was counted with the decision ({error.what});"

@@ -27,8 +27,6 @@ from howdah.models.registry import DECISION_KEYS
 from howdah.models.variants import Variant
 from howdah.serving.deployment import references
 
-__all__ = ["Mode", "opened", "register", "require_mlflow"]
-
 Mode = Literal["reference", "full"]
 
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -132,7 +130,7 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
     Raises:
         ClusterError: the server refuses, or does not answer.
     """
-    # As in training/run/tracking.py: usage is reported only where the user asks for it.
+    # As in howdah/training/run/tracking.py: usage is reported only where the user asks for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # that is for --json
@@ -268,7 +266,7 @@ def _metrics(variant: Variant) -> list[Any]:
     """The export's metrics, under the names that a run's tracking has."""
     from mlflow.entities import Metric
 
-    from howdah.training.run.tracking import flat
+    from howdah.models.runs.metrics_log import flat
 
     now = 0  # MLflow wants a time; the metrics are of the export, not of now
     step = int(variant.info.get("step") or 0)

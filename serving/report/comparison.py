@@ -16,8 +16,6 @@ from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report import charts, report
 
-__all__ = ["MOST", "compare"]
-
 MOST = 12
 """Runs on a page: the colours of more curves could not be distinguished."""
 
@@ -81,7 +79,7 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
     known = {run.dataset for run in runs}
-    page = report.template("howdah.training.evaluation", "comparison.html.j2").render(
+    page = report.template("howdah.serving.report", "comparison.html.j2").render(
         runs=runs,
         one_dataset=len(known) == 1,
         figures=_figures(runs),

@@ -26,8 +26,6 @@ from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
 from howdah.serving.report.findings.verdict import Verdict
 
-__all__ = ["judged", "number", "read_run", "render", "template", "write"]
-
 _STYLES = "'unsafe-inline'"
 
 
@@ -42,17 +40,28 @@ def write(
     Raises:
         DataError: not a run directory.
     """
+    contents = page(run_directory, texts=texts)
+    check()
+    path = storage.join(run_directory, REPORT)
+    storage.write_whole(path, contents)
+    return path
+
+
+def page(run_directory: str, *, texts: str | None = None) -> bytes:
+    """The contents of a run's report.html.
+
+    Args:
+        texts: none or worst, in place of the run's own report.texts.
+    Raises:
+        DataError: not a run directory.
+    """
     run = read_run(run_directory)
     try:
         config = storage.read_text(storage.join(run_directory, CONFIG))
     except NotFound:  # without config.yaml the report lacks the configuration
         config = ""
     material = gather(run_directory, run, config, texts=texts)
-    path = storage.join(run_directory, REPORT)
-    page = render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
-    check()
-    storage.write_whole(path, page)
-    return path
+    return render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
 
 
 def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
@@ -107,7 +116,7 @@ def render(
         material: what else is known; None: only these figures.
     """
     known = material or figures(run, config)
-    return template("howdah.training.evaluation", "report.html.j2").render(
+    return template("howdah.serving.report", "report.html.j2").render(
         run=run,
         status=_status(run),
         facts=_facts(run),
@@ -125,7 +134,7 @@ def template(package: str, name: str) -> Any:
     import jinja2
     from markupsafe import Markup
 
-    packages = dict.fromkeys((package, "howdah.training.evaluation"))
+    packages = dict.fromkeys((package, "howdah.serving.report"))
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
     environment = jinja2.Environment(
         loader=loader,

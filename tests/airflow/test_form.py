@@ -125,7 +125,6 @@ LATER = {
     "data.split.time.validation_from", "data.split.time.test_from",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
-    "training.parallel.tensor", "training.parallel.pipeline",
     "data.max_length", "data.kind", "data.format", "data.as_of", "data.task",
     "evaluation.metric",
     "data.jdbc.url_file", "data.jdbc.partition_column", "data.jdbc.partitions",

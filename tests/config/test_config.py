@@ -65,31 +65,6 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
             "training: {framework: torch, parallel: {shard: full}}\njob: {min_workers: 1}",
             "not for elastic jobs",
         ),
-        (
-            "training: {framework: torch, parallel: {shard: full, tensor: 2}}",
-            "not built together with training.parallel.shard full",
-        ),
-        (
-            "training: {framework: torch, parallel: {pipeline: 2, shard: optimizer}}",
-            "not built together with training.parallel.shard optimizer",
-        ),
-        (
-            "data: {kind: image}\ntraining: {framework: torch, parallel: {tensor: 2}}",
-            "for images choose training.parallel.shard",
-        ),
-        (
-            "training: {framework: torch, parallel: {pipeline: 2, tensor: 2}}",
-            "not built together with training.parallel.pipeline 2",
-        ),
-        (
-            "training: {framework: torch, parallel: {pipeline: 2}}\nmodel: {freeze_layers: 1}",
-            "not built for frozen layers",
-        ),
-        (
-            "training: {framework: torch, parallel: {pipeline: 2}}\njob: {min_workers: 1}",
-            "not for elastic jobs",
-        ),
-        ("training: {parallel: {tensor: 2}}", "works with training.framework torch only"),
         ("training: {framework: torch, parallel: {shard: both}}", "not what the key takes"),
         ("training: {per_device_max_tokens: 128}\ndata: {max_length: 256}", "must hold one row"),
         ("data: {split: {validation: 0.6, test: 0.5}}", "below 1"),

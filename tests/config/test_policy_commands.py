@@ -118,7 +118,7 @@ def test_each_of_several_policies_must_allow_it(tmp_path, howdah):
 
 
 def test_commands_without_policy_support_and_invalid_policies_are_refused(howdah):
-    for words in (["package"], ["minicluster", "status"]):
+    for words in (["package"],):
         code, error = howdah("roots: []", *words)
         assert (code, error["where"]) == (2, "--policy")
     code, error = howdah("rots: []", "doctor")

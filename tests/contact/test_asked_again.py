@@ -119,8 +119,9 @@ def test_a_bare_launchers_rank_does_nothing_either(finished):
         (["--set", "training.learning_rate=0.0001"], 2, "0.002 -> 0.0001"),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "howdah.training", "--config", str(finished.config), *more], cwd=ROOT,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+            [sys.executable, "-m", "howdah.training", "--config", str(finished.config), *more],
+            cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            capture_output=True, text=True,
             timeout=LIMIT,
         )  # fmt: skip
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr

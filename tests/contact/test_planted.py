@@ -155,8 +155,8 @@ def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_pa
 
 
 def test_a_bare_rank_imports_nothing_else_from_it(project):
-    """`python -m howdah.training` by hand runs a `training` of the directory: that is Python's. What it
-    imports is not taken from there."""
+    """`python -m howdah.training` by hand imports nothing else of the directory that it is
+    started in."""
     for name in ("training.py", "howdah"):
         path = project.folder / name
         path.rename(path.with_name("another" + path.suffix))

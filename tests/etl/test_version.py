@@ -230,7 +230,7 @@ def test_a_version_may_lack_its_table_of_rejects(asked, written, lacks):
 
 REJECTS = """
 import json, sys
-from etl import pipeline
+from howdah.etl import pipeline
 from howdah.config import loader
 from howdah.spark.session import session
 

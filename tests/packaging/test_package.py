@@ -38,17 +38,17 @@ def test_the_wheel_is_the_same_bytes_and_installs(tmp_path):
     assert first.hash == second.hash and first.name == second.name
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
     names = zipfile.ZipFile(first.path).namelist()
-    assert "etl/report.html.j2" in names and "cli/__init__.py" in names
-    assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
+    assert "howdah/etl/report.html.j2" in names and "howdah/cli/__init__.py" in names
+    assert not [n for n in names if "__pycache__" in n or not n.startswith("howdah")]
     target = tmp_path / "site"
     argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*argv, "--target", target, first.path], check=True, capture_output=True)
-    assert (target / "training" / "data" / "planner.py").is_file()
+    assert (target / "howdah" / "data" / "splits" / "planner.py").is_file()
 
 
 def test_a_wheel_of_other_sources_has_another_name(tmp_path, monkeypatch):
     before = package.wheel(str(tmp_path))
-    monkeypatch.setattr(package, "PACKAGES", ("howdah", "etl"))
+    monkeypatch.setattr(package, "ROOMS", ("etl",))
     after = package.wheel(str(tmp_path))
     assert after.hash != before.hash and after.name != before.name
 
@@ -68,7 +68,7 @@ inner = subprocess.run([sys.executable, "-c", child], capture_output=True, text=
 print(json.dumps({
     "foreign": foreign, "child": inner.stdout.strip(), "child_error": inner.stderr,
     "numpy": numpy.__version__, "crc": google_crc32c.implementation,
-    "template": len(files("etl").joinpath("report.html.j2").read_text()),
+    "template": len(files("howdah.etl").joinpath("report.html.j2").read_text()),
 }))
 """
 

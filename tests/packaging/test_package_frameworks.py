@@ -24,19 +24,20 @@ framework = sys.argv[1]
 from howdah.training.process import env
 env.prepare(framework, threads=1)
 short = {"torch": "torch", "tensorflow": "tf"}[framework]
-importlib.import_module("training.loop_" + short)
-import howdah.training.evaluation.evaluate, howdah.serving.report.report, howdah.models.export.export
+importlib.import_module("howdah.training.loop_" + short)
+import howdah.training.evaluation.evaluate, howdah.serving.report.report
+import howdah.models.export.export
 import howdah.jobs.driver.driver, howdah.jobs.agent.agent, howdah.cli
 import skein
 from howdah.packaging import package
-from training.comm import backends
+from howdah.training.comm import backends
 import numpy as np
 comm = backends.init(framework)
 total = comm.sum(np.array([1.0 + comm.rank])).tolist()
 
 from howdah.config import loader as config
 from howdah.data.family import DISTILBERT
-model_module = importlib.import_module("howdah.training.model.forward_" + short)
+model_module = importlib.import_module("howdah.models.forward.forward_" + short)
 small = DISTILBERT.complete({"dim": 24, "hidden_dim": 48, "n_layers": 1, "vocab_size": 90})
 shapes = DISTILBERT.encoder_shapes(small)
 weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}

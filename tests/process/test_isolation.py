@@ -11,7 +11,7 @@ from howdah.process import isolation
 from tests import ROOT
 from tests.test_rooms import ROOMS, parsed, sources
 
-HELPER = ROOT / "howdah" / "isolation.py"
+HELPER = ROOT / "howdah" / "process" / "isolation.py"
 _STARTS = re.compile(r"^\s*-[mc] ")
 """What follows an interpreter's name in a shell's command."""
 
@@ -58,7 +58,7 @@ def test_the_look_finds_them(text):
 
 
 def test_the_argument_lists():
-    assert isolation.module("places", "agent") == [
+    assert isolation.module("howdah.jobs.clusters", "agent") == [
         sys.executable, "-P", "-m", "howdah.jobs.clusters", "agent"
     ]  # fmt: skip
     assert isolation.module("yarn", python="./e/bin/python") == [
@@ -98,16 +98,6 @@ def test_children_of_a_rank_import_what_job_env_names():
     )  # fmt: skip
     assert env["PYTHONPATH"] == "/opt/libs"
     assert "/opt/libs" in isolation.environment(env)["PYTHONPATH"].split(os.pathsep)
-
-
-def test_foreign_packages_are_found_without_importing_them(tmp_path, monkeypatch):
-    assert isolation.foreign_packages() == {}
-    (tmp_path / "minicluster.py").write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "minicluster", raising=False)
-    assert isolation.foreign_packages() == {"minicluster": str(tmp_path / "minicluster.py")}
-    with pytest.raises(isolation.ForeignPackages, match="minicluster"):
-        isolation.require_own_packages()
 
 
 def test_a_guard_under_airflow_gets_no_pythonpath_of_dags(monkeypatch):

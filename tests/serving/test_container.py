@@ -1,5 +1,5 @@
-"""`python -m howdah.serving` in a container's directory, from the environment that is shipped and nothing
-else: the node has glibc alone."""
+"""`python -m howdah.serving` in a container's directory, from the environment that is
+shipped and nothing else: the node has glibc alone."""
 
 import json
 import os

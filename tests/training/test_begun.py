@@ -10,10 +10,10 @@ from howdah import storage
 from howdah.config.loader import load
 from howdah.data.manifest import load_dataset
 from howdah.models.base import learnt_parts, with_pinned_base
-from howdah.models.export.export import export_run
 from howdah.models.replay import training_rows
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report.findings.material import gather
+from howdah.training.export_run import export_run
 from tests.runs.training_runs import train
 from tests.support.rows.appended import build_appended, ids_of
 

@@ -16,16 +16,12 @@ pytestmark = [pytest.mark.mpi, pytest.mark.full]
 
 DIVIDED = {"training.parallel.shard": "optimizer"}
 FULL = {"training.parallel.shard": "full"}
-SPLIT = {"training.parallel.tensor": 2}
-STAGES = {"training.parallel.pipeline": 2}
 LAYOUTS = pytest.mark.parametrize(
     ("kind", "layout"),
     [
         pytest.param("torchrun", DIVIDED, id="torchrun-optimizer"),
         pytest.param("mpirun", DIVIDED, id="mpirun-optimizer"),
         pytest.param("torchrun", FULL, id="torchrun-full"),
-        pytest.param("torchrun", SPLIT, id="torchrun-tensor"),
-        pytest.param("torchrun", STAGES, id="torchrun-pipeline"),
     ],
 )
 

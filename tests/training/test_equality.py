@@ -312,46 +312,6 @@ def test_an_earlier_best_step_is_exported_from_divided_parameters_too(trained):
             np.testing.assert_allclose(exported[1][name], tensor, atol=2e-3, err_msg=name)
 
 
-# ----------------------------------------------------------- the layers divided among the ranks
-SPLIT = {"training.parallel.tensor": 2}
-STAGES = {"training.parallel.pipeline": 2, "training.parallel.micro_batches": 3}
-SAID = {"tensor": "2 of which divide each layer", "pipeline": "have layers one after the other"}
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("layout", [SPLIT, STAGES], ids=list(SAID))
-@pytest.mark.parametrize("np_", [2, 4])
-@pytest.mark.parametrize("embeddings", ["dense", "sparse"])
-def test_divided_layers_learn_the_same(trained, layout, np_, embeddings):
-    """With two pairs of ranks the pairs divide the rows."""
-    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
-    one = trained("torch", dropout=False, **settings)
-    split = trained("torch", np_, "torchrun", dropout=False, **settings, **layout)
-    kind = "tensor" if layout is SPLIT else "pipeline"
-    assert SAID[kind] in split.output
-    assert split.run_json()["attempts"][-1]["parallel"][kind] == 2
-    assert_learns(split, one.losses(), one)
-    assert (
-        split.run_json()["metrics"]["validation"]["rows"]
-        == (one.run_json()["metrics"]["validation"]["rows"])
-    )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("before", "first", "after", "second"),
-    [(2, SPLIT, 1, {}), (2, FULL, 2, SPLIT), (2, STAGES, 2, FULL), (4, SPLIT, 2, STAGES),
-     (2, DIVIDED, 4, STAGES), (2, STAGES, 1, {})],
-)  # fmt: skip
-def test_a_run_with_divided_layers_goes_on_in_any_layout(trained, before, first, after, second):
-    one = trained("torch", dropout=False)
-    begun = trained("torch", before, "torchrun", dropout=False, **first)
-    resume = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
-    resumed = trained("torch", after, "torchrun", dropout=False, **second, **resume)
-    assert_learns(begun, one.losses(), one)
-    assert_learns(resumed, one.losses()[MIDDLE:], one)
-
-
 # ------------------------------------------------------------------------ the other framework
 @pytest.mark.parametrize(
     ("first", "second"),

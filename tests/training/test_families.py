@@ -124,7 +124,6 @@ def test_from_a_table_to_predictions(made, name, framework, tmp_path):
 LAYOUTS = {
     "zero-1": {"training.parallel.shard": "optimizer"},
     "fsdp2": {"training.parallel.shard": "full"},
-    "tensor": {"training.parallel.tensor": 2},
 }
 
 
@@ -152,27 +151,6 @@ def test_divided_runs_take_the_steps_of_one_rank(made, name, tmp_path):
     assert not any(".layer.0." in key for key in frozen)
     classifier = "bert.pooler.dense" if name == "bert" else "classifier.dense"
     assert f"adam_m/{classifier}.weight" in frozen
-
-
-@pytest.mark.parametrize("name", FAMILY_NAMES)
-def test_stages_take_the_steps_of_one_rank(made, name, tmp_path):
-    """Which take no frozen layers."""
-    base, dataset = made(name)
-    settings = {"training.max_steps": 3, "data.max_length": 40, **NO_DROPOUT}
-    one, two = (
-        train(
-            str(tmp_path / kind), dataset=dataset.path, base=base, settings=settings | own, **ranks
-        )
-        for kind, own, ranks in (
-            ("one", {}, {}),
-            ("two", {"training.parallel.pipeline": 2}, {"np_": 2, "kind": "torchrun"}),
-        )
-    )
-    assert two.losses() == pytest.approx(one.losses(), abs=2e-5)
-    found = two.tensors(3)
-    for key, array in one.tensors(3).items():
-        if key.startswith("model/"):
-            np.testing.assert_allclose(found[key], array, atol=2e-3, err_msg=key)
 
 
 def test_frameworks_take_the_same_steps(made, tmp_path):

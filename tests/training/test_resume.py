@@ -16,7 +16,6 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection, TrainingSection
 from howdah.errors import CheckpointError, Terminated
-from howdah.models.export.export import export_run
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import RunFile
 from howdah.process.env import RankEnv
@@ -24,6 +23,7 @@ from howdah.training.checkpoint.manager import Checkpoints, Identity
 from howdah.training.checkpoint.read import load
 from howdah.training.checkpoint.schedule import CheckpointSchedule
 from howdah.training.checkpoint.state import TrainState
+from howdah.training.export_run import export_run
 from howdah.training.optim.schedule import Schedule
 from howdah.training.run.run import Run
 from tests.fixtures.dataset import build_dataset

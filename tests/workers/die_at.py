@@ -1,7 +1,8 @@
 """`python tests/workers/die_at.py POINT STEP ...`: a rank of training that SIGKILLs itself while it
 saves.
 
-POINT is a moment of the checkpoint of STEP; what follows are the words of `python -m howdah.training`.
+POINT is a moment of the checkpoint of STEP; what follows are arguments of
+`python -m howdah.training`.
 """
 
 import os

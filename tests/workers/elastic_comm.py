@@ -28,11 +28,11 @@ def main(kind: str) -> None:
     from howdah.training.comm.base import RankLost
 
     if kind == "torch":
-        import training.comm.horovod_torch
+        import howdah.training.comm.horovod_torch
     elif kind == "torch.distributed":
-        import training.comm.distributed_torch
+        import howdah.training.comm.distributed_torch
     else:
-        import training.comm.horovod_tf  # noqa: F401
+        import howdah.training.comm.horovod_tf  # noqa: F401
     print(json.dumps({"ready": os.getpid()}), flush=True)
     comm = None
     for line in sys.stdin:

@@ -46,7 +46,7 @@ def test_a_static_job_from_submission_to_its_end(jobs, home):
     assert "SUCCEEDED" in report
 
 
-# In every run: attaching (test_submit_preflight.py, tests/jobs/clusters), a kill in time by Airflow.
+# In every run: attaching (test_submit_preflight.py, tests/jobs/clusters), a kill by Airflow.
 @pytest.mark.full
 def test_a_second_submission_attaches_or_is_refused_and_a_kill_is_in_time(jobs, home):
     held = settings(home, "twice", training={"max_steps": 100_000})

@@ -1,8 +1,9 @@
 """The demo on a real, small Hadoop: Hive table -> ETL -> training -> scored partition, on YARN.
 
-Real HDFS, YARN and Hive metastore daemons run on this machine's loopback (`howdah minicluster`);
-nothing but addresses differs on a cluster of your own (docs/operations.md). Every step is a command
-that a user can type as well, and is shown before it runs.
+Real HDFS, YARN and Hive metastore daemons run on this machine's loopback
+(`python -m tools.minicluster`); nothing but addresses differs on a cluster of your own
+(docs/operations.md). Every step is a command that a user can type as well, and is shown before it
+runs.
 
     python -m tools.demo.cluster --framework tensorflow|torch
 """
@@ -50,8 +51,8 @@ def cluster_overrides(root: str) -> tuple[str, ...]:
 
 def start_cluster(directory: str) -> dict:
     """Start the cluster (one that runs already is used) and return what `start --json` prints."""
-    options = ["minicluster", "start", "--metastore", "--directory", directory, "--json"]
-    return json.loads(steps.howdah(options, capture=True))
+    options = ["start", "--metastore", "--directory", directory, "--json"]
+    return json.loads(steps.module("tools.minicluster", *options, capture=True))
 
 
 def put_base_model(base: str, target: str) -> None:
@@ -172,13 +173,13 @@ def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds:
         print(f"  {what:<12} {path}")
     print("\nnext (with .venv/bin on the PATH)")
     for command in (
-        f'eval "$(howdah minicluster env --directory {directory})"',
+        f'eval "$(python -m tools.minicluster env --directory {directory})"',
         f"hdfs dfs -ls -R {root}/dataset",
         "howdah ps --all",
         "yarn application -list -appStates ALL",
         f"hdfs dfs -get {run_directory}/report.html",
         f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
-        f"howdah minicluster stop --directory {directory}",
+        f"python -m tools.minicluster stop --directory {directory}",
     ):
         print(f"  {command}")
 
@@ -205,7 +206,7 @@ def main() -> int:
     except BaseException:
         # A demo that ends badly leaves no daemon behind that it has started.
         if not cluster["was_running"]:
-            steps.howdah(["minicluster", "stop", "--directory", arguments.directory])
+            steps.module("tools.minicluster", "stop", "--directory", arguments.directory)
         raise
     return 0
 

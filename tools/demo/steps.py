@@ -75,10 +75,12 @@ def howdah(
     return _run(argv, stdin, capture, good=(0, 1) if may_fail else (0,))
 
 
-def module(name: str, *arguments: str) -> None:
-    """Run a module of the project and show it. Ends the demo where it fails."""
+def module(name: str, *arguments: str, capture: bool = False) -> str:
+    """Run a module of the project and show it; its stdout if captured. Ends the demo where it
+    fails.
+    """
     say(f"$ python -m {name} {shlex.join(arguments)}")
-    _run([sys.executable, "-m", name, *arguments], None, False)
+    return _run([sys.executable, "-m", name, *arguments], None, capture)
 
 
 def _run(

@@ -147,7 +147,7 @@ def cluster(directory: str, *, wanted: bool) -> Iterator[dict[str, Any] | None]:
         yield found
     finally:
         if not found["was_running"]:
-            steps.howdah(["minicluster", "stop", "--directory", directory])
+            steps.module("tools.minicluster", "stop", "--directory", directory)
 
 
 def fill_cluster(found: Mapping[str, Any], base: str) -> str:

@@ -28,8 +28,6 @@ from tools.minicluster.daemons import Record
 from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
 
-__all__ = ["MiniCluster"]
-
 START_LIMIT = 180.0  # seconds; detects a hang; a start takes 15 s where the machine is free
 STOP_GRACE = 15.0
 
@@ -99,7 +97,7 @@ class MiniCluster(Access):
                 raise ClusterError(
                     "a mini cluster is running in this directory already",
                     where=self.directory,
-                    remedy="use it (`howdah minicluster env`), or stop it first",
+                    remedy="use it (`python -m tools.minicluster env`), or stop it first",
                 )
             if not secure:
                 others.refuse_root_among_others(shared=shared)

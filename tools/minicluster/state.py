@@ -15,8 +15,6 @@ from howdah.faults import typed
 from tools.minicluster.daemons import Record
 from tools.minicluster.plan import Plan
 
-__all__ = ["State"]
-
 FILE = "state.json"
 VERSION = 1
 
@@ -51,7 +49,7 @@ class State:
                 raise NotFound(
                     "there is no mini cluster in this directory",
                     where=self.directory,
-                    remedy="start one (`howdah minicluster start`), or name its --directory",
+                    remedy="`python -m tools.minicluster start`, or name its --directory",
                 ) from None
         try:
             state = json.loads(text)

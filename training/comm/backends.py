@@ -17,8 +17,6 @@ from howdah.process.env import rank_env
 from howdah.training.comm.base import Comm, SoloComm, Waits
 from howdah.training.comm.connections import Connections
 
-__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init", "require_parallel"]
-
 
 def init(
     framework: str,
@@ -80,13 +78,13 @@ def require_parallel(launcher: Launcher, training: TrainingSection) -> None:
     Raises:
         ConfigError: it needs torch.distributed, and Horovod would carry the collectives.
     """
-    if not training.parallel.divides_model:
+    if training.parallel.shard != "full":
         return
     if carrier(launcher, training.framework, training.comm) == "torch":
         return
     raise ConfigError(
         "a model is divided among ranks by torch.distributed, and Horovod connects these",
-        where=training.parallel.model_key,
+        where="training.parallel.shard: full",
         expected="ranks of torch.distributed",
         got=f"training.comm: {training.comm}, and ranks that {launcher.title} starts",
         remedy="start them with `howdah train --launcher torchrun`, or set training.comm to torch;"

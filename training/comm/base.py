@@ -10,27 +10,13 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
 from howdah.errors import TrainingError
-
-__all__ = [
-    "Comm",
-    "NODE_MESSAGE",
-    "RankLost",
-    "SoloComm",
-    "Waits",
-    "WorldChanged",
-    "lost",
-    "rank_lost",
-    "split_apart",
-    "split_evenly",
-]
-
 
 NODE_MESSAGE = 2**21
 """Elements of a message within a node (8 MiB), so that MPI's pieces stay in the CPU's cache. A sum
@@ -177,25 +163,6 @@ class Comm(ABC):
 
         Args:
             device: torch's name of the kind of device.
-        """
-        raise self._divides_nothing()
-
-    def send(self, message: Any, to: int) -> Callable[[], None]:
-        """Begin to send a tensor; what is returned waits until it is sent. `to` alone enters
-        `receive`. Messages of two ranks arrive in the order in which they were sent."""
-        raise self._divides_nothing()
-
-    def receive(self, message: Any, sender: int) -> None:
-        """Wait for a tensor that `sender` sends, of the same shape and dtype, in place."""
-        raise self._divides_nothing()
-
-    def split(self, size: int) -> tuple[Comm, Comm]:
-        """Two groups of this world that this rank is in. Every rank enters.
-
-        Args:
-            size: ranks of a group of neighbours; it divides the world.
-        Returns:
-            (the ranks that have this one's place in their groups, the group of neighbours).
         """
         raise self._divides_nothing()
 

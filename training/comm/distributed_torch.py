@@ -23,8 +23,6 @@ from howdah.process.env import STORE, rank_env
 from howdah.training.comm.base import Comm, RankLost, Waits, lost
 from howdah.training.comm.connections import Connections
 
-__all__ = ["TorchComm"]
-
 _LONGEST_SECONDS = 366 * 24 * 3600.0
 """For no limit: torch has none, and its default would end a rank that rightly waits."""
 _AFTER_OURS_SECONDS = 300.0
@@ -58,9 +56,6 @@ class TorchComm(Comm):
         self._failed = False
         here = rank_env()
         self.rank, self.size = here.rank, here.size
-        self._group: dist.ProcessGroup | None = None  # torch's name for all ranks
-        self._ranks = range(here.size)
-        """The number in the world of each rank of the group."""
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         self._timeout = timedelta(seconds=seconds)
@@ -88,7 +83,7 @@ class TorchComm(Comm):
     def sum(self, values: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(np.array(values, np.float64))
         with self.watch():
-            dist.all_reduce(tensor, group=self._group)
+            dist.all_reduce(tensor)
         return tensor.numpy()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
@@ -100,10 +95,7 @@ class TorchComm(Comm):
 
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self.watch():
-            works = [
-                dist.all_reduce(gradient, group=self._group, async_op=True)
-                for gradient in gradients
-            ]
+            works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
             for work in works:
                 work.wait()
             if any(gradient.is_cuda for gradient in gradients):
@@ -122,13 +114,13 @@ class TorchComm(Comm):
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
         def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.reduce(message, dst=self._ranks[owner], group=self._group, async_op=True)
+            return dist.reduce(message, dst=owner, async_op=True)
 
         self._each(messages, owners, begin)
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
         def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.broadcast(message, src=self._ranks[owner], group=self._group, async_op=True)
+            return dist.broadcast(message, src=owner, async_op=True)
 
         self._each(messages, owners, begin)
 
@@ -150,46 +142,12 @@ class TorchComm(Comm):
             return
         with self.watch():
             if self.rank == owner:
-                dist.send(message, dst=self._ranks[0], group=self._group)
+                dist.send(message, dst=0)
             elif self.rank == 0:
-                dist.recv(message, src=self._ranks[owner], group=self._group)
+                dist.recv(message, src=owner)
 
     def mesh(self, device: str) -> DeviceMesh:
         return init_device_mesh(device, (self.size,))
-
-    def send(self, message: torch.Tensor, to: int) -> Callable[[], None]:
-        message = message.contiguous()
-        with self._typed():
-            work = dist.isend(message, dst=self._ranks[to], group=self._group)
-
-        def finish() -> None:
-            with self.watch():
-                work.wait()
-                if message.is_cuda:  # it must not be changed before
-                    torch.cuda.current_stream().synchronize()
-
-        return finish
-
-    def receive(self, message: torch.Tensor, sender: int) -> None:
-        with self.watch():
-            dist.recv(message, src=self._ranks[sender], group=self._group)
-            if message.is_cuda:
-                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
-
-    def split(self, size: int) -> tuple[Comm, Comm]:
-        count = self.size // size
-        groups = [range(n * size, (n + 1) * size) for n in range(count)]
-        across = [range(place, self.size, size) for place in range(size)]
-        found = []
-        for ranks_of in (across, groups):
-            for ranks in ranks_of:
-                # torch wants every rank to make every group, in the same order. Without a limit
-                # a group gets torch's own (30 minutes), not the world's.
-                with self.watch():
-                    group = dist.new_group(list(ranks), timeout=self._timeout)
-                if self.rank in ranks:
-                    found.append(_Part(self, ranks, group))
-        return found[0], found[1]
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -206,7 +164,7 @@ class TorchComm(Comm):
         data = _bytes(array)
         if data.numel():
             with self.watch():
-                dist.broadcast(data, src=self._ranks[root], group=self._group)
+                dist.broadcast(data, src=root)
         return data.numpy().view(array.dtype).reshape(array.shape)
 
     def shutdown(self) -> None:
@@ -248,7 +206,7 @@ class TorchComm(Comm):
         sent[: mine.numel()] = mine
         parts = [mine.new_empty(longest) for _ in sizes]
         with self.watch():
-            dist.all_gather(parts, sent, group=self._group)
+            dist.all_gather(parts, sent)
             if mine.is_cuda:
                 torch.cuda.current_stream().synchronize()  # as in reduce_gradients
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
@@ -261,31 +219,6 @@ class TorchComm(Comm):
         names = self.gather_json(socket.gethostname())
         mine = names[self.rank]
         return names[: self.rank].count(mine), names.count(mine)
-
-
-class _Part(TorchComm):
-    """Some ranks of a world, numbered in its order."""
-
-    def __init__(self, world: TorchComm, ranks: range, group: dist.ProcessGroup) -> None:
-        Comm.__init__(self, world.waits)
-        self._world, self._ranks, self._group = world, ranks, group
-        self.rank, self.size = ranks.index(world.rank), len(ranks)
-        self.local_rank, self.local_size = self._on_this_node()
-        self.backend = world.backend
-
-    @property
-    def _failed(self) -> bool:
-        return self._world._failed
-
-    @_failed.setter
-    def _failed(self, value: bool) -> None:
-        self._world._failed = value
-
-    def give_up(self) -> None:
-        self._world.give_up()
-
-    def shutdown(self) -> None:
-        """The world's end is its end."""
 
 
 def _bytes(array: np.ndarray) -> torch.Tensor:

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from howdah.config.model import ParallelSection
 from howdah.training.comm.base import Comm
 from howdah.training.data.readers import Batch
-
-__all__ = ["InStep", "steps_in_step"]
 
 
 def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
@@ -29,6 +28,11 @@ def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
         if batch.last_of_step:
             for number in range(batch.micros, most):
                 yield replace(_filler(batch), micro=number, micros=most)
+
+
+def passes_together(comm: Comm, parallel: ParallelSection) -> Comm | None:
+    """The ranks that enter each forward and backward pass together; None: each computes alone."""
+    return comm if parallel.shard == "full" and comm.size > 1 else None
 
 
 class InStep:

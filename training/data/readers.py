@@ -98,7 +98,6 @@ class BatchSource:
         stop_step: end, exclusive, in steps counted from epoch 0, step 0; None: the end of the
             epoch that `start` is in.
         prefetch: blocks of steps made ahead; 0: no thread.
-        least_micros: micro-batches of a step, if this rank has as many rows.
         row_ids: parse the rows' keys while their shards are open; otherwise the first access
             parses them, which may fetch a remote shard again.
     """
@@ -119,12 +118,11 @@ class BatchSource:
         stop_step: int | None = None,
         prefetch: int = 2,
         row_ids: bool = False,
-        least_micros: int = 1,
     ) -> None:
         self.shards = shards
         self.planner = planner
         self.rank, self.world = rank, world
-        self._max_tokens, self._least_micros = max_tokens, least_micros
+        self._max_tokens = max_tokens
         self._pad_multiple, self._widest = pad_multiple, widest
         self._pad_id = pad_id
         self._class_weights = (
@@ -192,9 +190,7 @@ class BatchSource:
         row_at = token_at = 0
         out = []
         for (epoch, step), batch, rows in zip(steps, whole, mine, strict=True):
-            parts = micro_batches(
-                rows, self._max_tokens, self._pad_multiple, self._widest, self._least_micros
-            )
+            parts = micro_batches(rows, self._max_tokens, self._pad_multiple, self._widest)
             global_weight = self._global_weight(batch)
             for number, part in enumerate(parts):
                 count = int(part.real.sum())  # fillers come last

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -9,16 +11,19 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.core.child import Child
 from howdah.data.inputs import encoder_of_model
 from howdah.errors import HowdahError
 from howdah.models.export.export import export
 from howdah.models.export.formats import sample_rows
 from howdah.models.export.run_info import describe_run
-from howdah.serving.report import report
+from howdah.process import isolation
+from howdah.run_files import REPORT
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.state import TrainState
-from howdah.training.comm.groups import Groups
+from howdah.training.comm.base import Comm
+from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.evaluation import profile_writer as reference
 from howdah.training.hooks.evaluator import Forward
@@ -27,12 +32,10 @@ from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
 
-__all__ = ["conclude"]
-
 
 def conclude(
     job: Job,
-    groups: Groups,
+    comm: Comm,
     run: Run,
     resumable: ResumableState,
     saver: CheckpointSaver,
@@ -47,7 +50,7 @@ def conclude(
         served: inference in float32, as the export is served.
         restore: puts weights, by their plain names, into the model.
     """
-    state, comm = resumable.state, groups.world
+    state = resumable.state
     run.heartbeat.send("concluding")
     best: dict[str, np.ndarray] = {}
     step, epochs = state.step, state.epochs
@@ -73,14 +76,14 @@ def conclude(
     for split in splits:
         with run.heartbeat.during("evaluate"):
             metrics[split] = _final_evaluation(
-                job, groups, run, split, served, kept if split == scored else None
+                job, comm, run, split, served, kept if split == scored else None
             )
             of_step = replace(state, step=step, epochs=epochs)
             run.metrics.evaluated(of_step, split, metrics[split], exported=True)
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters, where they are divided
     # Every rank enters, also one that kept no row.
-    labels_N, logits_NC = kept.gathered(groups.rows, len(job.labels))
+    labels_N, logits_NC = kept.gathered(comm, len(job.labels))
     run.used(comm)  # every rank enters; here, for the report shows it
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
@@ -122,23 +125,23 @@ def _profile(
 
 
 def _final_evaluation(
-    job: Job, groups: Groups, run: Run, split: str, served: Forward, kept: reference.Kept | None
+    job: Job, comm: Comm, run: Run, split: str, served: Forward, kept: reference.Kept | None
 ) -> dict[str, Any]:
     predictions = None
-    if job.config.evaluation.predictions and groups.first_copy:
+    if job.config.evaluation.predictions:
         predictions = storage.join(run.directory, "predictions", split)
-    source = job.eval_source(split, groups.rows, row_ids=predictions is not None)
+    source = job.eval_source(split, comm, row_ids=predictions is not None)
     return evaluation.evaluate(
         served,
         source,
-        groups.rows,
+        comm,
         job.labels,
         predictions,
         run.run_id,
         what=f"evaluating {split}",
         rows=source.planner.rows,
         check=run.check_fence,
-        together=groups.model,
+        together=passes_together(comm, job.config.training.parallel),
         task=job.task,
         unwritten=run.say,
         kept=kept,
@@ -177,4 +180,29 @@ def _export(
         progress=run.say,
     )
     run.say(f"exported step {step} to {target}")
-    report.write(run.directory, check=run.check_fence)
+    _report(run)
+
+
+def _report(run: Run) -> None:
+    """Write report.html, made by a process of its own.
+
+    Its code lies above this room, and its memory must not add to the rank's.
+    """
+    with tempfile.TemporaryDirectory(prefix="howdah-report-") as place:
+        path = os.path.join(place, REPORT)
+        lines: list[str] = []
+        argv = isolation.module("howdah.serving.report", run.directory, path)
+        environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        with Child(argv, env=environment, on_line=lines.append) as child:
+            code = child.wait()
+        if code:
+            # Hours of training are not lost for it: it can be made again.
+            run.say(
+                f"no {REPORT} ({' | '.join(lines[-3:]) or f'exit code {code}'});"
+                f" `howdah report {run.directory}` makes it"
+            )
+            return
+        with open(path, "rb") as file:
+            contents = file.read()
+    run.check_fence()
+    storage.write_whole(storage.join(run.directory, REPORT), contents)

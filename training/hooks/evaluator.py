@@ -8,15 +8,13 @@ import numpy as np
 
 from howdah.config.splits import VALIDATION
 from howdah.training.checkpoint.state import score_of
-from howdah.training.comm.base import lost
-from howdah.training.comm.groups import Groups
+from howdah.training.comm.base import Comm, lost
+from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver, Evaluated
 from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
-
-__all__ = ["Evaluator", "Forward"]
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(ids_BT, mask_BT) -> logits_BC."""
@@ -26,21 +24,21 @@ class Evaluator:
     """Evaluates one world's model during training.
 
     Args:
-        job, groups, run, resumable, saver: of this world.
+        job, comm, run, resumable, saver: of this world.
         forward: inference with the model as it is, in the precision that it trains in.
     """
 
     def __init__(
         self,
         job: Job,
-        groups: Groups,
+        comm: Comm,
         run: Run,
         resumable: ResumableState,
         saver: CheckpointSaver,
         *,
         forward: Forward,
     ) -> None:
-        self._job, self._groups, self._run = job, groups, run
+        self._job, self._comm, self._run = job, comm, run
         self._resumable, self._saver, self._forward = resumable, saver, forward
         resumable.evaluation_due &= job.has(VALIDATION)
 
@@ -70,18 +68,16 @@ class Evaluator:
         """
         run, state, config = self._run, self._resumable.state, self._job.config
         with run.metrics.paused(), run.heartbeat.during("evaluate"):
-            source = self._job.eval_source(
-                VALIDATION, self._groups.rows, config.evaluation.max_rows
-            )
+            source = self._job.eval_source(VALIDATION, self._comm, config.evaluation.max_rows)
             metrics = evaluation.evaluate(
                 self._forward,
                 source,
-                self._groups.rows,
+                self._comm,
                 self._job.labels,
                 what="evaluating validation",
                 rows=source.planner.rows,
                 stop=self._asked_to_stop,
-                together=self._groups.model,
+                together=passes_together(self._comm, config.training.parallel),
                 task=self._job.task,
             )
             if metrics is not None:
@@ -103,6 +99,6 @@ class Evaluator:
         if self._run.loss_known:
             # The evaluation cannot be finished: it is begun again in the next world, at once
             # instead of when the rest of its rows would have been computed.
-            world = self._groups.world
-            raise lost(f"rank {world.rank} of {world.size}", "another rank was lost meanwhile")
+            rank = f"rank {self._comm.rank} of {self._comm.size}"
+            raise lost(rank, "another rank was lost meanwhile")
         return asked

@@ -16,8 +16,6 @@ from howdah.errors import ClusterError, UsageError
 from howdah.process import isolation
 from howdah.process.env import STORE
 
-__all__ = ["command", "environment", "shown"]
-
 
 def command(
     config_path: str,
@@ -52,7 +50,7 @@ def command(
     require(launcher)
     if np < 1:
         raise UsageError("a job needs at least one rank", expected="--np 1 or more", got=str(np))
-    rank = rank or isolation.module("training", "--config", config_path)
+    rank = rank or isolation.module("howdah.training", "--config", config_path)
     if np == 1 and hosts is None:
         return rank
     program = _find(launcher, search_path)

@@ -1,4 +1,4 @@
-"""`python -m howdah.training.launch.horovodrun SECONDS ...`: horovodrun that leaves ranks time to save.
+"""`python -m howdah.training.launch.horovodrun SECONDS ...`: leaves ranks time to save.
 
 When one rank has ended, horovodrun sends the others SIGTERM and, 5 s later, SIGKILL. Rank 0 may
 need longer to save the last step: here the 5 s are SECONDS. horovodrun starts each rank from a

@@ -1,4 +1,4 @@
-"""`python -m howdah.training.launch.torchrun SECONDS ...`: torchrun on one machine, without an open port.
+"""`python -m howdah.training.launch.torchrun SECONDS ...`: on one machine, no open port.
 
 Three things differ from torchrun itself:
 

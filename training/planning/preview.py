@@ -17,7 +17,6 @@ from howdah.data.splits.shards import ShardSet, node_cache
 from howdah.errors import ConfigError, UsageError
 from howdah.models.replay import training_rows
 from howdah.process.devices import CPU
-from howdah.training.comm.groups import check_ranks
 from howdah.training.optim.schedule import Schedule
 from howdah.training.planning.rank_state import rank_state
 from howdah.training.preparation.job import training_planner
@@ -41,22 +40,19 @@ def preview(config: Config, world: int) -> dict:
     shards = ShardSet(dataset, TRAIN, cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
-    check_ranks(training.parallel, world)
-    readers = world // training.parallel.copies  # the other ranks have the same rows
-    check_world(training.global_batch_size, readers)
+    check_world(training.global_batch_size, world)
     multiple = pad_multiple(False, precision_of(config, CPU))
     widest = dataset.manifest.fixed_length
     real = padded = most = 0
     for step, rank in itertools.product(
-        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(readers)
+        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
     ):
-        rows = planner.rank_rows(0, step, rank, readers)
+        rows = planner.rank_rows(0, step, rank, world)
         parts = micro_batches(
             rows,
             training.per_device_max_tokens,
             multiple,
             widest,
-            least=training.parallel.least_micros,
         )
         most = max(most, len(parts))
         for part in parts:
@@ -75,7 +71,7 @@ def preview(config: Config, world: int) -> dict:
         "tokens_per_epoch": sum(entry.tokens for entry in shards.entries),
         "world_size": world,
         "global_batch_size": training.global_batch_size,
-        "rows_per_rank": -(-training.global_batch_size // readers),
+        "rows_per_rank": -(-training.global_batch_size // world),
         "micro_batches_per_step": most,
         "padding_ratio": round(padded / real, 4),
         "steps_per_epoch": planner.steps_per_epoch,
@@ -105,11 +101,12 @@ def scaling_preview(
     """
     from howdah.training.planning import calibrate, scaling
 
-    if config.training.parallel.divides_model:
+    if config.training.parallel.shard == "full":
         raise ConfigError(
             "larger worlds are predicted for ranks of which each has the whole model",
-            where=config.training.parallel.model_key,
-            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
+            where="training.parallel.shard",
+            expected="none or optimizer",
+            got="full",
             remedy="leave --workers and --network out: the plan shows a rank's state; or predict"
             " with --set training.parallel.shard=none",
         )

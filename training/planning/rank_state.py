@@ -9,9 +9,6 @@ from typing import Any
 from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import family_of
 from howdah.models.weights import parameters
-from howdah.training.model.stages import Stage
-
-__all__ = ["rank_state"]
 
 _FLOAT = 4
 
@@ -33,16 +30,7 @@ def rank_state(
     family = family_of(base)
     shapes = family.encoder_shapes(base) | family.head_shapes(base, labels)
     trainable = set(parameters.trainable_names(base, model))
-    share = dict.fromkeys(shapes, 1.0)
-    if parallel.tensor > 1:
-        share |= dict.fromkeys(parameters.divided_axes(family, shapes), 1 / parallel.tensor)
-    if parallel.pipeline > 1:
-        layers = base[family.keys.layers]
-        stages = [Stage.of(n, parallel.pipeline, layers) for n in range(parallel.pipeline)]
-        held = [{name for name in shapes if stage.has(family, name)} for stage in stages]
-        most = max(held, key=lambda names: sum(math.prod(shapes[name]) for name in names))
-        share = {name: float(name in most) for name in shapes}
-    elements = {name: math.prod(shape) * share[name] for name, shape in shapes.items()}
+    elements = {name: math.prod(shape) for name, shape in shapes.items()}
     every = _FLOAT * sum(elements.values())
     trained = _FLOAT * sum(elements[name] for name in trainable)
     divided = parallel.shard == "full" and ranks > 1

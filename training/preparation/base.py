@@ -24,8 +24,6 @@ from howdah.training.comm.base import Comm
 from howdah.training.model.warm import begin
 from howdah.training.run.run import Run
 
-__all__ = ["agreed_base", "broadcast_files"]
-
 
 def agreed_base(
     config: Config,
@@ -135,5 +133,4 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             got=f"{manifest.max_length} ({storage.name(dataset.path)})",
             remedy="lower data.max_length and run `howdah etl` again",
         )
-    parameters.check_divisible(base.config, config.training.parallel)
     parameters.trainable_names(base.config, config.model)  # refuses to freeze more than there is

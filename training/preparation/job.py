@@ -39,14 +39,11 @@ from howdah.models.weights.pretrained import BaseModel
 from howdah.process.devices import Device
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
-from howdah.training.comm.groups import check_ranks
 from howdah.training.data.readers import BatchSource
 from howdah.training.optim.schedule import Schedule
 from howdah.training.preparation.base import agreed_base, broadcast_files
 from howdah.training.preparation.precision import agreed_precision, warn_of_emulation
 from howdah.training.run.run import Run
-
-__all__ = ["Job", "prepare", "training_planner"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +130,6 @@ class Job:
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             class_weights=self.class_weights,
-            least_micros=training.parallel.least_micros,
             start=start,
             stop_step=self._place(state) + max(0, self.schedule.steps - state.step),
         )
@@ -212,14 +208,9 @@ def prepare(
     formats.require(config.export.formats, job.base.config, where="export.formats")
     warn_of_emulation(job.precision, config.training.framework, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
-    parallel, divided = config.training.parallel, ""
-    if parallel.tensor > 1:
-        divided = f", {parallel.tensor} of which divide each layer"
-    elif parallel.pipeline > 1:
-        divided = f", {parallel.pipeline} of which have layers one after the other"
     ranks = "1 rank"
     if comm.size > 1:
-        ranks = f"{comm.size} ranks by {comm.backend}{divided}"
+        ranks = f"{comm.size} ranks by {comm.backend}"
     crossing = ""
     if comm.size > 1 and job.base.family.kind == "text":
         crossing = f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
@@ -337,27 +328,10 @@ def _evaluation_planner(
 
 
 # ------------------------------------------------------------------------------------- the ranks
-def _row_ranks(config: Config, comm: Comm) -> int:
-    """Ranks that divide the rows: the others have those of one of them, and divide the model."""
-    check_ranks(config.training.parallel, comm.size)
-    return comm.size // config.training.parallel.copies
-
-
 def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
     """Every rank must train by the same configuration and on the same kind of device, and have a
     row to train on.
     """
-    if device.gpu and config.training.parallel.copies > 1:
-        # NCCL carries the messages of two ranks in one order each way: two stages that both send
-        # wait for each other. What ranks of a tensor group hold alike drifts apart on GPUs.
-        raise ConfigError(
-            "ranks on GPUs do not divide the layers among themselves",
-            where=config.training.parallel.model_key,
-            expected="training.parallel.shard: optimizer or full, no tensor or pipeline",
-            got=f"{comm.size} ranks on GPUs",
-            remedy="leave training.parallel.tensor and pipeline out, or set CUDA_VISIBLE_DEVICES=''"
-            " to train on CPUs",
-        )
     # By other values of training.parallel they would wait in different collectives, too.
     own, parallel = config_hash(config), config.training.parallel
     if parallel != ParallelSection():
@@ -384,7 +358,7 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
             remedy="look at `nvidia-smi` and the framework's build where those ranks run, or set"
             " CUDA_VISIBLE_DEVICES='' on all nodes to train on CPUs",
         )
-    check_world(config.training.global_batch_size, _row_ranks(config, comm))
+    check_world(config.training.global_batch_size, comm.size)
 
 
 # -------------------------------------------------------------------------------------- the data
@@ -393,7 +367,7 @@ def _open_splits(
 ) -> tuple[dict[str, ShardSet], ShardCache]:
     """The splits to be read, and the cache that they are read through."""
     manifest = dataset.manifest
-    ranks = _row_ranks(config, comm)
+    ranks = comm.size
     if manifest.rows(TRAIN) < ranks:
         raise DataError(
             "there are fewer rows to train on than ranks",
@@ -457,7 +431,7 @@ def _sparse_embeddings(
     for itself, they could wait for each other in different collectives.
     """
     wanted = config.training.sparse_embeddings
-    ranks = _row_ranks(config, comm)
+    ranks = comm.size
     if ranks == 1 or config.model.freeze_embeddings or base.family.kind == "image":
         return False
     if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike

@@ -14,13 +14,10 @@ from typing import Any, TextIO
 from howdah import redact
 from howdah.config.metric_table import SHOWN
 from howdah.core.speed import Speed
-from howdah.models.runs.metrics_log import MetricsLog, position_of
+from howdah.models.runs.metrics_log import MetricsLog, flat, position_of
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.run.progress import Progress, StepMetrics
-from howdah.training.run.tracking import Tracker, flat
-
-__all__ = ["MetricsLogger"]
-
+from howdah.training.run.tracking import Tracker
 
 _KEPT_LINES = 1000
 """Lines that a rank other than 0 keeps: those of the seconds between two publications."""

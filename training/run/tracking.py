@@ -18,8 +18,6 @@ from howdah.errors import ClusterError, StorageError
 from howdah.training.checkpoint.fence import FencedOff
 from howdah.training.run.event_file import EventFile
 
-__all__ = ["MlflowTracker", "Provenance", "TensorBoard", "Tracker", "flat"]
-
 _START_SECONDS = 900.0
 """MLflow's client retries a server that does not answer, two minutes each time, and then fails."""
 _CLOSE_SECONDS = 60.0
@@ -47,17 +45,6 @@ class Tracker:
     def close(self, status: str) -> None:
         """Write out what is left; status is finished, failed or interrupted."""
         raise NotImplementedError
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}; lists left out."""
-    out: dict[str, float] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            out[prefix + key] = float(value)
-    return out
 
 
 class TensorBoard(Tracker):

@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from howdah.config.job import JobSection
 from howdah.errors import ClusterError
 
-__all__ = ["needed", "problem", "warning"]
-
 _DRIVER = 1
 """Of the driver's server, for agents, rendezvous and page."""
 _MPI_DAEMON = 1
-"""Of mpirun and of each of its daemons: each is given two (howdah.jobs.mpi.node.mpi_environment), and
-works with one."""
+"""Of mpirun and of each of its daemons: each is given two (howdah.jobs.mpi.node.mpi_environment),
+and works with one."""
 
 
 def needed(options: JobSection, world: int, workers: int, *, driver: bool) -> int:

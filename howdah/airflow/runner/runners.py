@@ -1,8 +1,8 @@
 """Run a `howdah` command for a task: the base class, and the runner of this machine.
 
-Every command runs under `howdah guard` (howdah/process/supervisor.py), connected by its stdin, stdout
-and stderr, and never outlives the task's process: when that dies, the guard's stdin closes, and the
-guard ends the command.
+Every command runs under `howdah guard` (howdah/process/supervisor.py), connected by its stdin,
+stdout and stderr, and never outlives the task's process: when that dies, the guard's stdin closes,
+and the guard ends the command.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from howdah import __version__
 from howdah.core import threads
 from howdah.errors import ClusterError, HowdahError, UsageError
 from howdah.process.supervisor import HELLO
-
-__all__ = ["CommandResult", "LocalRunner", "Runner", "Streams", "local_command"]
 
 OnLine = Callable[[str], None]
 
@@ -400,7 +398,8 @@ def _chunks(stream: Any) -> Iterator[bytes]:
 
 def _environment() -> dict[str, str]:
     """This process's environment without Airflow's settings, some of which are secrets, and without
-    the PYTHONPATH of its DAGs: the program may be another Python's (howdah/process/isolation.py)."""
+    the PYTHONPATH of its DAGs: the program may be another Python's
+    (howdah/process/isolation.py)."""
     hidden = (
         "AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "HOWDAH_TTY", "PYTHONPATH"
     )  # fmt: skip

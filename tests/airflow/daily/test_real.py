@@ -160,7 +160,11 @@ def test_two_days_are_appended_and_published_and_one_that_drifts_raises_the_alar
     (retraining,) = wait_until(started, LIMIT)
     wait_until(lambda: airflow.state(RETRAIN, retraining["dag_run_id"]) == "success", LIMIT)
     done = states(airflow, RETRAIN, retraining["dag_run_id"])
-    assert (done["check"], done["etl.build"], done["publish"]) == ("success", "skipped", "skipped")
+    assert (done["check"], done["etl.build"], done["publish"]) == (
+        "success",
+        "skipped",
+        "skipped",
+    )
     assert storage.read_json(f"{place}/models/words/current.json")["version"] == 2
 
 

@@ -17,7 +17,7 @@ from howdah.config.loader import from_dict
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry, commit
 from howdah.data.manifest import load_dataset as load
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, StorageError
-from howdah.models.export.export import INFO, export, export_run, resolve_export
+from howdah.models.export.export import INFO, export, resolve_export
 from howdah.models.export.run_info import RunInfo, describe_run
 from howdah.models.metrics.metrics import classification_metrics
 from howdah.models.opened.opened import open_model
@@ -26,6 +26,7 @@ from howdah.models.variants import find
 from howdah.models.weights.pretrained import load_base
 from howdah.training.checkpoint.fence import Fence
 from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.export_run import export_run
 
 LABELS = ["cat", "dog", "owl & co"]
 

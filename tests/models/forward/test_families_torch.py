@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,12 +22,6 @@ from howdah.models.forward import forward_torch, kernels_torch
 from howdah.models.opened.opened import open_model
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import load_base
-from howdah.training.comm.base import Comm
-from howdah.training.model.pipeline_torch import Pipeline
-from howdah.training.model.split_torch import Split
-from howdah.training.model.stages import Stage
-from howdah.training.optim.split_adamw_torch import SplitGradients
-from howdah.training.optim.staged_adamw_torch import StagedGradients
 from tests.fixtures.dataset import build_dataset
 from tests.support.models.tiny_families import (
     FAMILY_NAMES,
@@ -40,7 +32,6 @@ from tests.support.models.tiny_families import (
     tiny_weights,
     write_family,
 )  # fmt: skip
-from tests.support.training.threads_torch import in_threads
 
 KEYS = ("dropout", "attention_dropout", "classifier_dropout")
 STILL = ModelSection(**dict.fromkeys(KEYS, 0.0))
@@ -166,65 +157,6 @@ def test_without_a_rate_of_its_own_the_classifier_has_the_transformer_s(tmp_path
     chosen = parameters.with_dropouts(config, ModelSection(dropout=0.3, classifier_dropout=0.2))
     assert (chosen["hidden_dropout_prob"], chosen["classifier_dropout"]) == (0.3, 0.2)
     assert json.dumps(chosen)
-
-
-# ------------------------------------------------------------------------- divided among ranks
-def _passes(name: str, layout: str, comm: Comm | None) -> tuple[np.ndarray, dict, float]:
-    """(logits, gradients by name, their norm) of a rank; comm None: of the whole model."""
-    family = FAMILIES[name]
-    config = tiny_config(family)
-    divided = {}
-    if comm is not None:
-        count = config["num_hidden_layers"]
-        divided = {
-            "tensor": lambda: {"split": Split(family, comm)},
-            "pipeline": lambda: {"stage": Stage.of(comm.rank, comm.size, count)},
-        }[layout]()
-    net = forward_torch.build(
-        config, tiny_weights(family, config, classes=len(LABELS)), num_labels=len(LABELS),
-        training=TrainingSection(framework="torch"), model=STILL, **divided,
-    )  # fmt: skip
-    named, words = dict(net.named_parameters()), family.word_embeddings
-    ids_BT, mask_BT, _ = batch(config["pad_token_id"])
-    one = SimpleNamespace(ids_BT=ids_BT, mask_BT=mask_BT)
-
-    def loss_of(logits_BC: torch.Tensor, batch: object) -> torch.Tensor:
-        return logits_BC.square().sum()
-
-    if comm is not None and layout == "pipeline":
-        gradients = StagedGradients(named, words=words, stages=comm)
-        pipeline = Pipeline(net, comm, width=32, classes=len(LABELS), device="cpu")
-        pipeline.step([one], loss_of, lambda batch: None)
-        logits_BC = forward_torch.forward_fn(net, pipeline=pipeline)(ids_BT, mask_BT)
-        norm = float(gradients.norm(comm))
-    else:
-        gradients = None if comm is None else SplitGradients(named, words=words, **divided)
-        logits = net(torch.from_numpy(ids_BT).long(), torch.from_numpy(mask_BT))
-        loss_of(logits, one).backward()
-        logits_BC = logits.detach().numpy()
-        norm = 0.0 if gradients is None else float(gradients.norm(comm))
-    found = {n: p.grad.to_dense() if p.grad.is_sparse else p.grad for n, p in named.items()}
-    if comm is None:
-        norm = float(torch.stack([gradient.norm() for gradient in found.values()]).norm())
-    return logits_BC, {n: gradient.numpy() for n, gradient in found.items()}, norm
-
-
-@pytest.mark.parametrize("layout", ["tensor", "pipeline"])
-@pytest.mark.parametrize("name", ["bert", "roberta"])
-def test_ranks_compute_together_what_the_whole_model_does(name, layout):
-    logits_BC, whole, norm = _passes(name, layout, None)
-    ranks = in_threads(2, partial(_passes, name, layout))
-    held = set()
-    for rank, (own_logits_BC, gradients, own_norm) in enumerate(ranks):
-        np.testing.assert_allclose(own_logits_BC, logits_BC, atol=1e-5)
-        assert own_norm == pytest.approx(norm, rel=1e-5)
-        axes = parameters.divided_axes(FAMILIES[name], gradients) if layout == "tensor" else {}
-        assert len(axes) == (20 if layout == "tensor" else 0)
-        for key, gradient in gradients.items():
-            part = np.split(whole[key], 2, axes[key])[rank] if key in axes else whole[key]
-            np.testing.assert_allclose(gradient, part, rtol=1e-3, atol=1e-4, err_msg=key)
-        held |= gradients.keys()
-    assert held == whole.keys()
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.hadoop
 
 
 def start_process(directory, *words: str) -> subprocess.Popen:
-    """`howdah minicluster start` in a process of its own."""
-    argv = [sys.executable, "-m", "howdah.cli", "minicluster", "start", "-d", str(directory)]
+    """`python -m tools.minicluster start` in a process of its own."""
+    argv = [sys.executable, "-m", "tools.minicluster", "start", "-d", str(directory)]
     return subprocess.Popen(
         [*argv, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -195,7 +195,7 @@ def test_a_cluster_started_on_the_command_line(tmp_path):
         assert status["metastore_uri"] == cluster.metastore_uri
         # A shell as a user would have it.
         script = (
-            f'eval "$({sys.executable} -m howdah.cli minicluster env -d {place})"\n'
+            f'eval "$({sys.executable} -m tools.minicluster env -d {place})"\n'
             "hdfs dfs -ls / && yarn application -list"
         )
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
@@ -235,7 +235,7 @@ def test_a_cluster_started_on_the_command_line(tmp_path):
 
         # Not all are open as soon as a daemon serves: an administrator's comes last.
         yarn_applications.wait_for(lambda: not silent(), silent)
-        argv = [sys.executable, "-m", "howdah.cli", "minicluster", "stop", "-d", str(place)]
+        argv = [sys.executable, "-m", "tools.minicluster", "stop", "-d", str(place)]
         subprocess.run([*argv, "--remove"], check=True)
         assert not [pid for pid in pids if daemons.process_start(pid)]
         assert not [port for port in ports if daemons.listens(port)]

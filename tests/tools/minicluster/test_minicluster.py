@@ -16,12 +16,12 @@ from howdah.errors import ClusterError, NotFound, UsageError
 from tools.minicluster import (
     MiniCluster,
     classdata,
-    command,
     daemons,
     host,
     launchers,
     settings,
 )
+from tools.minicluster import __main__ as command
 from tools.minicluster.daemons import Record
 from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan

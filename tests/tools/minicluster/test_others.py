@@ -9,7 +9,8 @@ import pytest
 from howdah.errors import ClusterError, UsageError
 from tests import ROOT
 from tests.support.waiting import wait_until
-from tools.minicluster import MiniCluster, command, host, others
+from tools.minicluster import MiniCluster, host, others
+from tools.minicluster import __main__ as command
 from tools.minicluster.others import Account
 
 
@@ -155,6 +156,6 @@ def test_make_passes_it_on(words, value, tmp_path):
 
 
 def test_the_command_line_has_the_flag():
-    words = [sys.executable, "-m", "howdah.cli", "minicluster", "start", "--help"]
+    words = [sys.executable, "-m", "tools.minicluster", "start", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
     assert "--shared" in done.stdout

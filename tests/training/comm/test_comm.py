@@ -80,51 +80,6 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
     assert seen[0]["used_waiting"] < 0.1  # hvd.synchronize() in torch polled: 0.4
 
 
-PART = """
-import json, os, pathlib, sys, time
-from howdah.training.process import env
-env.prepare("torch", threads=1)
-import numpy as np
-from training.comm import backends, distributed_torch
-from howdah.training.comm.base import RankLost
-there = [pathlib.Path(sys.argv[1], rank) for rank in "01"]
-there[int(os.environ["RANK"])].touch()
-while not all(path.exists() for path in there):  # the limit also holds while the world forms
-    time.sleep(0.05)
-comm = backends.init("torch", choice="torch", limit=4.0)
-_, model = comm.split(2)
-if comm.rank == 1:
-    sys.stdin.read()  # it enters nothing, and its connections stay
-try:
-    model.sum(np.zeros(1))
-except RankLost as error:
-    print(json.dumps({"size": model.size, "lost": error.got}))
-"""
-
-
-@pytest.mark.mpi
-def test_the_ranks_that_divide_the_model_have_the_limit_of_the_world(tmp_path):
-    """A group without one has torch's own, 30 minutes."""
-    base = os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "2"}
-    base["HOWDAH_STORE"] = str(tmp_path / "store")
-    waits, silent = (
-        subprocess.Popen(
-            [sys.executable, "-c", PART, str(tmp_path)], env=base | {"RANK": str(rank)},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    )  # fmt: skip
-    try:
-        said, errors = waits.communicate(timeout=60)
-    finally:
-        for process in (waits, silent):
-            process.kill()
-            process.wait()
-    assert waits.returncode == 0, errors
-    found = json.loads(said)
-    assert found["size"] == 2 and "imed out" in found["lost"]
-
-
 # ------------------------------------------------------------------------------- a world of one
 @pytest.fixture
 def no_launcher(monkeypatch):

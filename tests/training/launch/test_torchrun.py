@@ -145,10 +145,9 @@ def test_training_comm_names_the_carrier_under_mpirun(start):
     ("layout", "saved"),
     [
         ({}, "saving step"),
-        ({"training.parallel.tensor": 2}, "the state is divided among ranks"),
-        ({"training.parallel.pipeline": 2}, "the state is divided among ranks"),
+        ({"training.parallel.shard": "full"}, "the state is divided among ranks"),
     ],
-    ids=["whole", "tensor", "pipeline"],
+    ids=["whole", "full"],
 )
 def test_a_stopped_rank_fails_the_collective_within_its_limit(start, layout, saved):
     job = start(
@@ -206,7 +205,7 @@ import os
 from howdah.errors import ClusterError
 from howdah.training.process import env
 env.prepare("torch", threads=1)
-from training.comm import backends
+from howdah.training.comm import backends
 try:
     backends.init("torch", choice="torch")
 except ClusterError as error:

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from howdah.config.model import TrainingSection
+from howdah.config.model import ModelSection, TrainingSection
+from howdah.data.family import DISTILBERT
 from howdah.errors import StorageFull
 from howdah.models.forward import forward_torch
 from howdah.models.forward.sharded_torch import shard
@@ -18,9 +19,18 @@ from howdah.training.checkpoint.read import MODEL
 from howdah.training.comm.distributed_torch import TorchComm
 from howdah.training.optim.adamw_torch import WholeAdamW
 from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from tests.models.forward.test_split_torch import LABELS, NONE, SHAPE, weights
 
 STEPS, LR = 4, 0.01
+SHAPE = DISTILBERT.complete({"dim": 16, "hidden_dim": 32, "n_heads": 4, "n_layers": 2,
+                             "vocab_size": 40, "max_position_embeddings": 12})  # fmt: skip
+LABELS = 3
+NONE = ModelSection(dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
+
+
+def weights() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(1)
+    shapes = DISTILBERT.encoder_shapes(SHAPE) | DISTILBERT.head_shapes(SHAPE, LABELS)
+    return {name: generator.normal(0, 0.3, s).astype(np.float32) for name, s in shapes.items()}
 
 
 @pytest.fixture

@@ -29,11 +29,11 @@ from howdah.training.optim import loss_scale
 loss_scale._FIRST = 4.0
 framework, path = sys.argv[1:]
 if framework == "torch":
-    from training import loop_torch as loop
+    from howdah.training import loop_torch as loop
     from howdah.training.optim.gradients_torch import FlatGradients
     FlatGradients.norm = lambda self, comm: float("inf")
 else:
-    from training import loop_tf as loop
+    from howdah.training import loop_tf as loop
     from howdah.training.optim.steps_tf import Steps
     reduce = Steps.reduce
     Steps.reduce = lambda self: reduce(self) + float("inf")

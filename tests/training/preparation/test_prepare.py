@@ -325,14 +325,6 @@ def test_gpus_of_different_generations_train_in_fp32_and_are_called_gpus(
 
 
 # ------------------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize("key", ["tensor", "pipeline"])
-def test_gpus_do_not_divide_layers(key, tiny_dataset, tiny_model_dir):
-    given = {"comm": "torch", "parallel": {key: 2}}
-    with pytest.raises(ConfigError, match="on GPUs do not divide") as caught:
-        job(tiny_dataset.path, tiny_model_dir, OneOfAlike(0, 2), device=AMPERE, training=given)
-    assert caught.value.where == f"training.parallel.{key}: 2"
-
-
 def test_gpus_on_some_ranks_alone_are_refused(tiny_dataset, tiny_model_dir):
     class Mixed(OneOfAlike):
         def gather_json(self, obj):

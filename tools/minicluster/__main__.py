@@ -1,19 +1,110 @@
-"""What `howdah minicluster ...` answers: dicts for --json, and lines for the terminal."""
+"""`python -m tools.minicluster`: a real Hadoop on this machine."""
 
 from __future__ import annotations
 
 import shlex
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from howdah.cli import main
+from howdah.cli.common import AsJson, answer, say
 from howdah.errors import ClusterError, UsageError
 from tools.minicluster import metastore
 from tools.minicluster.cluster import MiniCluster
 
-__all__ = [
-    "healthy", "end", "export_lines", "log_lines", "start", "start_lines", "state_lines",
-]  # fmt: skip
+app = typer.Typer(
+    name="python -m tools.minicluster",
+    help="Real HDFS and YARN daemons on this machine's loopback, for trials and tests.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ClusterDirectory = Annotated[
+    str, typer.Option("--directory", "-d", help="Directory of the cluster's files.")
+]
+CLUSTER_DIRECTORY = "build/minicluster"
+
+
+@app.command("start")
+def start_command(
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
+    metastore: Annotated[
+        bool, typer.Option("--metastore", help="With a Hive metastore (PySpark's).")
+    ] = False,
+    port: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PORT, such as namenode=8020; the others are chosen free."),
+    ] = None,
+    node_memory: Annotated[
+        int, typer.Option(min=512, help="MiB that each of the two NodeManagers offers.")
+    ] = 6144,
+    node_gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs that each NodeManager offers (counted, not isolated).")
+    ] = 0,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Without Kerberos, as root, although this machine has other users."
+        ),
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Start a cluster and leave it running, or use one that runs in the directory already."""
+    started = start(
+        directory, secure=kerberos, with_metastore=metastore, ports=port or [],
+        node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
+    )  # fmt: skip
+    answer(started, json, start_lines(started))
+
+
+@app.command("stop")
+def stop_command(
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the directory too.")] = False,
+    json: AsJson = False,
+) -> None:
+    """End every daemon and container of a cluster; its data is kept unless --remove."""
+    ended = end(directory, remove=remove)
+    state = "stopped" if ended["was_running"] else "nothing was running"
+    answer(ended, json, [f"mini cluster {state}: {ended['directory']}"])
+
+
+@app.command("status")
+def status_command(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False) -> None:
+    """Show each daemon's state, process and ports; exit code 1 where one does not run well."""
+    state = MiniCluster(directory).status()
+    answer(state, json, state_lines(state))
+    raise typer.Exit(0 if healthy(state) else 1)
+
+
+@app.command("env")
+def env_command(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False) -> None:
+    """Print environment variables for a shell: eval "$(python -m tools.minicluster env)"."""
+    cluster = MiniCluster(directory)
+    environment = {key: cluster.env[key] for key in cluster.exports()}
+    answer(environment, json, export_lines(cluster))
+
+
+@app.command("logs")
+def logs_command(
+    daemon: Annotated[str | None, typer.Argument(help="A daemon; none: the names of all.")] = None,
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """Show the end of a daemon's log, or where all logs are. Containers' logs: yarn logs."""
+    cluster = MiniCluster(directory)
+    if daemon is None:
+        logs = cluster.logs()
+        answer(logs, json, [f"{name:<16} {path}" for name, path in logs.items()])
+        return
+    found = log_lines(cluster, daemon, lines)
+    answer({"daemon": daemon, "path": cluster.logs()[daemon], "lines": found}, json, found)
 
 
 def start(
@@ -116,8 +207,8 @@ def start_lines(status: dict[str, Any]) -> list[str]:
     where = shlex.quote(status["directory"])
     return [
         *lines,
-        f'to use it:       eval "$(howdah minicluster env --directory {where})"; hdfs dfs -ls /',
-        f"to end it:       howdah minicluster stop --directory {where}",
+        f'to use it:       eval "$(python -m tools.minicluster env --directory {where})"',
+        f"to end it:       python -m tools.minicluster stop --directory {where}",
     ]
 
 
@@ -163,7 +254,7 @@ def export_lines(cluster: MiniCluster) -> list[str]:
         raise ClusterError(
             "the mini cluster does not run",
             where=cluster.directory,
-            remedy="howdah minicluster start",
+            remedy="python -m tools.minicluster start",
         )
     lines = []
     for key, value in cluster.exports().items():
@@ -185,3 +276,7 @@ def log_lines(cluster: MiniCluster, daemon: str, lines: int) -> list[str]:
         raise UsageError("no such log", got=daemon, expected=", ".join(logs) or "none yet")
     with open(logs[daemon], encoding="utf-8", errors="replace") as file:
         return [line.rstrip("\n") for line in deque(file, maxlen=lines)]
+
+
+if __name__ == "__main__":
+    main(app)

@@ -1,5 +1,6 @@
-"""Stands for `python -m howdah.training --standby` in tests of driver and agent: real processes, real
-signals, the real link and relay, without the seconds that a framework takes to import.
+"""Stands for `python -m howdah.training --standby` in tests of driver and agent: real
+processes, real signals, the real link and relay, without the seconds that a framework takes
+to import.
 
 A step ends when all ranks have left a word for it in the rendezvous; the state is a number that
 grows by one each step, and rank 0 gives it to all at a world's begin. What each did is written to
