@@ -1,13 +1,15 @@
-"""The commands of jobs, on YARN and elsewhere: submit, status, logs, kill, scale, ps."""
+"""The commands of applications, on any cluster: submit, status, logs, kill, scale, ps."""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from howdah import storage
 from howdah.cli import streams
 from howdah.cli.common import (
     AsJson,
@@ -22,7 +24,10 @@ from howdah.cli.common import (
     say,
 )
 from howdah.core.terminal import shown
-from howdah.errors import NotFound, UsageError
+from howdah.errors import NotFound, PermissionDenied, UsageError
+
+if TYPE_CHECKING:
+    from howdah.config.model import Config
 
 app = typer.Typer()
 
@@ -30,75 +35,124 @@ _ID = re.compile(r"(application_|local-|spark-|ray-)[0-9a-f_-]+$")
 
 Job = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="Its id or run directory; none: that of --config."),
+    typer.Argument(
+        metavar="[JOB]",
+        help="Its id, run directory or served model; none: the run directory of --config.",
+    ),
 ]
 
 
-def _find(job: str | None, config: str | None, overrides: list[str] | None = None):
-    """(record, None, None) of a job elsewhere; (None, ResourceManager, its job) of one on YARN.
+# ------------------------------------------------------------------- clusters and applications
+def cluster_of(name: str, config: Config, *, etl: bool = False) -> Any:
+    """A cluster (jobs/cluster.py) for a configuration.
 
+    Args:
+        name: yarn, local, spark or ray.
+        etl: a job there makes its dataset first.
     Raises:
-        NotFound: there is no such job. Said before YARN is asked for one: it may not be configured.
-        UsageError: none is named.
+        UsageError: `etl` on another cluster than Spark.
     """
-    from howdah.jobs.clusters import control
+    if etl and name != "spark":
+        raise UsageError(
+            "--etl makes the dataset in the Spark application that then trains", where="--etl",
+            expected="--on spark", got=f"--on {name}",
+            remedy="run `howdah etl` first, and submit without --etl",
+        )  # fmt: skip
+    if name == "yarn":
+        from howdah.yarn.cluster import YarnCluster
 
-    if job is not None and not _ID.match(job):
+        return YarnCluster(config, lambda: _tokens(config))
+    from howdah.jobs.clusters.clusters import class_of
+
+    return class_of(name)(config, etl=etl)
+
+
+def _tokens(config: Config) -> list[bytes]:
+    from howdah.serving.http import access
+
+    return access.tokens(config.serve.token_file)
+
+
+def _all_clusters(config: Config) -> Iterator[Any]:
+    """Those whose applications `howdah ps` lists: one stands for this machine, Spark and Ray."""
+    yield cluster_of("local", config)
+    yield cluster_of("yarn", config)
+
+
+def _is_id(text: str) -> bool:
+    """True for an application's id; otherwise it is a path or a model's name."""
+    return _ID.match(text) is not None
+
+
+def find(job: str | None, config: Config | None) -> Any:
+    """The application (jobs/application.py) of an id, of a directory, or of a configuration.
+
+    Args:
+        job: an id, a run directory, a served model's directory, or its name below the
+            configuration's publish.directory; None: the configuration's run directory.
+    Raises:
+        NotFound: there is none.
+        UsageError: neither is given.
+    """
+    from howdah.config import loader
+    from howdah.jobs import record
+
+    settings = config or loader.from_dict({})
+    if job is None:
+        if config is None:
+            raise UsageError(
+                "which job?", expected="an application's id, a run directory, or --config",
+                remedy="howdah ps --all lists jobs",
+            )  # fmt: skip
+        return _of_configuration(config)
+    if _is_id(job):
+        found = None
+        with contextlib.suppress(PermissionDenied):  # of another user's run YARN tells the state
+            found = None if config is None else record.read(config.run.directory)
+        if found is not None and found.application == job:
+            return cluster_of(found.on, settings).application(found)
+        name = "yarn" if job.startswith("application_") else job.partition("-")[0]
+        application = cluster_of(name, settings).by_id(job)
+        if application is not None:
+            if application.directory is None and config is not None:
+                application.directory = config.run.directory
+            return application
+    directories = [storage.local_path(job) if storage.is_local(job) else job]
+    if config is not None and "://" not in job:
+        directories.append(storage.join(config.publish.directory, job))
+    for directory in directories:
+        found = record.read(directory)
+        if found is not None and found.application:
+            return cluster_of(found.on, settings).application(found)
+    raise NotFound(
+        "no job has this id, and none was submitted to such a directory", where=job,
+        expected="an id (application_..., local-..., spark-..., ray-...), or run.directory",
+        remedy="howdah ps --all lists jobs",
+    )  # fmt: skip
+
+
+def _of_configuration(config: Config) -> Any:
+    from howdah.jobs import record
+
+    directory = config.run.directory
+    found = record.read(directory)
+    if found is not None and found.application:
+        return cluster_of(found.on, config).application(found)
+    on = config.job.on if found is None else found.on
+    application = cluster_of(on, config).in_directory(found)
+    if application is not None:
+        return application
+    raise NotFound(
+        "no job was submitted to this run directory", where=directory,
+        remedy=f"howdah submit --on {config.job.on} --config ...",
+    )  # fmt: skip
+
+
+def _find(job: str | None, config: str | None, overrides: list[str] | None) -> Any:
+    if job is not None and not _is_id(job):
         allowed(("JOB", "path", job))
     checked = load(config, overrides) if config is not None or overrides else None
-    record = control.find(job, checked)
-    if record is not None:
-        return record, None, None
-    if job is None and checked is None:
-        raise UsageError(
-            "which job?", expected="an application's id, a run directory, or --config",
-            remedy="howdah ps --all lists jobs",
-        )  # fmt: skip
-    if job is None:
-        _refuse_missing(checked)
-    elif not job.startswith("application_"):
-        found = _of_directory(job)
-        return None, _yarn(checked), found
-    from howdah.yarn.client.status import find_job
-
-    manager = _yarn(checked)
-    return None, manager, find_job(manager, job, checked)
-
-
-def _refuse_missing(checked: Any) -> None:
-    """Raise NotFound for a configuration of another place than YARN that was not submitted."""
-    from howdah.yarn.client.submission_lock import read_claim
-
-    if checked.job.on != "yarn" and read_claim(checked.run.directory) is None:
-        raise NotFound(
-            "no job was submitted to this run directory", where=checked.run.directory,
-            remedy=f"howdah submit --on {checked.job.on} --config ...",
-        )  # fmt: skip
-
-
-def _yarn(checked: Any):
-    from howdah.hadoop.resourcemanager import ResourceManager
-
-    return ResourceManager(user=checked.run.user if checked else None)
-
-
-def _of_directory(job: str):
-    """The job on YARN that was submitted to a run directory.
-
-    Raises:
-        NotFound: none was; it may be an id of another place that is unknown here.
-    """
-    from howdah.yarn.client.status import Job as YarnJob
-    from howdah.yarn.client.submission_lock import read_claim
-
-    claim = read_claim(job)
-    if claim is None or claim.application is None:
-        raise NotFound(
-            "no job has this id, and none was submitted to such a run directory", where=job,
-            expected="an id (application_..., local-..., spark-..., ray-...), or run.directory",
-            remedy="howdah ps --all lists jobs",
-        )  # fmt: skip
-    return YarnJob(claim.application, job)
+    return find(job, checked)
 
 
 @app.command()
@@ -121,64 +175,42 @@ def submit(
     json: AsJson = False,
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
-    asked = [*(set or []), *([] if on is None else [f"job.on={on}"])]
+    overrides = [*(set or []), *([] if on is None else [f"job.on={on}"])]
     checked = load_to_begin(
-        chosen(config, set), asked, lambda c: c.yarn if c.job.on == "yarn" else None
+        chosen(config, set), overrides, lambda c: c.yarn if c.job.on == "yarn" else None
     )
     note_command()
-    if checked.job.on == "yarn":
-        if etl:
-            raise UsageError(
-                "--etl makes the dataset in the Spark application that then trains",
-                expected="--on spark", got="--on yarn",
-                remedy="run `howdah etl` first, and submit without --etl",
-            )  # fmt: skip
-        _submit_to_yarn(checked, wait, dry_run, json)
-    else:
-        _submit_elsewhere(checked, wait, dry_run, etl, json)
+    cluster = cluster_of(checked.job.on, checked, etl=etl)
+    if not dry_run:
+        from howdah.models.runs import settings
+
+        with cluster.session():  # refused if it would be described by settings it did not have
+            done = settings.already_finished(checked)
+        # On YARN a finished run is submitted again: it ends at once, and a caller that waits for an
+        # application's id gets one.
+        if done is not None and not etl and checked.job.on != "yarn":
+            answer(settings.of_finished(checked, on=checked.job.on), json, done)
+            return
+    submit_to(cluster, wait, dry_run, json)
 
 
-def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
-    from howdah.hadoop.kerberos import logged_in
-    from howdah.jobs.clusters import record
-    from howdah.yarn import submit as submission
-
-    if dry_run:
-        plan = submission.dry_run(checked, say)
-        answer(plan, json, submission.lines(plan))
-        return
-    with logged_in(*checked.yarn.login):
-        record.free_for_yarn(checked.run.directory)
-    found = submission.submit(checked, say)
-    if wait:
-        final = submission.follow(checked, found, say)
-        answer({**found.as_dict(), "status": final}, json, [f"{found.application} succeeded"])
-        return
-    lines = [found.application, f"page: {found.tracking_url}", f"follow it: {found.follow}"]
-    answer(found.as_dict(), json, lines)
-
-
-def _submit_elsewhere(checked: Any, wait: bool, dry_run: bool, etl: bool, json: bool) -> None:
-    from howdah.jobs.clusters import control
-    from howdah.jobs.clusters import submit as submission
-    from howdah.models.runs import settings
+def submit_to(cluster: Any, wait: bool = False, dry_run: bool = False, json: bool = False) -> None:
+    """Submit what the cluster was made for, and answer with it."""
+    from howdah.jobs import submit as submission
 
     if dry_run:
-        plan = submission.dry_run(checked, say, etl=etl)
-        answer(plan, json, submission.lines(plan))
+        plan = submission.dry_run(cluster, say)
+        answer(plan, json, cluster.plan_lines(plan))
         return
-    done = settings.already_finished(checked)
-    if done is not None and not etl:
-        answer(settings.of_finished(checked, on=checked.job.on), json, done)
-        return
-    found = submission.submit(checked, say, etl=etl)
-    name = found.record.application
+    made = submission.submit(cluster, say, lambda name: cluster_of(name, cluster.config))
+    application = made.application
     if wait:
-        final = control.follow(found, checked.checkpoint.grace_seconds, say)
-        answer({**found.as_dict(), "status": final}, json, [f"{name} succeeded"])
+        seconds = cluster.config.checkpoint.grace_seconds
+        final = application.follow(seconds, say, page=made.page)
+        answer({**made.as_dict(), "status": final}, json, [f"{application.id} succeeded"])
         return
-    page = [f"page: {found.page}"] if found.page else []  # none yet while the dataset is made
-    answer(found.as_dict(), json, [name, *page, f"follow it: {found.follow}"])
+    page = [f"page: {made.page}"] if made.page else []  # none yet while the dataset is made
+    answer(made.as_dict(), json, [application.id, *page, f"follow it: {made.follow}"])
 
 
 @app.command()
@@ -192,26 +224,18 @@ def status(
 
         answer(trained, json, lines(trained))
         return
-    record, manager, of_yarn = _find(job, config, set)
-    if record is not None:
-        from howdah.jobs.clusters import control
+    from howdah.jobs.status.text import status_lines
 
-        shown_status = control.job_status(record)
-        answer(shown_status, json, control.status_lines(shown_status))
-        return
-    from howdah.yarn.client.status import job_status, status_lines
-
-    found = job_status(manager, of_yarn)
+    found = _find(job, config, set).status()
     answer(found, json, status_lines(found))
 
 
 def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
     """The status of a run directory that no job was submitted to; None: it is not a run."""
-    from howdah.jobs.clusters import record
+    from howdah.jobs import record
     from howdah.training.run.status import run_status
-    from howdah.yarn.client.submission_lock import read_claim
 
-    if job is not None and _ID.match(job):
+    if job is not None and _is_id(job):
         return None
     if job is not None:
         allowed(("JOB", "path", job))
@@ -220,8 +244,7 @@ def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any
         directory = load(config, set).run.directory
     else:
         return None
-    submitted = record.read(directory) is not None or read_claim(directory) is not None
-    return None if submitted else run_status(directory)
+    return run_status(directory) if record.read(directory) is None else None
 
 
 @app.command()
@@ -236,24 +259,14 @@ def logs(
     json: AsJson = False,
 ) -> None:
     """Show the logs of a job: of all its containers, or of one rank."""
-    from howdah.yarn.client import logs as joblogs
+    from howdah.jobs.status.text import log_lines
 
-    record, manager, of_yarn = _find(job, config, set)
-    of_rank = follow or rank is not None
-    if record is not None:
-        from howdah.jobs.clusters import control
-
-        if of_rank:
-            control.rank_log(record, rank or 0, follow=follow, out=_log_line(json))
-            return
-        application, found = record.application, control.container_logs(record)
-    else:
-        if of_rank:
-            joblogs.of_rank(manager, of_yarn, rank or 0, follow=follow, out=_log_line(json))
-            return
-        application = of_yarn.application
-        found = joblogs.of_containers(manager, of_yarn, progress=say)
-    answer({"application": application, "logs": found}, json, joblogs.lines(found))
+    application = _find(job, config, set)
+    if follow or rank is not None:
+        application.rank_log(rank or 0, follow=follow, out=_log_line(json))
+        return
+    found = application.container_logs(say)
+    answer({"application": application.id, "logs": found}, json, log_lines(found))
 
 
 def _log_line(as_json: bool) -> Callable[[str], None]:
@@ -272,19 +285,10 @@ def kill(
     save_seconds: Annotated[float, typer.Option(min=1, help="How long saving may take.")] = 120.0,
     json: AsJson = False,
 ) -> None:
-    """End a job and wait until it has ended."""
-    record, manager, found = _find(job, config, set)
-    if record is not None:
-        from howdah.jobs.clusters import control
-
-        application = record.application
-        state = control.kill(record, save=save, save_seconds=save_seconds, progress=say)
-    else:
-        from howdah.yarn.client import control as of_yarn
-
-        application = found.application
-        state = of_yarn.kill(manager, found, save=save, save_seconds=save_seconds, progress=say)
-    answer({"application": application, "state": state}, json, [f"{application} is {state}"])
+    """End a job or a server, and wait until it has ended."""
+    application = _find(job, config, set)
+    state = application.kill(save=save, save_seconds=save_seconds, progress=say)
+    answer({"application": application.id, "state": state}, json, [f"{application.id} is {state}"])
 
 
 @app.command()
@@ -297,22 +301,27 @@ def scale(
     json: AsJson = False,
 ) -> None:
     """Ask an elastic job for another number of workers."""
-    from howdah.yarn.client import control as of_yarn
-
-    job, workers = of_yarn.scale_arguments(arguments)
-    record, manager, found = _find(job, config, set)
-    if record is not None:
-        from howdah.jobs.clusters import control
-
-        application = record.application
-        control.scale(record, workers)
-    else:
-        application = found.application
-        of_yarn.scale(manager, found, workers)
+    job, workers = _scale_arguments(arguments)
+    application = _find(job, config, set)
+    application.scale(workers)
     answer(
-        {"application": application, "workers": workers}, json,
-        [f"{application} was asked for {workers} workers"],
+        {"application": application.id, "workers": workers}, json,
+        [f"{application.id} was asked for {workers} workers"],
     )  # fmt: skip
+
+
+def _scale_arguments(arguments: list[str]) -> tuple[str | None, int]:
+    """Job (None: not given) and workers of `howdah scale [JOB] WORKERS`.
+
+    Raises:
+        UsageError: there is no positive number of workers, or too many arguments.
+    """
+    *job, workers = arguments
+    if len(job) > 1 or not workers.isdigit() or int(workers) < 1:
+        raise UsageError(
+            "how many workers?", expected="howdah scale [JOB] WORKERS", got=" ".join(arguments)
+        )
+    return (job[0] if job else None), int(workers)
 
 
 @app.command()
@@ -324,15 +333,11 @@ def ps(
     json: AsJson = False,
 ) -> None:
     """List Howdah's jobs: those submitted from this machine, and where YARN is configured its."""
-    from howdah.hadoop import conf
-    from howdah.jobs.clusters import control
-    from howdah.yarn.client.status import list_jobs, own_user, ps_lines
+    from howdah.config import loader
+    from howdah.jobs.status.text import ps_lines
 
-    here = control.list_jobs(finished=all_states)
-    if conf.load(names=conf.YARN_FILES).directory is None:  # no cluster is configured here
-        answer({"user": None, "jobs": here}, json, ps_lines(here))
-        return
-    manager = _yarn(None)
-    user = own_user(manager)
-    found = list_jobs(manager, user=None if all_users else user, finished=all_states)
-    answer({"user": user, "jobs": here + found}, json, ps_lines(here + found))
+    rows, user = [], None
+    for cluster in _all_clusters(loader.from_dict({})):
+        rows += cluster.listed(all_users=all_users, finished=all_states)
+        user = cluster.user or user
+    answer({"user": user, "jobs": rows}, json, ps_lines(rows))

@@ -1,4 +1,8 @@
-"""`howdah serve`: a server of our own, here or on YARN, or models behind Ray Serve."""
+"""`howdah serve`: a server of our own, in this process or on YARN, or models behind Ray Serve.
+
+A server on YARN is an application, as a training job is: `howdah status`, `logs`, `kill` and `ps`
+are for it, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, answer, load, say
-from howdah.errors import ModelError, UsageError
+from howdah.errors import UsageError
 
 app = typer.Typer()
 
@@ -18,15 +22,12 @@ _OF_RAY = "With --on ray: "
 @app.command()
 def serve(
     model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
-    action: Annotated[
-        str | None, typer.Argument(metavar="[ACTION]", help="With --on yarn: status or stop.")
-    ] = None,
     on: Annotated[
         str | None,
         typer.Option(
             "--on",
-            help="yarn: as an application that YARN keeps alive; ray: behind Ray Serve; none: in"
-            " this process.",
+            help="yarn: an application that YARN keeps alive; ray: behind Ray Serve; none: this"
+            " process.",
         ),
     ] = None,
     host: Annotated[
@@ -65,13 +66,11 @@ def serve(
         raise UsageError("unknown server", where="--on", expected="yarn, ray, or no --on", got=on)
     if on != "ray":
         _refuse(of_ray, "are for --on ray")
-    if on != "yarn":
-        _refuse({"ACTION": action}, "is for --on yarn")
-    else:
+    if on == "yarn":
         _refuse(address, "are not for --on yarn: the container's node gives the port")
     checked = load(config, [*(set or []), *_overrides(address)])
     if on == "yarn":
-        _serve_on_yarn(action, model, checked, json)
+        _serve_on_yarn(model, checked, json)
     elif on == "ray":
         _serve_by_ray(model, checked, of_ray, json)
     else:
@@ -80,11 +79,7 @@ def serve(
 
 def _refuse(options: dict[str, Any], what: str) -> None:
     """Raise UsageError where an option of the other server is given."""
-    given = [
-        name if name.isupper() else f"--{name.replace('_', '-')}"
-        for name, value in options.items()
-        if value is not None
-    ]
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(f"{', '.join(given)} {what}", where=given[0])
 
@@ -134,32 +129,13 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
     ray_serve.serve(found, part, options, say=say, ready=ready)
 
 
-def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) -> None:
+def _serve_on_yarn(model: str, checked: Any, as_json: bool) -> None:
     from howdah import storage
-    from howdah.config.options.serve import OF_CONTAINER, require_implemented
-    from howdah.models.registry import Published
+    from howdah.cli.jobs import submit_to
     from howdah.serving.http import access
-    from howdah.yarn.serving import control
+    from howdah.yarn.server_cluster import ServerCluster
 
-    if action not in (None, "status", "stop"):
-        raise UsageError("unknown action", where="ACTION", expected="status or stop", got=action)
     local = storage.is_local(model) and not model.startswith("/")
     directory = storage.join(checked.publish.directory, model) if local else model
-    if action == "stop":
-        found = control.stop(checked, directory, say)
-        answer(found.as_dict(), as_json, [f"{found.application} is {found.state}"])
-        return
-    tokens = access.tokens(checked.serve.token_file)
-    if action == "status":
-        found = control.status(checked, directory, tokens)
-    else:
-        others = set(type(checked.serve).model_fields) - set(OF_CONTAINER)
-        require_implemented(checked.serve, others, "a server on YARN")
-        if Published(directory).current() is None:
-            raise ModelError(
-                "no model is published there", where=directory,
-                expected="NAME below publish.directory, or a published model's directory",
-                remedy="`howdah publish` publishes a run",
-            )  # fmt: skip
-        found = control.start(checked, directory, tokens, say)
-    answer(found.as_dict(), as_json, found.lines)
+    tokens = lambda: access.tokens(checked.serve.token_file)  # noqa: E731
+    submit_to(ServerCluster(checked, directory, tokens), json=as_json)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +19,12 @@ class Position:
     """Time of the last event that was shown."""
 
 
+P = TypeVar("P", bound=Position)
+
+
 def new_lines(
-    status: Mapping[str, Any] | None, position: Position, *, event: str = "", line: str = ""
-) -> tuple[list[str], Position]:
+    status: Mapping[str, Any] | None, position: P, *, event: str = "", line: str = ""
+) -> tuple[list[str], P]:
     """Lines to show of a status, and the position after them.
 
     Args:
@@ -32,7 +35,7 @@ def new_lines(
         return [], position
     attempt = int(status.get("attempt") or 0)
     if attempt != position.attempt:  # each attempt's driver counts from 1
-        position = Position(attempt=attempt)
+        position = replace(position, attempt=attempt, line=0, event=0.0)
     lines = []
     for happened in status.get("events") or []:
         if happened["time"] > position.event:

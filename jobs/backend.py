@@ -2,8 +2,8 @@
 
 The driver's side asks for worker containers and reports the job's progress, the agent's side finds
 the driver. The job's own traffic (heartbeats, orders, rendezvous) does not pass here; that is
-jobs/net/wire.py. jobs/local.py runs agents as processes of this machine, yarn/skein_backend.py in
-containers of YARN.
+jobs/net/wire.py. jobs/clusters/backend.py runs agents as calls of this machine, Spark or Ray,
+yarn/skein_backend.py in containers of YARN.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ directory. Later attempts of the application and later workers get the same file
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,3 +63,15 @@ def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
             " the howdah Connection",
         )
     return {name: environ[name] for name in names}
+
+
+def write_private(directory: str, name: str, text: str) -> str:
+    """Write a new file that its owner alone can read; its path.
+
+    Args:
+        name: the file's, without its leading dot.
+    """
+    path = os.path.join(directory, name.lstrip("."))
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    return path

@@ -76,7 +76,7 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             "the file of the server's address is another file", where=path,
-            got=type(error).__name__, remedy="howdah serve stop --on yarn, then start it again",
+            got=type(error).__name__, remedy="howdah kill ends the server; then start it again",
         ) from None  # fmt: skip
     if tokens and not any(
         hmac.compare_digest(seal.encode("utf-8", "replace"), _seal(text, one).encode())

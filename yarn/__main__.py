@@ -11,9 +11,9 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.loader import Config
 from howdah.errors import ClusterError, HowdahError, UsageError, render
+from howdah.jobs import record
 from howdah.yarn import spec
-from howdah.yarn.client.registry import announce
-from howdah.yarn.client.submission_lock import read_claim
+from howdah.yarn.registry import announce
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,19 +73,18 @@ def _complete_claim(config: Config, application: str) -> None:
         ClusterError: another submission has claimed the run directory since.
     """
     token = os.environ.get(spec.SUBMISSION, "")
-    path = storage.join(config.run.directory, "yarn", "owner.json")
-    claim = read_claim(config.run.directory)
+    claim = record.read(config.run.directory)
     if claim is None or claim.token != token:
         raise ClusterError(
             "the run directory belongs to another submission",
-            where=path,
+            where=record.path_of(config.run.directory),
             expected=token,
             got="no claim" if claim is None else f"{claim.token} ({claim.application})",
             remedy="submit again with a run.directory of its own",
         )
-    if claim.application is None:
-        storage.write_whole(path, replace(claim, application=application).as_json())
-    announce(config, application)
+    if not claim.application:
+        replace(claim, application=application).write()
+    announce(config, application, config.run.directory)
 
 
 def _agent() -> int:

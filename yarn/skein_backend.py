@@ -24,10 +24,10 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
-from howdah.jobs import secret_file
+from howdah.jobs import record, secret_file
 from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from howdah.jobs.status import status_file
 from howdah.yarn import address, spec
-from howdah.yarn.client.submission_lock import read_claim
 
 _CALL_SECONDS = 20.0
 _SUBMIT_SECONDS = 300.0  # it uploads small files only: shipping.py has uploaded the packages
@@ -83,11 +83,6 @@ def _secrets() -> secret_file.Secrets:
         ) from None
 
 
-def yarn_directory(config: Config) -> str:
-    """The run directory's `yarn`: files that driver, agents and clients exchange."""
-    return storage.join(config.run.directory, "yarn")
-
-
 def verdict(config: Config, application: str) -> dict[str, str] | None:
     """How an earlier attempt ended the application: {"status", "diagnostics"}; None: it did not."""
     try:
@@ -97,7 +92,7 @@ def verdict(config: Config, application: str) -> dict[str, str] | None:
 
 
 def _verdict(config: Config, application: str) -> str:
-    return storage.join(yarn_directory(config), f"verdict-{application}.json")
+    return storage.join(status_file.directory(config.run.directory), f"verdict-{application}.json")
 
 
 class SkeinDriver(DriverBackend):
@@ -109,7 +104,7 @@ class SkeinDriver(DriverBackend):
         container = _variable("CONTAINER_ID")
         self.application = application_of(container)
         self.attempt = attempt_of(container)
-        claim = read_claim(config.run.directory)
+        claim = record.read(config.run.directory)
         self.started = claim.submitted if claim is not None else 0.0
         self._connected: Any = None
 
@@ -136,7 +131,7 @@ class SkeinDriver(DriverBackend):
 
     def publish(self, driver: DriverAddress) -> None:
         """Write its address and the nonce of its key, signed; remove files of earlier drivers."""
-        directory = yarn_directory(self._config)
+        directory = status_file.directory(self._config.run.directory)
         storage.make_dirs(directory)
         application, attempt = self.application, self.attempt
         address.publish(directory, application, attempt, driver, self._secret, self._nonce)
@@ -168,12 +163,14 @@ class SkeinDriver(DriverBackend):
                 self._kill(found.id)
 
     def superseded(self) -> str | None:
-        published = address.attempts(yarn_directory(self._config), self.application)
+        published = address.attempts(
+            status_file.directory(self._config.run.directory), self.application
+        )
         if (newest := max(published, default=0)) > self.attempt:
             return f"attempt {newest} of {self.application}"
         claim = None
-        with contextlib.suppress(DataError):  # a damaged claim supersedes no job
-            claim = read_claim(self._config.run.directory)
+        with contextlib.suppress(DataError):  # a damaged record supersedes no job
+            claim = record.read(self._config.run.directory)
         if claim is not None and claim.token != os.environ.get(spec.SUBMISSION, ""):
             return f"{claim.application or 'an application'} that {claim.user} has submitted since"
         return None
@@ -291,7 +288,7 @@ class SkeinAgent(AgentBackend):
 
     def find_driver(self, timeout: float) -> DriverAddress:
         application, attempt = application_of(self.container_id), attempt_of(self.container_id)
-        directory = yarn_directory(self._config)
+        directory = status_file.directory(self._config.run.directory)
         until = time.monotonic() + timeout
         for pause in _pauses():
             try:

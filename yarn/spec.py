@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ HADOOP = "hadoop-conf"
 FINISHED = ".howdah.finished"
 """Name of an empty file there: the driver has reported the job's end to YARN."""
 SUBMISSION = "HOWDAH_SUBMISSION"
-"""Variable of the driver: the token of its submission, the same as in owner.json."""
+"""Variable of the driver: the token of its submission, the same as in its record."""
 ENVIRONMENT = "environment"
 """Name there of the unpacked Python environment."""
 WORKER = "worker"
@@ -115,6 +115,12 @@ def tag(run_directory: str) -> str:
     return f"howdah-run-{hashlib.sha256(_canonical(run_directory).encode()).hexdigest()[:16]}"
 
 
+def claim_tag(token: str) -> str:
+    """The tag of one submission's application. It holds a random token, so that no application can
+    have it before that submission."""
+    return f"howdah-{token}"
+
+
 def _canonical(directory: str) -> str:
     head, slashes, path = directory.partition("://")
     parts = [part for part in path.split("/") if part]
@@ -142,34 +148,16 @@ def application(
         token: of this submission; in a tag of its own.
     """
     options = config.yarn
-    files = {
-        **shipment.files,
-        shipment.wheel_name: shipment.wheel,
-        CONFIG: Source(url=f"file://{config_file}"),
-        SECRET: Source(url=f"file://{secret_file}"),
-        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
-    }
-    if shipment.environment is not None:
-        files[ENVIRONMENT] = shipment.environment
+    files = localised(shipment, hadoop_file, {CONFIG: config_file, SECRET: secret_file})
     return Application(
         name=config.run.name,
-        queue=options.queue or "default",
-        user=config.run.user,
-        node_label=options.node_label,
-        priority=options.priority,
-        tags=tuple(
-            dict.fromkeys((TAG, tag(config.run.directory), f"howdah-{token}", *options.tags))
-        ),
-        view_users=tuple(options.view_users),
-        modify_users=tuple(options.modify_users),
-        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
-        page_users=tuple(options.view_users) if secure else ("*",),
-        file_systems=file_systems(config),
+        **common(config, config.run.directory, secure=secure, token=token),
+        file_systems=file_systems(cluster_paths.of_ranks(config).values()),
         attempts=config.job.attempts,
         workers=config.job.workers,
         nodes=tuple(nodes),
         driver=ContainerRequest(
-            memory_mib=_mib(options.driver.memory),
+            memory_mib=mib(options.driver.memory),
             vcores=1,
             gpus=0,
             script=_driver_script(config, shipment),
@@ -177,7 +165,7 @@ def application(
             env={**MASTER_ENV, SUBMISSION: token},
         ),
         worker=ContainerRequest(
-            memory_mib=_mib(config.job.worker.memory),
+            memory_mib=mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
             script=preamble(shipment) + f"exec {words(config, 'howdah.yarn', 'agent')}\n",
@@ -187,10 +175,53 @@ def application(
     )
 
 
-def file_systems(config: Config) -> tuple[str, ...]:
-    """The HDFS clusters of a job's paths ("hdfs://host:port"), each once."""
+def localised(
+    shipment: Shipment, hadoop_file: str, private: Mapping[str, str]
+) -> dict[str, Source]:
+    """The files of a container's working directory.
+
+    Args:
+        hadoop_file: local path of what becomes HADOOP, a .zip.
+        private: {name there: local path} of this submission's own files.
+    """
+    files = {
+        **shipment.files,
+        shipment.wheel_name: shipment.wheel,
+        **{name: Source(url=f"file://{path}") for name, path in private.items()},
+        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
+    }
+    if shipment.environment is not None:
+        files[ENVIRONMENT] = shipment.environment
+    return files
+
+
+def common(config: Config, directory: str, *, secure: bool, token: str) -> dict[str, Any]:
+    """The fields of an `Application` that jobs and servers have alike.
+
+    Args:
+        directory: the run directory, or the served model's.
+        secure: whether the cluster has Kerberos.
+        token: of this submission.
+    """
+    options = config.yarn
+    own = (TAG, tag(directory), claim_tag(token))
+    return {
+        "queue": options.queue or "default",
+        "user": config.run.user,
+        "node_label": options.node_label,
+        "priority": options.priority,
+        "tags": tuple(dict.fromkeys((*own, *options.tags))),
+        "view_users": tuple(options.view_users),
+        "modify_users": tuple(options.modify_users),
+        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
+        "page_users": tuple(options.view_users) if secure else ("*",),
+    }
+
+
+def file_systems(paths: Iterable[str]) -> tuple[str, ...]:
+    """The HDFS clusters of paths ("hdfs://host:port"), each once."""
     found = {}
-    for path in cluster_paths.of_ranks(config).values():
+    for path in paths:
         scheme, slashes, rest = path.partition("://")
         if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]
@@ -293,5 +324,6 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     )
 
 
-def _mib(size: int) -> int:
+def mib(size: int) -> int:
+    """Mebibytes of a number of bytes, rounded up, as YARN takes them."""
     return -(-size // _MIB)

@@ -1,8 +1,9 @@
 """Memory of a worker: measured peaks beside what `howdah submit` computes.
 
-Real jobs of the driver and its agents on this machine (jobs/local.py), DistilBERT's shape
-with random weights, rows of full length; the peak is the kernel's (VmHWM) of each training process,
-with its agent's besides. Every step is committed and saved: the copies are there while a step runs.
+Real jobs of the driver and its agents on this machine (tests/runs/jobs/stand_in_cluster.py),
+DistilBERT's shape with random weights, rows of full length; the peak is the kernel's (VmHWM) of
+each training process, with its agent's besides. Every step is committed and saved: the copies are
+there while a step runs.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def peaks(config: dict, folder: str) -> list[int]:
     os.makedirs(f"{folder}/job")
     path = f"{folder}/config.yaml"
     Path(path).write_text(yaml.safe_dump(config), encoding="utf-8")
-    arguments = ["-m", "howdah.jobs.local", "driver", f"{folder}/job", path,
+    arguments = ["-m", "tests.runs.jobs.stand_in_cluster", "driver", f"{folder}/job", path,
              "--application", "local_1", "--nodes", "a"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     found: dict[int, int] = {}

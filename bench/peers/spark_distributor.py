@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 
 
@@ -32,7 +31,6 @@ def main() -> None:
     world = int(sys.argv[1])
     with open(sys.argv[2], encoding="utf-8") as file:
         words = json.load(file)
-    os.environ["PYSPARK_PYTHON"] = sys.executable  # tasks would run the first python3 of PATH
     spark = (
         SparkSession.builder.master(f"local[{world}]")
         .config("spark.driver.memory", "1g")

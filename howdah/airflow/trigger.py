@@ -258,7 +258,7 @@ class ApplicationTrigger(BaseTrigger):
         if self.run_directory is None or not _can_read_storage_of(self._hook.settings):
             arguments = ["status", self.application, "--json"]
             return self._hook.run(arguments, on_line=lambda line: None).get("job")
-        status = storage.read_json(storage.join(self.run_directory, "yarn", "status.json"))
+        status = storage.read_json(storage.join(self.run_directory, "job", "status.json"))
         ours = isinstance(status, dict) and status.get("application") == self.application
         return status if ours else None
 

@@ -37,6 +37,7 @@ class Child:
         on_stdout: with `on_line`: called with the lines of stdout instead, in a thread of its own.
         grace: seconds between SIGTERM and SIGKILL in `end`; 0: SIGKILL at once.
         pass_fds: file descriptors that stay open in it, such as a lock's.
+        stdin: its standard input; None: empty.
         death_signal: the kernel sends it when the THREAD that starts the process ends, thus also
             when this process ends; None: the child may outlive its parent.
     """
@@ -52,6 +53,7 @@ class Child:
         on_stdout: Callable[[str], None] | None = None,
         grace: float = 0.0,
         pass_fds: Sequence[int] = (),
+        stdin: BinaryIO | None = None,
         death_signal: int | None = signal.SIGTERM,
     ) -> None:
         self._grace = grace
@@ -66,7 +68,7 @@ class Child:
                 dying = functools.partial(die_with_parent, death_signal, os.getpid())
             self._process = subprocess.Popen(
                 list(argv), env=None if env is None else dict(env), cwd=cwd,
-                stdin=subprocess.DEVNULL, stdout=piped,
+                stdin=subprocess.DEVNULL if stdin is None else stdin, stdout=piped,
                 stderr=subprocess.PIPE if apart else merged,
                 start_new_session=True, preexec_fn=dying, pass_fds=pass_fds,
             )  # fmt: skip

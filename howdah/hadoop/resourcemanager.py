@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
+from howdah.errors import (
+    ClusterError,
+    ConfigError,
+    HowdahError,
+    NotAuthenticated,
+    NotFound,
+    PermissionDenied,
+)
 from howdah.hadoop import conf as settings
 from howdah.hadoop import queue_access, web
 from howdah.hadoop.conf import HadoopConf
@@ -381,3 +388,50 @@ def _short(error: Exception) -> str:
             break
         inner = below
     return str(inner).rpartition(": ")[2] or type(inner).__name__
+
+
+def kill_and_wait(
+    manager: ResourceManager,
+    application: str,
+    why: str,
+    *,
+    seconds: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
+    """Kill an application and wait until YARN confirms that it is over.
+
+    Args:
+        why: for YARN's diagnostics.
+        seconds: how long to wait for YARN.
+        pause: sleeps between two requests.
+    Returns:
+        Its state: FINISHED, FAILED or KILLED; another one if YARN has not confirmed the end within
+        `seconds`; "UNKNOWN" if YARN has forgotten it.
+    """
+    until = time.monotonic() + seconds
+    state = "UNKNOWN"
+    while True:
+        try:
+            state = manager.kill(application, why)
+        except NotFound:  # also while the ResourceManager starts
+            if _forgotten(manager, application):
+                return state
+        except PermissionDenied:  # no later answer will be another one
+            raise
+        except HowdahError:
+            if time.monotonic() > until:
+                raise
+        if state in OVER or time.monotonic() > until:
+            return state
+        pause(_PAUSE_SECONDS)
+
+
+def _forgotten(manager: ResourceManager, application: str) -> bool:
+    """True only if YARN answers that it does not know the application."""
+    try:
+        manager.application(application)
+    except NotFound:
+        return True
+    except HowdahError:
+        return False
+    return False

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from howdah import storage
 from howdah.errors import NotFound, PermissionDenied, StorageError
 
-BELOW = ("attempts", "checkpoints", "yarn", "yarn/requests")
+BELOW = ("attempts", "checkpoints", "job", "job/requests")
 """Directories of a run directory whose files decide how a run continues."""
 
 _OTHERS_WRITE, _OTHERS_ENTER = 0o002, 0o001

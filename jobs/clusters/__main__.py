@@ -7,9 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 from howdah import storage
@@ -17,9 +15,8 @@ from howdah.config import loader
 from howdah.config.model import Config
 from howdah.errors import HowdahError, UsageError, render
 from howdah.jobs import secret_file
-from howdah.jobs.backend import DriverBackend
 from howdah.jobs.clusters.backend import StdinAgent, write_verdict
-from howdah.jobs.clusters.settings import CONFIG, ETL, JOB, shipped_for_spark, spark_is_here
+from howdah.jobs.clusters.settings import CONFIG, ETL, JOB
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +52,7 @@ def _load(path: str) -> Config:
 
 # --------------------------------------------------------------------------------- the driver
 def _driver(directory: str, *, etl: bool) -> int:
+    from howdah.jobs.clusters.clusters import class_of
     from howdah.jobs.driver.driver import run
 
     path = os.path.join(directory, CONFIG)
@@ -64,89 +62,16 @@ def _driver(directory: str, *, etl: bool) -> int:
     secret_env = secret_file.values(config, os.environ)
     for name in secret_env:  # only training processes get them
         del os.environ[name]
-    spark = partial(_spark, etl=etl)
-    place = {"local": _local, "spark": spark, "ray": _ray}[config.job.on]
     try:
-        with place(config, path, application, directory, secret_env) as backend:
-            return run(_load(path), path, backend)  # by now it may name the version to train on
+        cluster = class_of(config.job.on)(config, etl=etl)
+        with cluster.containers(path, application, directory, secret_env) as backend:
+            try:
+                return run(_load(path), path, backend)  # by now it may name another dataset
+            finally:
+                backend.end_all()
     except HowdahError as error:
         write_verdict(directory, "FAILED", render(error), error.as_dict())
         raise
-
-
-Place = Iterator[DriverBackend]
-
-
-@contextmanager
-def _local(
-    config: Config, path: str, application: str, directory: str, secret_env: Mapping[str, str]
-) -> Place:
-    from howdah.jobs.local import LocalDriver
-
-    backend = LocalDriver(
-        directory, path, application=application, nodes=["localhost"], secret_env=secret_env
-    )
-    try:
-        yield backend
-    finally:
-        backend.end_all()
-
-
-@contextmanager
-def _spark(
-    config: Config, path: str, application: str, directory: str, secret_env: Mapping[str, str],
-    *, etl: bool,
-) -> Place:  # fmt: skip
-    from howdah.jobs.clusters.dataset import make, needs_hive
-    from howdah.jobs.clusters.spark_place import SparkDriver
-    from howdah.spark.session import session
-
-    options, name = config.data.spark, f"howdah {config.run.name}"
-    shipped = shipped_for_spark(config, etl=etl, progress=print)
-    hive = etl and needs_hive(config)
-    with session(options, shipped=shipped, hive=hive, name=name) as spark:
-        if etl:
-            make(config, path, application)
-        context = spark.sparkContext
-        address = "127.0.0.1"
-        if not spark_is_here(options.master):
-            address = _address(context.getConf().get("spark.driver.host"))
-        backend = SparkDriver(
-            context, application, directory, _text(path), secret_env=secret_env, address=address
-        )
-        try:
-            yield backend
-        finally:
-            backend.end_all()
-
-
-@contextmanager
-def _ray(
-    config: Config, path: str, application: str, directory: str, secret_env: Mapping[str, str]
-) -> Place:
-    from howdah.jobs.clusters.ray_place import RayDriver, cluster
-
-    os.chdir(directory)  # Ray's workers import from the directory in which Ray is started
-    with cluster(config) as (ray, address):
-        backend = RayDriver(
-            ray, config, application, directory, _text(path), secret_env=secret_env,
-            address=address,
-        )  # fmt: skip
-        try:
-            yield backend
-        finally:
-            backend.end_all()
-
-
-def _address(host: str) -> str:
-    import socket
-
-    return socket.gethostbyname(host)
-
-
-def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
 
 
 # ---------------------------------------------------------------------------------- the agent
@@ -154,9 +79,7 @@ def _agent(home: str) -> int:
     from howdah.jobs.agent.agent import run
 
     values: dict[str, Any] = json.load(sys.stdin)
-    path = os.path.join(home, CONFIG)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(values["config"])
+    path = secret_file.write_private(home, CONFIG, values["config"])
     return run(_load(path), path, StdinAgent(values))
 
 

@@ -19,11 +19,9 @@ from howdah.core.activity import Progress
 from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated
 from howdah.jobs import checks
 from howdah.jobs.status.claim import Claim
-from howdah.jobs.status.status_file import StatusFile, status_path
+from howdah.jobs.status.status_file import ETL, StatusFile, status_path
 from howdah.spark.interrupts import interrupts
 
-STATE = "etl"
-"""The job's state while its dataset is made."""
 _EVENTS = 50
 _LAST_STATUS_SECONDS = 30.0
 
@@ -70,7 +68,7 @@ class _Stage:
 
     def __init__(self, config: Config, application: str) -> None:
         self._config = config
-        self._state, self._error = STATE, None
+        self._state, self._error = ETL, None
         self._code: int | None = None
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
         claim = Claim(

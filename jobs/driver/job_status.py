@@ -1,4 +1,4 @@
-"""The job's status, as `<run.directory>/yarn/status.json` and the job's page show it."""
+"""The job's status, as `<run.directory>/job/status.json` and the job's page show it."""
 
 from __future__ import annotations
 

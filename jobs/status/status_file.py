@@ -19,7 +19,6 @@ from howdah import attempts, storage
 from howdah.attempts import Attempt
 from howdah.core import threads
 from howdah.errors import (
-    ClusterError,
     DataError,
     HowdahError,
     NotFound,
@@ -35,11 +34,13 @@ _REQUEST_BYTES = 2**16
 """A request is a line of JSON; larger files are refused."""
 APPLICATION = "application"
 """In a request: the id of the application that it is for."""
+ETL = "etl"
+"""State of a job while it makes its dataset."""
 
 
 def directory(run_directory: str) -> str:
     """The directory of a run's files that concern its job on the cluster."""
-    return storage.join(run_directory, "yarn")
+    return storage.join(run_directory, "job")
 
 
 def status_path(run_directory: str) -> str:
@@ -77,33 +78,6 @@ def read(run_directory: str, application: str) -> dict[str, Any]:
     return status if status.get("application") == application else {}
 
 
-def wait_for_end(
-    ended: Callable[[], bool],
-    *,
-    application: str,
-    seconds: float,
-    pause: float,
-    progress: Callable[[str], None],
-    refused: ClusterError,
-) -> None:
-    """Wait for the end of a job that is being stopped.
-
-    Args:
-        ended: whether it has.
-        seconds: how long it may take.
-        pause: seconds between two looks.
-        refused: raised where it does not end.
-    """
-    until, shown = time.monotonic() + seconds, False
-    while not ended():
-        if time.monotonic() > until:
-            raise refused
-        if not shown:
-            progress(f"waiting for the end of {application}, which is being stopped")
-            shown = True
-        time.sleep(pause)
-
-
 class StatusFile:
     """Writes status.json, reads requests.
 
@@ -135,9 +109,6 @@ class StatusFile:
         self._status, self._on_request, self._say = status, on_request, say
         self._on_superseded = superseded
         self._ended: tuple[str, str] | None = None
-        # Requests that lie there at an application's first driver, and do not name the application
-        # (those of older versions), were for another one.
-        self._remove_old = claim.attempt.number == 1
         self._ready = False
         self._unremovable: set[str] = set()
         self._written = self._asked = 0.0
@@ -211,7 +182,8 @@ class StatusFile:
                 self._looked_at = now
                 self._looked.notify_all()
         if not self._ready:
-            self._make_ready()
+            storage.make_dirs(self._requests)
+            self._ready = True
         if status_due:
             self._claim.write(self._status_path, self._text().encode())
             self._written = time.monotonic()
@@ -230,26 +202,6 @@ class StatusFile:
     def _text(self) -> str:
         payload = {**self._status(), **self._claim.attempt.to_dict()}
         return json.dumps(payload, ensure_ascii=False)
-
-    def _make_ready(self) -> None:
-        storage.make_dirs(self._requests)
-        if self._remove_old:
-            for entry in storage.list_dir(self._requests):
-                if not self._asked_before(entry):
-                    storage.remove(entry.path, recursive=entry.is_dir)
-        self._ready = True
-
-    def _asked_before(self, entry: storage.Entry) -> bool:
-        """Whether it is a request to this application that came before its driver had started."""
-        if entry.is_dir or not entry.name.endswith(".json"):
-            return False
-        try:
-            request = self._read_request(entry)
-        except StorageUnavailable:
-            raise
-        except (HowdahError, ValueError, RecursionError):
-            return False
-        return request.get(APPLICATION) == self._claim.attempt.application
 
     # ------------------------------------------------------------------------------ requests
     def _take_requests(self) -> None:
@@ -278,9 +230,9 @@ class StatusFile:
                 continue
             if request is None:
                 continue
-            wanted = request.pop(APPLICATION, "no application")
-            if wanted != self._claim.attempt.application:
-                self._say(f"a request is for {wanted}, and is not carried out: {entry.path}")
+            application = request.pop(APPLICATION, None)
+            if application != self._claim.attempt.application:  # left by an earlier job of the run
+                self._say(f"a request is for {application}, and is not carried out: {entry.path}")
                 continue
             try:
                 self._on_request(request)

@@ -1,12 +1,19 @@
-"""A job's status for users: the driver's status.json as lines, and what run.json adds."""
+"""The status of applications for users: as lines, as a table, and what run.json adds."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from howdah.core.terminal import as_cell
 from howdah.errors import NotFound, PermissionDenied
+from howdah.hadoop.resourcemanager import OVER
+from howdah.models.runs.hours import shown
 from howdah.models.runs.record import read
+
+_HEADLINES = ("APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
+              "CPU-H", "GPU-H")  # fmt: skip
 
 
 def run_summary(directory: str | None) -> dict[str, Any] | None:
@@ -24,6 +31,94 @@ def run_summary(directory: str | None) -> dict[str, Any] | None:
         if isinstance(values, dict)
     }
     return {**ids, "metrics": metrics, "hours": record.get("hours")}
+
+
+def status_lines(status: Mapping[str, Any]) -> list[str]:
+    """The status of an application (jobs/application.py) as text."""
+    final = f" ({status['final_status']})" if status["state"] in OVER else ""
+    lines = [f"{status['application']}  {as_cell(status['name'] or '')}  {status['state']}{final}"]
+    if status.get("where"):
+        lines.append(f"{status['where']}, {duration(status['elapsed_seconds'])}")
+    lines += [f"run directory: {status['run_directory']}"] if status["run_directory"] else []
+    lines += [f"driver's log: {status['log']}"] if status.get("log") else []
+    lines += [f"page: {status['tracking_url']}"] if status["tracking_url"] else []
+    if status["state"] == "LOST":
+        lines.append("its driver has died; submitted again, the run goes on from its checkpoint")
+    lines += [f"diagnostics: {status['diagnostics']}"] if status["diagnostics"] else []
+    lines += [f"used: {shown(status['hours'])}"] if status.get("hours") else []
+    server = status.get("server")
+    return lines + (job_lines(status["job"] or {}) if server is None else _server_lines(server))
+
+
+def _server_lines(server: Mapping[str, Any]) -> list[str]:
+    health = server["health"]
+    answer = "it does not answer" if health is None else str(health.get("status"))
+    models = (health or {}).get("models") or []
+    versions = [f"{one.get('model')} version {one.get('version')}" for one in models]
+    return [
+        f"{server['url'] or 'no address yet'}  {answer}  {', '.join(versions)}".rstrip(),
+        f"address: {server['file']}",
+    ]
+
+
+def row(
+    *, application: str, state: str, final_status: str | None, driver: Mapping[str, Any],
+    **more: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A row of `howdah ps`.
+
+    Args:
+        driver: the driver's status; {}: not known.
+        more: name, user, queue, progress, elapsed_seconds, hours, run_directory.
+    """
+    return {
+        "application": application, "state": state, "final_status": final_status, **more,
+        "workers": driver.get("world_size"), "step": driver.get("step"),
+    }  # fmt: skip
+
+
+def ps_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of `howdah ps` as a table."""
+    if not rows:
+        return ["no jobs"]
+    table = [_HEADLINES]
+    for job in rows:
+        over = job["state"] in OVER
+        state = job["final_status"] if over and job["state"] == "FINISHED" else job["state"]
+        hours = job.get("hours") or {}
+        table.append(
+            (
+                job["application"], job["name"], job["user"], job["queue"], state,
+                f"{job['progress']:.0f}%", duration(job["elapsed_seconds"]),
+                _or_dash(job["workers"]), _or_dash(job["step"]),
+                _hours_cell(hours, "vcore", "cpu"), _hours_cell(hours, "gpu"),
+            )
+        )  # fmt: skip
+    cells = [[as_cell(cell) for cell in line] for line in table]
+    widths = [max(len(line[n]) for line in cells) for n in range(len(_HEADLINES))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _hours_cell(hours: Mapping[str, Any], *keys: str) -> str:
+    """The first figure that is known: of vcores that YARN gave, else of busy CPUs."""
+    figure = next((hours[key] for key in keys if hours.get(key) is not None), None)
+    return "-" if figure is None else f"{figure:.2f}"
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+def log_lines(logs: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Logs by container and file as text, each file under a headline."""
+    lines = []
+    for container, files in sorted(logs.items()):
+        for name, text in sorted(files.items()):
+            lines += [f"==== {container} {name}", *text.rstrip("\n").split("\n")]
+    return lines or ["no logs"]
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """The applications of a run on YARN: which there were, and what YARN says that they have used.
 
-    <run.directory>/yarn/applications/<id>.json    submitted, by which command; later its figures
+    <run.directory>/job/applications/<id>.json    submitted, by which command; later its figures
 
 Each submission writes its file, so that an application that ended before its first rank began is
 counted too. YARN's figures are final only when an application has ended; then the command that sees
@@ -26,7 +26,7 @@ from howdah.run_files import RUN_JSON
 if TYPE_CHECKING:
     from howdah.hadoop.resourcemanager import ResourceManager
 
-_DIRECTORY = ("yarn", "applications")
+_DIRECTORY = ("job", "applications")
 _PAUSE_SECONDS = 0.5
 _SETTLED_SECONDS = 10.0
 """After its end YARN still adds what its last containers have used."""

@@ -24,7 +24,7 @@ from howdah.run_files import RUN_JSON
 
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
-_NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")
+_NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "job", "attempts")
 
 
 @dataclass(frozen=True, kw_only=True)

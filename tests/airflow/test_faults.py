@@ -294,5 +294,5 @@ def wait_until_missed(task):
 
 def rank_of(task):
     """The process of rank 0."""
-    path = storage.join(task.directory, "yarn", "status.json")
+    path = storage.join(task.directory, "job", "status.json")
     return storage.read_json(path)["ranks"][0]["pid"]

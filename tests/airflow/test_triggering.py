@@ -141,8 +141,8 @@ def test_where_the_jobs_page_does_not_answer_the_run_directory_is_read_in_this_p
     no_page, tmp_path
 ):
     """Not by a command: a hundred triggers would start a hundred interpreters in half a minute."""
-    (tmp_path / "yarn").mkdir()
-    status = tmp_path / "yarn" / "status.json"
+    (tmp_path / "job").mkdir()
+    status = tmp_path / "job" / "status.json"
     status.write_text(json.dumps(job([1, 2], [1.5])))
     one = no_page(run_directory=str(tmp_path))
     one._hook = TriggererHook(None)

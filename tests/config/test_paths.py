@@ -41,7 +41,9 @@ def test_a_job_knows_the_model_and_the_checkpoint_that_it_begins_from():
         "checkpoint.resume": "hdfs://old/runs/y/checkpoints/step-7",
     }
     assert paths_of(config, "node") == {"yarn.python": "/opt/python"}
-    assert set(spec.file_systems(config)) == {"hdfs://a:8020", "hdfs://models", "hdfs://old"}
+    assert set(spec.file_systems(of_ranks(config).values())) == {
+        "hdfs://a:8020", "hdfs://models", "hdfs://old",
+    }  # fmt: skip
     full = {"kinds": ["StorageFull", "StorageError"], "where": "hdfs://models/news@3/x"}
     assert fault_of({"error": "NotFound", **full}, shared_paths(config)) == "job"
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from howdah.cli import app, common, jobs, run
 from howdah.core.terminal import as_cell, shown
 from howdah.errors import StorageError
-from howdah.yarn.client import control, status
+from howdah.jobs.status.text import ps_lines
+from howdah.yarn.application import YarnApplication
 
 TITLE = "\x1b]0;owned\x07"
 CLEAR = "\x1b[2J\x1b[H"
@@ -65,9 +66,9 @@ def _nothing_acts(text):
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_status_of_another_users_job_is_escaped(application, as_json, monkeypatch, capsys):
-    monkeypatch.setattr(jobs, "_yarn", lambda *_: (None, None))
-    monkeypatch.setattr(status, "find_job", lambda *_: None)
-    monkeypatch.setattr(status, "job_status", lambda *_: application)
+    found = YarnApplication(None, "application_1_0001", None)
+    monkeypatch.setattr(found, "status", lambda: application)
+    monkeypatch.setattr(jobs, "find", lambda *_: found)
     done = CliRunner().invoke(app, ["status", "application_1_0001"] + ["--json"] * as_json)
     assert done.exit_code == 0, done.output
     _nothing_acts(done.output)
@@ -80,22 +81,20 @@ def test_the_status_of_another_users_job_is_escaped(application, as_json, monkey
 
 def test_a_list_of_jobs_is_escaped(application):
     listed = {**application, "progress": 1.0, "workers": 1, "step": None}
-    lines = [shown(line) for line in status.ps_lines([listed])]
+    lines = [shown(line) for line in ps_lines([listed])]
     assert len(lines) == 2
     _nothing_acts("".join(lines))
 
 
 @pytest.mark.parametrize("how", ["rank", "containers"])
 def test_logs_are_escaped(how, monkeypatch):
-    from howdah.yarn.client import logs
-
-    def of_rank(manager, job, rank, *, follow, out):
+    def rank_log(rank, *, follow, out):
         out(f"step 1 {CLEAR}")
 
-    monkeypatch.setattr(jobs, "_yarn", lambda *_: (None, None))
-    monkeypatch.setattr(status, "find_job", lambda *_: status.Job("application_1_0001", None))
-    monkeypatch.setattr(logs, "of_rank", of_rank)
-    monkeypatch.setattr(logs, "of_containers", lambda *_, **__: {"c": {"stderr": f"a{TITLE}b"}})
+    found = YarnApplication(None, "application_1_0001", None)
+    monkeypatch.setattr(found, "rank_log", rank_log)
+    monkeypatch.setattr(found, "container_logs", lambda *_: {"c": {"stderr": f"a{TITLE}b"}})
+    monkeypatch.setattr(jobs, "find", lambda *_: found)
     done = CliRunner().invoke(
         app, ["logs", "application_1_0001"] + ["--rank", "0"] * (how == "rank")
     )
@@ -110,10 +109,11 @@ def test_relayed_lines_and_errors_are_escaped(application, monkeypatch, capsys):
             return {"state": "FINISHED"}
 
     payload = {"events": [], "lines": [[1, f"step 1{CLEAR}"]]}
-    monkeypatch.setattr(status.Job, "driver_status", lambda self: payload)
     over = application | {"final_status": "SUCCEEDED"}
-    monkeypatch.setattr(control, "job_status", lambda *_: over)
-    control.wait(Manager(), status.Job("a", None), common.say)
+    found = YarnApplication(Manager(), "a", None)
+    monkeypatch.setattr(found, "driver_status", lambda: payload)
+    monkeypatch.setattr(found, "status", lambda: over)
+    found.wait(common.say)
 
     def fails():
         raise StorageError("cannot read", got=f"{TITLE}no")
@@ -276,11 +276,12 @@ def test_characters_that_stdout_lacks_are_escaped(as_json):
 def test_logs_that_are_followed_end_where_nothing_reads_them():
     program = (
         "import itertools\n"
-        "from howdah.cli import jobs, main\n"
-        "from howdah.yarn.client import logs, status\n"
-        "def of_rank(*_, follow, out):\n"
+        "from howdah.cli import jobs as commands, main\n"
+        "from howdah.yarn.application import YarnApplication\n"
+        "def rank_log(*_, follow, out):\n"
         "    for step in itertools.count(): out(f'step {step}')\n"
-        "jobs._yarn, status.find_job, logs.of_rank = lambda *_: None, lambda *_: None, of_rank\n"
+        "YarnApplication.rank_log = rank_log\n"
+        "commands.find = lambda *_: YarnApplication(None, 'application_1_1', None)\n"
         "main()"
     )
     line = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} logs application_1_1 -f"

@@ -67,7 +67,7 @@ def test_strangers_cost_a_driver_no_memory_and_no_agent(driver, swarm):
         cpu = driver.cpu_seconds() - cpu
     assert most - before < 30 * MIB
     assert swarm.refused == swarm.dismissed == 0
-    path = driver.directory / "run" / "yarn" / "status.json"
+    path = driver.directory / "run" / "job" / "status.json"
     status = wait_until(lambda: path.exists() and json.loads(path.read_text()))
     assert not [event for event in status["events"] if "lost" in event["what"]]
     assert len(status["ranks"]) == AGENTS

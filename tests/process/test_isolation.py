@@ -58,8 +58,8 @@ def test_the_look_finds_them(text):
 
 
 def test_the_argument_lists():
-    assert isolation.module("howdah.jobs.local", "agent") == [
-        sys.executable, "-P", "-m", "howdah.jobs.local", "agent"
+    assert isolation.module("howdah.jobs.clusters", "agent") == [
+        sys.executable, "-P", "-m", "howdah.jobs.clusters", "agent"
     ]  # fmt: skip
     assert isolation.module("yarn", python="./e/bin/python") == [
         "./e/bin/python",

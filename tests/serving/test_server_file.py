@@ -10,8 +10,7 @@ from howdah import storage
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.models.server_file import ServerAddress, path_of, read, write
 from howdah.serving import container
-from howdah.yarn import spec
-from howdah.yarn.serving import control
+from howdah.yarn import server, spec
 
 TOKEN, NEXT, OTHER = b"0123456789abcdef", b"0123456789abcdeg", b"fedcba9876543210"
 HERE = ServerAddress(
@@ -78,12 +77,12 @@ def test_a_redirect_of_the_address_is_not_followed():
         def log_message(self, *_):
             pass
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as stand_in:
+        thread = threading.Thread(target=stand_in.serve_forever)
         thread.start()
         try:
-            assert control._health(f"http://127.0.0.1:{server.server_port}") is None
+            assert server._health(f"http://127.0.0.1:{stand_in.server_port}") is None
         finally:
-            server.shutdown()
+            stand_in.shutdown()
             thread.join()
     assert asked == ["/health"]

@@ -69,21 +69,28 @@ def test_a_server_is_found_comes_back_follows_and_ends(
             "yarn": yarn,
         }
     )
-    words = ["--on", "yarn", "--model", "zoo", "--config", config]
-    with_token = [*words, "--set", f"serve.token_file={token}"]
+    start = ["serve", "--on", "yarn", "--model", "zoo"]
+    of_zoo = ["--config", config]
+    with_token = [*of_zoo, "--set", f"serve.token_file={token}"]
     secret = token.read_text().strip()
 
-    refused = jobs.json("serve", *words, code=2)
+    refused = jobs.json(*start, *of_zoo, code=2)
     assert "would need no token" in refused["what"]
-    assert jobs.json("serve", "status", *with_token)["application"] is None
-    made = jobs.json("serve", *with_token)
-    application, url = made["application"], made["url"]
+    assert jobs.json("status", "zoo", *with_token, code=5)["error"] == "NotFound"
+    started = jobs.json(*start, *with_token)
+    application, url = started["application"], started["tracking_url"]
+    made = jobs.json("status", "zoo", *with_token)["server"]
+    assert made["url"] == url
     assert made["health"]["models"] == [{"model": "zoo", "version": 1, "run_id": "run-1"}]
+    assert jobs.json("status", application)["server"]["url"] == url  # by its id alone
     assert ask(url, secret)[1]["prediction"]["label"] == LABELS[1]
     assert ask(url, None)[0] == ask(url, "0123456789abcdef-another")[0] == 401
-    assert secret not in json.dumps(made) + str(jobs.processes(application))
+    assert secret not in json.dumps([started, made]) + str(jobs.processes(application))
     # A second start finds it; it is one of howdah's jobs.
-    assert jobs.json("serve", *with_token)["application"] == application
+    again = jobs.json(*start, *with_token)
+    assert (again["application"], again["attached"]) == (application, True)
+    changed = jobs.json(*start, *with_token, "--set", "serve.max_texts=7", code=5)
+    assert "another job is using" in changed["what"]
     assert application in [job["application"] for job in jobs.json("ps")["jobs"]]
 
     # Killed, it comes back in another container, and the file says where.
@@ -91,12 +98,12 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     os.kill(pid, signal.SIGKILL)
 
     def back() -> dict | None:
-        found = jobs.json("serve", "status", *with_token)
+        found = jobs.json("status", "zoo", *with_token)["server"]
         moved = found["container"] not in (None, made["container"])
         return found if moved and found["health"] else None
 
     again = wait_until(back, LIMIT)
-    assert again["application"] == application
+    assert jobs.json("status", application)["state"] == "RUNNING"
     assert ask(again["url"], secret)[0] == 200
     # It follows the published model.
     publish_to(hdfs_dir, tmp_path, tiny_model_dir, 2)
@@ -107,10 +114,12 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     other = tmp_path / "other"
     other.write_text("fedcba9876543210fedcba9876543210\n")
     os.chmod(other, 0o600)
-    doubted = jobs.json("serve", "status", *words, "--set", f"serve.token_file={other}", code=4)
+    doubted = jobs.json("status", "zoo", *of_zoo, "--set", f"serve.token_file={other}", code=4)
     assert "not signed with this token" in doubted["what"]
 
-    assert jobs.json("serve", "stop", *words)["state"] == "KILLED"
+    assert jobs.json("logs", application)["logs"]
+    assert jobs.json("kill", "zoo", *of_zoo)["state"] == "KILLED"
     jobs.wait_until_gone(application, LIMIT)
     assert not storage.exists(path_of(f"{hdfs_dir}/models/zoo"))
-    assert jobs.json("serve", "stop", *words, code=5)["error"] == "NotFound"
+    assert jobs.json("kill", "zoo", *of_zoo)["state"] == "KILLED"  # again: nothing more to do
+    assert jobs.json("status", application)["server"]["url"] is None

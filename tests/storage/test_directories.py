@@ -44,7 +44,7 @@ def test_a_new_directory_has_its_mode_and_is_accepted_again(tmp_path, mode):
     assert run.stat().st_mode & 0o7777 == int(mode, 8)  # one that is there keeps its own
 
 
-@pytest.mark.parametrize("below", ["", "yarn", "yarn/requests", "attempts", "checkpoints"])
+@pytest.mark.parametrize("below", ["", "job", "job/requests", "attempts", "checkpoints"])
 def test_a_directory_of_another_user_is_refused(tmp_path, below):
     place = tmp_path / "run" / below
     place.mkdir(parents=True)
@@ -129,7 +129,7 @@ def test_on_hdfs_too(cluster, hdfs_dir, monkeypatch, web):
         patch.setenv("HADOOP_USER_NAME", "mallory")
         with pytest.raises(PermissionDenied):
             storage.list_dir(f"{directory}/mine")
-        storage.make_dirs(f"{directory}/shared/run/yarn/requests", mode=0o700)
+        storage.make_dirs(f"{directory}/shared/run/job/requests", mode=0o700)
         for place in ("run", "run/yarn"):
             assert storage.entry(f"{directory}/shared/{place}").owner == "mallory"
     with pytest.raises(PermissionDenied) as caught:

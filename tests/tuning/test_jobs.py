@@ -12,7 +12,7 @@ import pytest
 
 from howdah import storage
 from howdah.core.processes import marked
-from howdah.jobs.clusters import record
+from howdah.jobs import record
 from howdah.jobs.status.status_file import status_path
 from tests.runs.studies import Studies, configuration, run
 from tests.support.waiting import wait_until

@@ -52,7 +52,7 @@ def run_json(trial: str) -> dict:
 
 
 def application(trial: str) -> str | None:
-    return storage.read_json(f"{trial}/yarn/owner.json")["application"]
+    return storage.read_json(f"{trial}/job/application.json")["application"]
 
 
 def over(app: str) -> bool:

@@ -69,7 +69,7 @@ def test_agents_with_the_secret_find_a_driver_that_has_published_its_address(
     agent, tmp_path, monkeypatch
 ):
     one, made = agent(), []
-    path = tmp_path / "run" / "yarn" / "driver-application_1410901177871_0001-2.json"
+    path = tmp_path / "run" / "job" / "driver-application_1410901177871_0001-2.json"
     for _ in range(2):  # two driver processes: each has a key of its own
         driver = driver_of(CONTAINER, one, monkeypatch)
         published = DriverAddress("10.0.0.1", 4711, driver.session_key())
@@ -96,7 +96,7 @@ def test_an_earlier_attempts_file_is_refused(agent, tmp_path, monkeypatch):
     one = agent()
     first = driver_of(CONTAINER.replace("_02_", "_01_"), one, monkeypatch)
     first.publish(DriverAddress("10.0.0.1", 4711, first.session_key()))
-    (old,) = (tmp_path / "run" / "yarn").glob("driver-*-1.json")
+    (old,) = (tmp_path / "run" / "job").glob("driver-*-1.json")
     old.rename(old.with_name(old.name.replace("-1.json", "-2.json")))
     with pytest.raises(ClusterError, match="driver was not found") as caught:
         one.find_driver(1.0)

@@ -40,7 +40,7 @@ class HdfsJob(LocalJob):
     @property
     def file(self):
         with contextlib.suppress(StorageError), storage.waiting_at_most(0.0):
-            self.seen = storage.read_json(storage.join(self.remote, "yarn", "status.json"))
+            self.seen = storage.read_json(storage.join(self.remote, "job", "status.json"))
         nothing = dict.fromkeys(("state", "step", "page", "last_checkpoint"))
         return self.seen or {
             **nothing, "ranks": [], "events": [], "world_size": 0, "generation": 0
@@ -108,8 +108,9 @@ def test_namenode_away_for_ten_minutes_costs_no_run_and_no_step(job, cluster):
     after = job.wait(lambda s: saved_step(s) > target, "a checkpoint after it", LIMIT)
     assert not [what for what in job.events() if " hangs: " in what], job.events()
     assert after["restarts"] == 1, job.events()  # the rank that the test has killed
-    request = storage.join(job.remote, "yarn", "requests", "1-test.json")
-    storage.write_whole(request, json.dumps({"type": "stop", "save": True}).encode())
+    stop = {"type": "stop", "save": True, "application": job.status["application"]}
+    request = storage.join(job.remote, "job", "requests", "1-test.json")
+    storage.write_whole(request, json.dumps(stop).encode())
     job.end(LIMIT)
     run = storage.read_json(storage.join(job.remote, "run.json"))
     assert len(run["attempts"]) == 1

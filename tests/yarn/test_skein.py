@@ -106,9 +106,8 @@ def test_ctrl_c_of_a_waiting_submission_ends_the_job(jobs, home):
 
 KILLED_BEFORE_RECORD = """
 import os, signal
-from howdah.yarn import submit
-from howdah.yarn.client.submission_lock import SubmissionLock
-SubmissionLock.complete = lambda self, claim, application: os.kill(os.getpid(), signal.SIGKILL)
+from howdah.yarn.cluster import YarnCluster
+YarnCluster._complete = lambda self, claim, application: os.kill(os.getpid(), signal.SIGKILL)
 import sys
 from howdah.cli import main
 sys.argv = ["howdah", "submit", "--config", sys.argv[1]]
@@ -143,7 +142,7 @@ def test_what_can_never_run_is_refused_before_yarn_is_asked(jobs, home):
     assert set(kinds) == {"ClusterError", "DataError"}
     assert "6,144 MiB" in kinds["ClusterError"]["expected"]
     assert "102,400 MiB" in kinds["ClusterError"]["got"]
-    assert not storage.exists(f"{home}/runs/refused/yarn/owner.json")
+    assert not storage.exists(f"{home}/runs/refused/job/application.json")
     queue = settings(home, "refused", yarn={"queue": "nope"})
     answer = jobs.json("submit", "--config", jobs.config(queue), code=5)
     assert "root.default" in answer["expected"]
@@ -156,10 +155,10 @@ def test_a_dry_run_shows_all_and_leaves_nothing(jobs, home):
     asked = answer["application"]
     assert (asked["workers"], asked["worker"]["memory_mib"]) == (2, 2048)
     assert asked["nodes"] == ["localhost"]  # where the dataset's blocks are
-    assert any("-P -m howdah.yarn driver" in line for line in answer["commands"]["driver"])
+    assert "-P -m howdah.yarn driver" in asked["driver"]["script"]
     text = jobs.run("submit", "--config", config, "--dry-run").stdout
     assert "view_users: bob" in text
-    assert not storage.exists(f"{home}/runs/dry/yarn/owner.json")
+    assert not storage.exists(f"{home}/runs/dry/job/application.json")
 
 
 @pytest.mark.full
@@ -231,7 +230,7 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
 
     own = MiniCluster(tmp_path / "cluster")
     extra = access_lists(local_user())
-    extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
+    extra["yarn-site"]["howdah.yarn.cluster.max-application-priority"] = "10"
     extra["capacity-scheduler"] |= {
         "yarn.scheduler.capacity.root.acl_submit_applications": " ",
         "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",

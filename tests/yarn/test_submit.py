@@ -1,28 +1,23 @@
 """What a job asks of YARN, and the lock of its run directory: without a cluster."""
 
-import dataclasses
 import hashlib
 import json
-import multiprocessing
 import os
-import socket
 import subprocess
 import types
 
 import pytest
 
-from howdah import storage
 from howdah.config import loader
-from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
-from howdah.yarn import shipping, spec
-from howdah.yarn.client import registry
-from howdah.yarn.client.status import find_job
-from howdah.yarn.client.submission_lock import Claim, SubmissionLock, read_claim
+from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.yarn import registry, shipping, spec
+from howdah.yarn.cluster import YarnCluster
 from howdah.yarn.preflight import capacity
 from howdah.yarn.skein_backend import _client_environment, _reason, application_of, attempt_of
 from tests.support.jobs.job_keys import sections
 
 HDFS = "hdfs://nn:8020"
+APP = "application_1_0001"
 WHEEL = "howdah-1-py3-none-any.whl"
 
 
@@ -307,121 +302,6 @@ def test_a_queue_is_found_by_name_or_path_and_must_take_applications():
         assert caught.value.where == "yarn.queue"
 
 
-# ------------------------------------------------------------------------------ submission lock
-class Manager:
-    """The ResourceManager's answers about applications."""
-
-    def __init__(self):
-        self.states = {}
-        self.tags = {}
-
-    def application(self, application):
-        if application not in self.states:
-            raise NotFound("YARN does not know it", where=application)
-        return {"id": application, "state": self.states[application], "user": "me"}
-
-    def applications(self, applicationTags, user, states=None):
-        live = [a for a in self.tags.get(applicationTags, []) if self.states[a] == "RUNNING"]
-        return [{"id": application} for application in live]
-
-
-APP = "application_1_0001"
-
-
-@pytest.fixture
-def manager():
-    return Manager()
-
-
-@pytest.fixture
-def lock(tmp_path, manager):
-    return SubmissionLock(str(tmp_path / "run"), "howdah-run-x", manager)
-
-
-def test_a_run_directory_is_claimed_and_completed_once(lock, manager, tmp_path):
-    mine = lock.acquire("t1", "f", "me")
-    assert isinstance(mine, Claim)
-    lock.complete(mine, APP)
-    manager.states[APP] = "RUNNING"
-    assert lock.acquire("t2", "f", "me") == APP
-    assert read_claim(str(tmp_path / "run")).application == APP
-    manager.states[APP] = "FINISHED"
-    assert lock.acquire("t3", "f", "me").token == "t3"
-    lock.release(mine)  # another claim has replaced it
-    assert lock.read().token == "t3"
-    lock.release(lock.read())
-    assert lock.read() is None
-
-
-def test_an_application_that_yarn_has_forgotten_is_over(lock):
-    lock.complete(lock.acquire("t1", "f", "me"), APP)
-    assert lock.acquire("t2", "f", "me").token == "t2"
-
-
-def test_a_submitter_that_was_killed_before_it_wrote_the_id_is_found_by_its_tag(lock, manager):
-    dead = dataclasses.replace(lock.acquire("t1", "f", "me"), pid=2**22 + 1)
-    storage.write_whole(lock.path, dead.as_json())
-    manager.states[APP], manager.tags["howdah-t1"] = "RUNNING", [APP]
-    assert lock.acquire("t2", "f", "me") == APP
-    manager.states[APP] = "KILLED"
-    assert lock.acquire("t2", "f", "me").token == "t2"
-
-
-def test_the_application_is_found_by_its_tag_if_owner_json_was_removed(lock, manager):
-    manager.states[APP], manager.tags["howdah-run-x"] = "RUNNING", [APP]
-    assert lock.acquire("t2", "f", "me") == APP
-
-
-def test_a_submission_in_progress_is_not_taken_over(lock):
-    here = lock.acquire("t1", "f", "me")
-    running = dataclasses.replace(here, pid=os.getppid())
-    elsewhere = dataclasses.replace(here, host=socket.gethostname() + "-other", pid=1)
-    for claim in (running, elsewhere):
-        storage.write_whole(lock.path, claim.as_json())
-        with pytest.raises(ClusterError, match="at this moment"):
-            lock.acquire("t2", "f", "me")
-
-
-def _race(directory, number, start, results):
-    """One submitter in a process of its own; for its ResourceManager only APP is over."""
-
-    class Others(Manager):
-        def application(self, application):
-            return {"state": "FAILED" if application == APP else "RUNNING"}
-
-    mine = SubmissionLock(directory, "howdah-run-x", Others())
-    start.wait()
-    try:
-        claim = mine.acquire(f"n{number}", "f", "me")
-    except ClusterError:
-        results.put(None)
-        return
-    if isinstance(claim, Claim):
-        mine.complete(claim, f"{APP}{number}")
-    results.put(claim if isinstance(claim, str) else claim.token)
-
-
-def test_one_of_many_submissions_replaces_a_stale_claim(lock, manager, tmp_path):
-    lock.complete(lock.acquire("t0", "f", "me"), APP)
-    context = multiprocessing.get_context("fork")
-    for _ in range(5):
-        lock.complete(lock.read(), APP)  # stale again
-        start, results = context.Barrier(6), context.Queue()
-        racers = [
-            context.Process(target=_race, args=(str(tmp_path / "run"), n, start, results))
-            for n in range(6)
-        ]
-        for racer in racers:
-            racer.start()
-        answers = [results.get(timeout=60) for _ in racers]
-        for racer in racers:
-            racer.join()
-        winners = [t for t in answers if t is not None and t.startswith("n")]
-        assert len(winners) == 1, answers
-        assert lock.read().token == winners[0]
-        assert {t for t in answers if t is not None} <= {winners[0], f"{APP}{winners[0][1:]}"}
-
-
 # --------------------------------------------------------------------------------- registry, ids
 def test_a_run_directory_is_found_by_its_applications_id(tmp_path):
     staging = str(tmp_path)
@@ -445,10 +325,13 @@ def test_a_job_is_found_by_its_id_wherever_it_stages(tmp_path, monkeypatch):
         (tmp_path / "core-site.xml").write_text(f"<configuration>{value}</configuration>")
 
     site(f"file://{tmp_path}/fs")
-    assert registry.announce(given, APP) is None
-    assert find_job(manager, APP).directory == "hdfs://nn/runs/a"
+    directory = given.run.directory
+    assert registry.announce(given, APP, directory) is None
+    cluster = YarnCluster(given)
+    cluster.manager = manager
+    assert cluster.by_id(APP).directory == "hdfs://nn/runs/a"
     (tmp_path / "core-site.xml").write_text("<configuration/>")
-    assert f"{APP} need --config" in registry.announce(given, APP)
+    assert f"{APP} need --config" in registry.announce(given, APP, directory)
 
 
 def test_a_containers_name_holds_application_and_attempt():

@@ -74,7 +74,7 @@ def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_st
 
 def _wait(run_directory: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The job's status once the condition holds, or it is over."""
-    path = storage.join(run_directory, "yarn", "status.json")
+    path = storage.join(run_directory, "job", "status.json")
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if storage.exists(path):

@@ -100,7 +100,7 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.log-aggregation-enable": "true",
         "yarn.nodemanager.remote-app-log-dir": "/app-logs",
         "yarn.log.server.url": f"http://{plan.address('historyserver-http')}/jobhistory/logs",
-        "yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
+        "howdah.yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
         # What containers take from their node, unless the application says otherwise.
         "yarn.nodemanager.env-whitelist": ",".join([*WHITELIST, *node_environment(plan)]),
         # No aux service: MapReduce's shuffle listens on every interface, and nothing here needs it.

@@ -6,33 +6,28 @@ the containers nor a Hadoop client is needed. Imports nothing of Airflow.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from howdah import job_log
-from howdah.errors import HowdahError, NotFound
 from howdah.hadoop import web
-from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from howdah.hadoop.resourcemanager import OVER, ResourceManager, kill_and_wait
+
+__all__ = [
+    "ApplicationReport", "LogPosition", "fetch_report", "job_lines", "kill_and_wait", "new_lines",
+]  # fmt: skip
 
 _PAGE_SECONDS = 10.0
-_KILL_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogPosition:
+class LogPosition(job_log.Position):
     """How much of an application the task's log has; stored, so that it survives a restart."""
 
     application: str
     state: str | None = None
     """The state of YARN's that was logged last."""
-    attempt: int = 0
-    """The application's attempt that `line` and `event` count in."""
-    line: int = 0
-    """Serial number of rank 0's last line that was logged."""
-    event: float = 0.0
-    """Time of the last event that was logged."""
 
     def as_dict(self) -> dict[str, Any]:
         """As it is stored."""
@@ -138,51 +133,4 @@ def job_lines(
     status: Mapping[str, Any] | None, position: LogPosition
 ) -> tuple[list[str], LogPosition]:
     """The same of the driver's status alone: events, and rank 0's lines."""
-    seen = job_log.Position(attempt=position.attempt, line=position.line, event=position.event)
-    lines, seen = job_log.new_lines(status, seen, event="[job] ", line="[rank 0] ")
-    return lines, replace(position, **asdict(seen))
-
-
-def kill_and_wait(
-    manager: ResourceManager,
-    application: str,
-    why: str,
-    *,
-    seconds: float,
-    pause: Callable[[float], None] = time.sleep,
-) -> str:
-    """Kill an application and wait until YARN confirms that it is over.
-
-    Args:
-        why: for YARN's diagnostics.
-        seconds: how long to wait for YARN.
-        pause: sleeps between two requests.
-    Returns:
-        Its state: FINISHED, FAILED or KILLED; another one if YARN has not confirmed the end within
-        `seconds`; "UNKNOWN" if YARN has forgotten it.
-    """
-    until = time.monotonic() + seconds
-    state = "UNKNOWN"
-    while True:
-        try:
-            state = manager.kill(application, why)
-        except NotFound:  # also while the ResourceManager starts
-            if _forgotten(manager, application):
-                return state
-        except HowdahError:
-            if time.monotonic() > until:
-                raise
-        if state in OVER or time.monotonic() > until:
-            return state
-        pause(_KILL_POLL_SECONDS)
-
-
-def _forgotten(manager: ResourceManager, application: str) -> bool:
-    """True only if YARN answers that it does not know the application."""
-    try:
-        manager.application(application)
-    except NotFound:
-        return True
-    except HowdahError:
-        return False
-    return False
+    return job_log.new_lines(status, position, event="[job] ", line="[rank 0] ")

@@ -1,5 +1,6 @@
 """What `howdah submit --on ...` refuses before anything is started, and how jobs are found."""
 
+import dataclasses
 import json
 import os
 import runpy
@@ -12,12 +13,15 @@ import time
 import pytest
 
 from howdah.cli import app, run
+from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
-from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound
-from howdah.jobs import checks
-from howdah.jobs.clusters import control, record, settings
-from howdah.jobs.clusters import submit as submission
+from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, UsageError
+from howdah.jobs import checks, record
+from howdah.jobs import submit as submission
+from howdah.jobs.clusters import application as control
+from howdah.jobs.clusters.application import ProcessApplication, listed
+from howdah.jobs.clusters.spark_cluster import for_spark
 from tests.runs.jobs.place_jobs import NO_HOROVOD
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
@@ -39,9 +43,18 @@ def config(tmp_path, monkeypatch, tiny_dataset, tiny_model_dir):
     return make
 
 
+def dry_run(config, say, etl=False):
+    return submission.dry_run(commands.cluster_of(config.job.on, config, etl=etl), say)
+
+
+def submit(config):
+    cluster = commands.cluster_of(config.job.on, config)
+    return submission.submit(cluster, print, lambda name: commands.cluster_of(name, config))
+
+
 def refused(config, *, etl=False):
     with pytest.raises((ConfigError, ClusterError)) as caught:
-        submission.dry_run(config, print, etl=etl)
+        dry_run(config, print, etl=etl)
     return str(caught.value)
 
 
@@ -59,7 +72,7 @@ def test_what_a_run_begins_from_is_looked_for_before_it_is_submitted(
     given = {"model": {"base": tiny_model_dir}} | {section: {key: "runs/none/x"}}
     given["model"] = {"base": tiny_model_dir} | given["model"]
     with pytest.raises(HowdahError, match=text):
-        submission.dry_run(config(**given), print, etl=False)
+        dry_run(config(**given), print, etl=False)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +97,8 @@ def test_a_spark_that_cannot_hold_the_job_is_refused(config, spark, job, text):
 
 def test_a_dataset_is_made_by_a_job_on_spark_alone_and_from_a_source_that_is_there(config):
     for on in ("local", "ray"):
-        assert "expected: job.on: spark" in refused(config(on), etl=True)
+        with pytest.raises(UsageError, match="expected: --on spark"):
+            dry_run(config(on), print, etl=True)
     spark = {"master": "local[2]"}
     assert "names no source" in refused(config("spark", spark), etl=True)
 
@@ -107,7 +121,7 @@ def test_a_spark_on_yarn_of_kerberos_is_refused(config, tmp_path, monkeypatch):
 
 def test_a_session_on_yarn_has_an_executor_a_worker_and_encrypts(config):
     job = {"workers": 2, "max_workers": 3, "worker": {"memory": "2 GiB"}}
-    made = settings.for_spark(config("spark", {"master": "yarn"}, job=job), etl=False)
+    made = for_spark(config("spark", {"master": "yarn"}, job=job), etl=False)
     assert made["spark.authenticate"] == made["spark.network.crypto.enabled"] == "true"
     assert made["spark.executor.instances"] == "3"
     assert made["spark.executor.memoryOverhead"] == "2048m"
@@ -115,16 +129,16 @@ def test_a_session_on_yarn_has_an_executor_a_worker_and_encrypts(config):
 
 def test_a_spark_that_can_is_not(config):
     spark = {"master": "local-cluster[2,1,1024]"}
-    assert submission.dry_run(config("spark", spark), print)["where"].endswith(spark["master"])
+    assert dry_run(config("spark", spark), print)["where"].endswith(spark["master"])
     said = []
     far = {"master": "spark://h:7077", "conf": ENCRYPTED}
-    submission.dry_run(config("spark", far), said.append)
+    dry_run(config("spark", far), said.append)
     assert any("every machine must have this path" in line for line in said)
 
 
 def test_a_ray_of_others_is_joined_with_a_warning(config):
     said = []
-    plan = submission.dry_run(config("ray", ray={"address": "head:6379"}), said.append)
+    plan = dry_run(config("ray", ray={"address": "head:6379"}), said.append)
     assert plan["where"] == "Ray, head:6379"
     assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
 
@@ -143,7 +157,7 @@ def test_parameters_are_not_divided_among_the_ranks_of_a_job():
 def test_torch_distributed_is_refused_wherever_a_job_runs(config, on):
     held = config(on, {"master": "local[2]"}, training={"framework": "torch", "comm": "torch"})
     with pytest.raises(ConfigError, match="sum over Horovod") as caught:
-        submission.dry_run(held, print)
+        dry_run(held, print)
     assert caught.value.where == "training.comm"
     assert "howdah train --launcher torchrun" in caught.value.remedy
 
@@ -163,19 +177,19 @@ def test_a_job_of_several_ranks_without_horovod_is_refused(config, no_horovod, o
         return config(on, {"master": "local[2]"}, job=job, training={"framework": framework})
 
     with pytest.raises(ConfigError, match=f"Horovod for {framework} is not installed") as caught:
-        submission.dry_run(made(), print)
+        dry_run(made(), print)
     assert f"tools/build_horovod.py --python {sys.executable}" in caught.value.remedy
     assert ("--launcher torchrun" in caught.value.remedy) == (framework == "torch")
     assert "Horovod for" in refused(made(workers=1, max_workers=2))
-    submission.dry_run(made(workers=1), print)  # a world of one sums over nothing
+    dry_run(made(workers=1), print)  # a world of one sums over nothing
 
 
 def test_what_is_installed_elsewhere_is_not_asked_here(config, no_horovod, monkeypatch):
-    submission.dry_run(config("spark", {"master": "spark://h:7077", "conf": ENCRYPTED}), print)
-    submission.dry_run(config("ray", ray={"address": "head:6379"}), print)
-    submission.dry_run(config(job={"env": {"PYTHONPATH": "/somewhere"}}), print)
+    dry_run(config("spark", {"master": "spark://h:7077", "conf": ENCRYPTED}), print)
+    dry_run(config("ray", ray={"address": "head:6379"}), print)
+    dry_run(config(job={"env": {"PYTHONPATH": "/somewhere"}}), print)
     monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
-    submission.dry_run(config("spark", {"master": "local[2]"}), print)
+    dry_run(config("spark", {"master": "local[2]"}), print)
 
 
 def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):
@@ -190,7 +204,7 @@ def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):
 
 
 def test_paths_of_a_job_are_absolute(config, tmp_path):
-    plan = submission.dry_run(config(checkpoint={"directory": "c"}), print)
+    plan = dry_run(config(checkpoint={"directory": "c"}), print)
     assert plan["run_directory"] == str(tmp_path / "runs" / "one")
     assert (tmp_path / "c").is_dir()
 
@@ -204,7 +218,8 @@ def test_a_driver_waits_in_a_queue_of_yarn_as_long_as_its_workers_would(
     config, on, master, seconds
 ):
     held = config(on, {"master": master}, job={"gang_seconds": 1000})
-    assert submission.start_seconds(held) == seconds
+    cluster = commands.cluster_of(on, held)
+    assert cluster.start_seconds + cluster.queue_seconds() == seconds
 
 
 def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
@@ -212,8 +227,10 @@ def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
     said = []
     with subprocess.Popen(["sleep", "60"]) as driver:
         one = kept(tmp_path, on="spark", pid=driver.pid, start=process_start(driver.pid))
+        cluster = commands.cluster_of("spark", held)
+        cluster.start_seconds, cluster._started = 0.1, (one, driver)
         with pytest.raises(ClusterError, match="has not started") as caught:
-            submission.wait_for_status(one, driver, held, said.append, own_seconds=0.1)
+            cluster.announce(cluster.application(one), said.append)
         driver.kill()
     assert caught.value.expected == "its first status within 0.3 s"
     assert "job.gang_seconds" in caught.value.remedy
@@ -226,38 +243,54 @@ def kept(tmp_path, **values):
     directory = tmp_path / "cache" / "jobs" / "local-1"
     directory.mkdir(parents=True, exist_ok=True)
     fields = {
-        "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
-        "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
+        "token": "t", "application": "local-1", "on": "local",
+        "run_directory": str(tmp_path / "run"), "directory": str(directory),
+        "fingerprint": "f", "submitted": time.time(),
         "host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(),
         "start": process_start(os.getpid()),
     }  # fmt: skip
     one = record.Record(**{**fields, **values})
-    one.write()
+    one.write(private=True)
     return one
 
 
 def test_a_job_is_found_by_id_and_by_run_directory(config, tmp_path):
     one = kept(tmp_path)
     held = config(run={"directory": str(tmp_path / "run")})
-    assert one == control.find("local-1", None) == control.find(one.run_directory, None)
-    assert one == control.find(None, held)
-    assert control.find("application_1_0001", held) is None
-    assert control.find(str(tmp_path / "other"), None) is None
-    assert control.job_status(one)["state"] == "STARTING"
-    assert [job["application"] for job in control.list_jobs(finished=False)] == ["local-1"]
+    for job, of in (("local-1", None), (one.run_directory, None), (None, held)):
+        assert commands.find(job, of).record == one
+    for job in ("local-2", str(tmp_path / "other")):
+        with pytest.raises(NotFound, match="no job has this id"):
+            commands.find(job, None)
+    assert ProcessApplication(one).status()["state"] == "STARTING"
+    assert [job["application"] for job in listed(finished=False)] == ["local-1"]
 
 
 def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
-    assert kept(tmp_path).alive
+    assert kept(tmp_path).driver_lives
     for changed in ({"start": 1}, {"boot": "another"}):
         one = kept(tmp_path, **changed)
-        assert not one.alive
-        assert control.job_status(one)["state"] == "LOST"
-        assert control.kill(one, save=True, save_seconds=9, progress=print) == "LOST"
+        assert not one.driver_lives
+        job = ProcessApplication(one)
+        assert job.status()["state"] == "LOST"
+        assert job.kill(save=True, save_seconds=9, progress=print) == "LOST"
         with pytest.raises(ClusterError, match="over"):
-            control.scale(one, 3)
-        record.free_for_yarn(one.run_directory)
-        assert record.read(one.run_directory) is None
+            job.scale(3)
+        ours = record.Record.of_this_process(token="y", on="yarn", run_directory=one.run_directory)
+        assert yarn_claims(one.run_directory, config()).acquire(ours) == ours
+        assert record.read(one.run_directory) == ours
+
+
+def yarn_claims(run_directory, config):
+    """The claims of a submission to a YARN that has no application."""
+
+    class Yarn:
+        name, directory = "yarn", run_directory
+
+        def unrecorded(self, present):
+            return None
+
+    return submission.Claims(Yarn(), lambda name: commands.cluster_of(name, config))
 
 
 def set_clock(monkeypatch, seconds):
@@ -274,14 +307,15 @@ def test_a_driver_lives_on_when_the_clock_is_set(config, tmp_path, monkeypatch, 
         one = kept(tmp_path, pid=driver.pid, start=process_start(driver.pid))
         set_clock(monkeypatch, seconds)
         try:
-            assert one.alive and record.read(one.run_directory).alive
-            assert control.job_status(one)["state"] == "STARTING"
-            control.scale(one, 3)
+            assert one.driver_lives and record.read(one.run_directory).driver_lives
+            job = ProcessApplication(one)
+            assert job.status()["state"] == "STARTING"
+            job.scale(3)
             with pytest.raises(ClusterError, match="another job is using this run directory"):
-                submission.submit(config(run={"directory": one.run_directory}), print)
+                submit(config(run={"directory": one.run_directory}))
             monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)  # it reads no request
             monkeypatch.setattr(control, "_SIGNAL_SECONDS", 0.1)
-            control.kill(one, save=False, save_seconds=0, progress=print)
+            job.kill(save=False, save_seconds=0, progress=print)
             assert driver.wait(10) == -signal.SIGTERM
         finally:
             driver.kill()
@@ -291,30 +325,48 @@ def test_a_run_directory_has_one_job(config, tmp_path):
     one = kept(tmp_path)
     held = config(run={"directory": one.run_directory})
     with pytest.raises(ClusterError, match="another job is using this run directory"):
-        submission.submit(held, print)
-    with pytest.raises(ClusterError, match="another job is using this run directory"):
-        record.free_for_yarn(one.run_directory)
-    with record.submitting(one.run_directory):
-        with pytest.raises(ClusterError, match="at this moment"):
-            submission.submit(held, print)
+        submit(held)
+    ours = record.Record.of_this_process(token="y", on="yarn", run_directory=one.run_directory)
+    assert yarn_claims(one.run_directory, held).acquire(ours) == one
+    parent = os.getppid()  # a submission that another process has begun
+    dataclasses.replace(
+        one, application="", directory="", pid=parent, start=process_start(parent)
+    ).write()
+    with pytest.raises(ClusterError, match="at this moment"):
+        submit(held)
 
 
 def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_path):
     held = config(run={"directory": str(tmp_path / "run")})
-    status = tmp_path / "run" / "yarn" / "status.json"
+    status = tmp_path / "run" / "job" / "status.json"
     status.parent.mkdir(parents=True)
     fields = {"application": "application_1_0001", "state": "running", "updated": time.time()}
     status.write_text(json.dumps(fields))
-    with pytest.raises(ClusterError, match="a job on YARN is using"):
-        submission.submit(held, print)
+    cluster = commands.cluster_of("local", held)
+    with pytest.raises(ClusterError, match="another job is using") as caught:
+        submit(held)
+    assert "howdah kill" in caught.value.remedy and fields["application"] in caught.value.got
     status.write_text(json.dumps({**fields, "state": "finished"}))
-    record.refuse_live_on_yarn(held.run.directory)
+    assert cluster.unrecorded(None) is None
+
+
+def test_a_recorded_job_on_yarn_lives_by_its_status_where_yarn_is_not_configured(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    one = kept(tmp_path, application="application_1_0001", on="yarn", directory="")
+    held = config(run={"directory": one.run_directory})
+    with pytest.raises(ClusterError, match="another job is using"):
+        submit(held)
+    status = {"application": one.application, "state": "finished", "updated": time.time()}
+    (tmp_path / "run" / "job" / "status.json").write_text(json.dumps(status))
+    assert not commands.cluster_of("yarn", held).is_live(one)
 
 
 def test_settings_of_a_session_leave_restarts_to_the_job(config):
     held = config("spark", job={"worker": {"vcores": 2, "gpus": 1}})
-    assert "spark.task.maxFailures" not in settings.for_spark(held, etl=True)  # the ETL's tasks
-    made = settings.for_spark(held, etl=False)
+    assert "spark.task.maxFailures" not in for_spark(held, etl=True)  # the ETL's tasks
+    made = for_spark(held, etl=False)
     assert made["spark.task.maxFailures"] == "1"
     assert made["spark.task.cpus"] == "2"
     assert made["spark.task.resource.gpu.amount"] == "1"
@@ -322,4 +374,4 @@ def test_settings_of_a_session_leave_restarts_to_the_job(config):
 
 def test_a_rank_without_a_log_is_named(config, tmp_path):
     with pytest.raises(NotFound, match="no log"):
-        control.rank_log(kept(tmp_path), 7, follow=False, out=print)
+        ProcessApplication(kept(tmp_path)).rank_log(7, follow=False, out=print)

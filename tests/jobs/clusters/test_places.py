@@ -13,7 +13,9 @@ import sys
 import pytest
 
 from howdah.errors import ClusterError, ConfigError
-from howdah.jobs.clusters import control, record
+from howdah.jobs import record
+from howdah.jobs.clusters import application as control
+from howdah.jobs.clusters.application import ProcessApplication
 from tests import ROOT
 from tests.jobs.clusters import listening
 from tests.runs.jobs.local_jobs import kill, parent
@@ -245,18 +247,18 @@ def test_a_kill_from_another_machine_reaches_a_driver_that_is_starting(job, tmp_
         env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     run = str(one.run_directory)
-    wait_until(lambda: record.read(run).application != one.application)
+    wait_until(lambda: record.read(run).application not in ("", one.application))
     starting = record.read(run)
     kill(starting.pid, signal.SIGSTOP)
-    assert record.driver_status(starting) == {}
+    assert ProcessApplication(starting).driver_status() == {}
     monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
     elsewhere = dataclasses.replace(starting, host="another")
     with pytest.raises(ClusterError, match="has not ended") as caught:
-        control.kill(elsewhere, save=False, save_seconds=0, progress=print)
+        ProcessApplication(elsewhere).kill(save=False, save_seconds=0, progress=print)
     kill(starting.pid, signal.SIGCONT)
     again.communicate(timeout=120)
     wait_until(lambda: one.json("status", run)["state"] == "KILLED")
-    wait_until(lambda: not starting.alive)  # it says so before it ends
+    wait_until(lambda: not starting.driver_lives)  # it says so before it ends
     assert "is starting" in caught.value.got
 
 

@@ -1,4 +1,4 @@
-"""place.json of a run directory is another's letter: what it may not make a command do."""
+"""application.json of a run directory is another's letter: what it may not make a command do."""
 
 import http.server
 import json
@@ -12,9 +12,15 @@ import time
 
 import pytest
 
+from howdah.cli import jobs as commands
+from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import ClusterError, DataError
-from howdah.jobs.clusters import control, record
+from howdah.jobs import record
+from howdah.jobs.clusters import application as control
+from howdah.jobs.clusters.application import listed
+from howdah.jobs.record import Record
+from howdah.jobs.submit import Claims
 from howdah.training.run.local_dir import RankRecord
 
 
@@ -32,22 +38,23 @@ def victim():
 
 
 def letter(tmp_path, **values):
-    """place.json as any user with write permission in the run directory could write it."""
+    """application.json as any user with write permission in the run directory could write it."""
     fields = {
-        "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
-        "directory": str(tmp_path / "theirs"), "fingerprint": "f", "submitted": time.time(),
+        "token": "t", "kind": "training", "user": "", "application": "local-1", "on": "local",
+        "run_directory": str(tmp_path / "run"), "directory": str(tmp_path / "theirs"),
+        "fingerprint": "f", "submitted": time.time(),
         "host": socket.gethostname(), "boot": boot_id(), "pid": 1, "start": 1, **values,
     }  # fmt: skip
-    folder = tmp_path / "run" / "yarn"
+    folder = tmp_path / "run" / "job"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "place.json").write_text(json.dumps(fields))
+    (folder / "application.json").write_text(json.dumps(fields))
     return fields
 
 
 def named(tmp_path, victim, monkeypatch, **values):
     monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
     letter(tmp_path, pid=victim.pid, start=process_start(victim.pid), **values)
-    return control.find(str(tmp_path / "run"), None)
+    return commands.find(str(tmp_path / "run"), None)
 
 
 @pytest.mark.parametrize("application", ["local-1", "../../../run", "local-1/../local-1"])
@@ -55,9 +62,9 @@ def test_kill_signals_no_process_that_only_the_run_directory_names(
     tmp_path, victim, monkeypatch, application
 ):
     found = named(tmp_path, victim, monkeypatch, application=application)
-    assert found.alive
+    assert found.record.driver_lives
     with pytest.raises(ClusterError, match="not this user's"):
-        control.kill(found, save=False, save_seconds=1, progress=print)
+        found.kill(save=False, save_seconds=1, progress=print)
     assert victim.poll() is None
 
 
@@ -65,8 +72,8 @@ def test_kill_signals_the_process_of_the_private_record(tmp_path, victim, monkey
     directory = tmp_path / "cache" / "jobs" / "local-1"
     directory.mkdir(parents=True)
     found = named(tmp_path, victim, monkeypatch, directory=str(directory))
-    found.write()
-    control.kill(found, save=False, save_seconds=1, progress=print)
+    found.record.write(private=True)
+    found.kill(save=False, save_seconds=1, progress=print)
     assert victim.wait(20) == -signal.SIGTERM
 
 
@@ -75,7 +82,7 @@ def test_logs_of_another_directory_are_not_read(tmp_path):
     (tmp_path / "theirs" / "driver.log").symlink_to("/etc/hostname")
     letter(tmp_path)
     with pytest.raises(ClusterError, match="not this user's"):
-        control.container_logs(control.find(str(tmp_path / "run"), None))
+        commands.find(str(tmp_path / "run"), None).container_logs(print)
 
 
 def test_logs_do_not_follow_a_link(tmp_path):
@@ -83,10 +90,10 @@ def test_logs_do_not_follow_a_link(tmp_path):
     directory.mkdir(parents=True)
     (directory / "driver.log").symlink_to("/etc/hostname")
     letter(tmp_path, directory=str(directory))
-    found = control.find(str(tmp_path / "run"), None)
-    found.write()
+    found = commands.find(str(tmp_path / "run"), None)
+    found.record.write(private=True)
     with pytest.raises(OSError, match="symbolic"):
-        control.container_logs(found)
+        found.container_logs(print)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +105,22 @@ def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
     bad = tmp_path / "cache" / "jobs" / "local-2"
     good.mkdir(parents=True)
     bad.mkdir()
-    (good / "place.json").write_text(json.dumps(fields))
-    (bad / "place.json").write_text(text)
-    assert [one["application"] for one in control.list_jobs(finished=True)] == ["local-1"]
-    (tmp_path / "run" / "yarn" / "place.json").write_text(text)
-    with pytest.raises(DataError, match=r"place\.json|JSON|not whole"):
-        control.find(str(tmp_path / "run"), None)
+    (good / "application.json").write_text(json.dumps(fields))
+    (bad / "application.json").write_text(text)
+    assert [one["application"] for one in listed(finished=True)] == ["local-1"]
+    (tmp_path / "run" / "job" / "application.json").write_text(text)
+    with pytest.raises(DataError, match=r"application\.json|JSON|not whole"):
+        commands.find(str(tmp_path / "run"), None)
+
+
+def test_a_record_writes_nowhere_that_it_points_to(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    letter(tmp_path, run_directory=str(tmp_path / "other"), application="")
+    found = record.read(str(tmp_path / "run"))
+    found.write()
+    assert found.run_directory == str(tmp_path / "run")
+    assert not (tmp_path / "other").exists() and list(theirs.iterdir()) == []
 
 
 # ----------------------------------------------------------------------- another machine's job
@@ -111,41 +128,44 @@ def elsewhere(tmp_path, *, clock=0.0, age=0.0):
     """A job on another machine, whose clock is wrong, and whose status is so old."""
     now = time.time()
     letter(tmp_path, host="another", submitted=now + clock - 600)
-    status = tmp_path / "run" / "yarn" / "status.json"
+    status = tmp_path / "run" / "job" / "status.json"
     status.write_text(
         json.dumps({"application": "local-1", "state": "running", "updated": now + clock})
     )
     os.utime(status, (now - age, now - age))
-    return control.find(str(tmp_path / "run"), None), status
+    return commands.find(str(tmp_path / "run"), None).record, status
 
 
 @pytest.mark.parametrize("clock", [-3600.0, -130.0, 0.0, 3600.0])
 def test_a_live_job_lives_whatever_its_machines_clock_says(tmp_path, clock):
     job, _ = elsewhere(tmp_path, clock=clock, age=2.0)
-    assert job.alive
-    with pytest.raises(ClusterError, match="another job is using"):
-        record.free_for_yarn(job.run_directory)
+    assert job.driver_lives
+    ours = Record.of_this_process(token="y", on="local", run_directory=job.run_directory)
+    local = commands.cluster_of(
+        "local", loader.from_dict({"run": {"directory": job.run_directory}})
+    )
+    assert Claims(local, lambda name: local).acquire(ours) == job
 
 
 @pytest.mark.parametrize("clock", [-3600.0, 0.0, 3600.0])
 def test_a_dead_job_is_dead_whatever_its_machines_clock_says(tmp_path, clock):
     job, _ = elsewhere(tmp_path, clock=clock, age=150.0)
-    assert not job.alive
+    assert not job.driver_lives
 
 
 def test_a_status_that_changes_is_of_a_live_job(tmp_path):
     job, status = elsewhere(tmp_path, age=150.0)
-    assert not job.alive
+    assert not job.driver_lives
     fields = json.loads(status.read_text())
     status.write_text(json.dumps({**fields, "updated": fields["updated"] + 5}))
     os.utime(status, (1.0, 1.0))  # as a storage may show it that copies times
-    assert job.alive
+    assert job.driver_lives
 
 
 # ------------------------------------------------------------------- a server's address on YARN
 def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
     """Without tokens any user who may write the model's directory can set the address."""
-    from howdah.yarn.serving.control import _health
+    from howdah.yarn.server import _health
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

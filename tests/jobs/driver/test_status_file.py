@@ -1,5 +1,6 @@
 """The driver's files in the run directory: requests, the status, and a later attempt's run."""
 
+import dataclasses
 import json
 import os
 import threading
@@ -9,12 +10,11 @@ import pytest
 from howdah import storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
-from howdah.jobs import secret_file
+from howdah.jobs import record, secret_file
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.status_file import StatusFile, status_path
 from howdah.training.checkpoint.fence import Fence
 from howdah.yarn import spec
-from howdah.yarn.client import submission_lock as owner_module
 from howdah.yarn.skein_backend import SkeinDriver
 from tests.support.waiting import wait_until
 
@@ -58,11 +58,15 @@ class Driver:
             return {}
 
     def ask(self, name, data):
-        folder = self.run / "yarn" / "requests"
+        folder = self.run / "job" / "requests"
         part = folder / f"{name}.part"
         part.write_bytes(data)
         part.rename(folder / name)
         return folder / name
+
+
+def of(application, **request):
+    return json.dumps({**request, "application": application}).encode()
 
 
 @pytest.fixture
@@ -87,7 +91,7 @@ def driver(tmp_path):
 )
 def test_a_request_that_cannot_be_read_is_removed_and_said(driver, data):
     bad = driver.ask("1.json", data)
-    driver.ask("2.json", b'{"type": "stop"}')
+    driver.ask("2.json", of(APP, type="stop"))
     wait_until(lambda: driver.requests)
     assert driver.requests == [{"type": "stop"}]
     assert not bad.exists()
@@ -116,7 +120,7 @@ def test_the_thread_survives_a_defect(driver):
 
 
 def test_close_says_whether_the_last_status_was_written(driver):
-    folder = driver.run / "yarn"
+    folder = driver.run / "job"
     folder.rename(driver.run / "moved")
     folder.write_text("a file where the directory was")
     driver.state = "over"
@@ -128,23 +132,23 @@ def test_close_says_whether_the_last_status_was_written(driver):
 def test_requests_for_an_application_before_are_not_carried_out(tmp_path):
     first = Driver(tmp_path / "run").start()
     first.file.close(30.0, None)
-    first.ask("1.json", b'{"type": "stop"}')
+    first.ask("1.json", of(APP, type="stop"))
     second = Driver(tmp_path / "run", application=LATER_APP).start()
-    second.ask("2.json", b'{"type": "scale"}')
+    second.ask("2.json", of(LATER_APP, type="scale"))
     wait_until(lambda: second.requests)
     assert second.requests == [{"type": "scale"}]
     second.file.close(30.0, None)
 
 
 def test_a_request_that_came_before_its_driver_is_carried_out(tmp_path):
-    folder = tmp_path / "run" / "yarn" / "requests"
+    folder = tmp_path / "run" / "job" / "requests"
     folder.mkdir(parents=True)
     for name, application in (("1.json", LATER_APP), ("2.json", APP), ("3.json", None)):
         text = json.dumps({"type": "stop", "save": name == "2.json", "application": application})
         (folder / name).write_text(text)
     (folder / "4.json").write_text("{half")
     one = Driver(tmp_path / "run").start()
-    one.ask("5.json", b'{"type": "scale"}')
+    one.ask("5.json", of(APP, type="scale"))
     wait_until(lambda: len(one.requests) > 1)
     assert one.requests == [{"type": "stop", "save": True}, {"type": "scale"}]
     assert os.listdir(folder) == []
@@ -179,7 +183,7 @@ def test_a_driver_that_wakes_after_the_next_attempt_s_end_changes_nothing(
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     later.state = "finished"
     assert later.file.close(30.0, None)
-    zombie.ask("1.json", b'{"type": "stop"}')
+    zombie.ask("1.json", of(APP, type="stop"))
     before = everything(run)
     zombie.open()
     zombie.file.start()
@@ -223,10 +227,11 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     monkeypatch.setenv("CONTAINER_ID", "container_1_0001_01_000001")
     monkeypatch.setenv(spec.SUBMISSION, "ours")
     (tmp_path / spec.SECRET).write_text(secret_file.Secrets(secret="s" * 64).text())
-    yarn = tmp_path / "run" / "yarn"
+    yarn = tmp_path / "run" / "job"
     yarn.mkdir(parents=True)
-    owner = yarn / "owner.json"
-    owner.write_bytes(owner_module.Claim(token="ours", submitted=17.5).as_json())
+    owner = yarn / "application.json"
+    ours = record.Record(token="ours", on="yarn", run_directory="run", submitted=17.5)
+    owner.write_bytes(ours.as_json())
     backend = SkeinDriver(Config(run={"directory": str(tmp_path / "run")}))
     assert (backend.application, backend.attempt, backend.started) == (APP, 1, 17.5)
     (yarn / f"driver-{APP}-1.json").touch()
@@ -235,7 +240,7 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     (yarn / f"driver-{APP}-2.json").touch()
     assert backend.superseded() == f"attempt 2 of {APP}"
     (yarn / f"driver-{APP}-2.json").unlink()
-    theirs = owner_module.Claim(token="theirs", application=LATER_APP, user="bob")
+    theirs = dataclasses.replace(ours, token="theirs", application=LATER_APP, user="bob")
     owner.write_bytes(theirs.as_json())
     assert backend.superseded() == f"{LATER_APP} that bob has submitted since"
     owner.write_text("{half")

@@ -175,7 +175,7 @@ class TrainingTask:
 
     def trains(self):
         """Wait until steps are done, and a checkpoint is there."""
-        path = storage.join(self.directory, "yarn", "status.json")
+        path = storage.join(self.directory, "job", "status.json")
 
         def saved():
             if not storage.exists(path):

@@ -63,7 +63,7 @@ class ClusterJob(WatchedJob):
     def file(self):
         """status.json as the driver last wrote it; {} before the first."""
         try:
-            return storage.read_json(storage.join(self.directory, "yarn", "status.json"))
+            return storage.read_json(storage.join(self.directory, "job", "status.json"))
         except NotFound:
             return {}
 

@@ -1,4 +1,4 @@
-"""A job on this machine's own processes (jobs/local.py), and how tests look into it."""
+"""A job on this machine's own processes (stand_in_cluster.py), and how tests look into it."""
 
 import json
 import os
@@ -48,8 +48,8 @@ class LocalJob(WatchedJob):
         self.config.write_text(yaml.safe_dump(config))
         path = f"{LIGHT}{os.pathsep}{ROOT}" if light else str(ROOT)
         self.log = self.job / "driver.log"
-        words = [*prefix, sys.executable, "-m", "howdah.jobs.local", "driver", str(self.job),
-                 str(self.config), "--application", "local_1",
+        words = [*prefix, sys.executable, "-m", "tests.runs.jobs.stand_in_cluster", "driver",
+                 str(self.job), str(self.config), "--application", "local_1",
                  "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
         environment[VARIABLE] = json.dumps({**(limits or {}), **small})
@@ -76,7 +76,7 @@ class LocalJob(WatchedJob):
     def file(self):
         """status.json as the driver last wrote it."""
         try:
-            return json.loads((self.run_directory / "yarn" / "status.json").read_text())
+            return json.loads((self.run_directory / "job" / "status.json").read_text())
         except FileNotFoundError:
             nothing = dict.fromkeys(("state", "step", "page", "last_checkpoint"))
             return {**nothing, "ranks": [], "events": [], "world_size": 0, "generation": 0}
@@ -162,8 +162,9 @@ class LocalJob(WatchedJob):
 
     # --------------------------------------------------------------------------- acting
     def ask(self, **request):
-        folder = self.run_directory / "yarn" / "requests"
+        folder = self.run_directory / "job" / "requests"
         path = folder / f"{time.time_ns() // 10**6}-test.json"
+        request["application"] = self.file["application"]
         path.with_suffix(".part").write_text(json.dumps(request))
         path.with_suffix(".part").rename(path)
 

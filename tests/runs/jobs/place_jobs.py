@@ -75,7 +75,7 @@ class PlaceJob(LocalJob):
         self.application = answer["application"]
         self.job = self.directory / "cache" / "jobs" / self.application
         self.log = self.job / "driver.log"
-        pid = json.loads((self.job / "place.json").read_text())["pid"]
+        pid = json.loads((self.job / "application.json").read_text())["pid"]
         if not answer["attached"] or self.driver.pid != pid:
             self.driver = _Detached(pid)
         return answer
@@ -86,7 +86,7 @@ class PlaceJob(LocalJob):
         if is_local(self.run):
             return super().file
         try:
-            return read_json(f"{self.run}/yarn/status.json")
+            return read_json(f"{self.run}/job/status.json")
         except NotFound:
             return dict.fromkeys(("state", "step", "page"), None) | {"ranks": [], "events": []}
 

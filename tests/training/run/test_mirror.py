@@ -11,7 +11,7 @@ from howdah.models.runs.metrics_log import MetricsLog, read_metrics
 from howdah.storage import backends, growing
 from howdah.training.run import mirror as mirrors
 from howdah.training.run.mirror import Mirror
-from howdah.yarn.client import logs
+from howdah.yarn.application import YarnApplication
 from tests.support.memory_storage import MemoryStorage
 from tests.support.waiting import wait_until
 
@@ -251,7 +251,8 @@ def test_howdah_logs_reads_a_rank_s_log_of_parts(remote):
             return {"state": "RUNNING"}
 
     out = []
-    logs.of_rank(Manager(), logs.Job("application_1", place), 0, follow=False, out=out.append)
+    job = YarnApplication(Manager(), "application_1", place)
+    job.rank_log(0, follow=False, out=out.append)
     assert out[:3] == ["one", "two", "three"]
 
 

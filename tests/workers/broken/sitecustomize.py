@@ -1,6 +1,6 @@
 """A broken GPU below real training processes: on the path of their interpreter, it is run first.
 
-BROKEN=node:batches    on that node (jobs/local.py: nodes/<node>) every process fails in its
+BROKEN=node:batches    on that node (stand_in_cluster.py: nodes/<node>) every process fails in its
                        batch of that number, as torch does when a GPU's memory is damaged
 """
 

@@ -8,13 +8,17 @@ import json
 import pytest
 
 from howdah import storage
+from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.jobs import record
+from howdah.jobs.record import Record
+from howdah.jobs.submit import Claims
+from howdah.yarn import cluster as of_yarn
 from howdah.yarn import spec
-from howdah.yarn.client import submission_lock
-from howdah.yarn.client.status import find_job
-from howdah.yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
+from howdah.yarn.cluster import YarnCluster, submitter
+from howdah.yarn.spec import claim_tag
 from tests.hadoop.test_resourcemanager import client, server
 from tests.runs.jobs.yarn_applications import wait_for
 from tools.minicluster.plan import HOST
@@ -32,18 +36,34 @@ def mallorys(path):
     return 200, {}, json.dumps({"apps": {"app": [{"id": APP, "user": "mallory"}]}})
 
 
+class Ours(YarnCluster):
+    """A cluster whose submissions are of a user."""
+
+    def __init__(self, directory, manager, user):
+        super().__init__(loader.from_dict({"run": {"directory": directory}}))
+        self.manager, self._user = manager, user
+
+    def submitter(self):
+        return self._user
+
+    def acquire(self, token):
+        ours = Record.of_this_process(
+            token=token, on="yarn", run_directory=self.directory, fingerprint="f", user=self._user
+        )
+        return Claims(self, lambda name: self).acquire(ours)
+
+
 def test_another_users_application_with_the_same_tag_blocks_no_submission(tmp_path):
     """With a stand-in for the ResourceManager."""
     directory = str(tmp_path / "run")
     with server(lambda method, path: mallorys(path)) as (address, seen):
-        mine = SubmissionLock(directory, spec.tag(directory), client(address))
-        claim = mine.acquire("t1", "f", "ada")
-        assert isinstance(claim, Claim)
+        mine = Ours(directory, client(address), "ada")
+        claim = mine.acquire("t1")
+        assert claim.token == "t1"
         assert all("user=ada" in path for _, path, _ in seen if "applicationTags" in path)
         # A submitter that was killed: an application with its token's tag must be its user's too.
-        dead = dataclasses.replace(claim, token="t0", pid=2**22 + 1)
-        storage.write_whole(mine.path, dead.as_json())
-        assert isinstance(mine.acquire("t2", "f", "ada"), Claim)
+        dataclasses.replace(claim, token="t0", pid=2**22 + 1).write()
+        assert mine.acquire("t2").token == "t2"
 
 
 def test_status_of_a_run_directory_never_shows_another_users_application(tmp_path, monkeypatch):
@@ -51,7 +71,8 @@ def test_status_of_a_run_directory_never_shows_another_users_application(tmp_pat
     held = loader.from_dict({"run": {"directory": str(tmp_path / "run")}})
     with server(lambda method, path: mallorys(path)) as (address, _):
         with pytest.raises(storage.NotFound, match="no job was submitted"):
-            find_job(client(address), None, held)
+            monkeypatch.setattr(YarnCluster, "manager", client(address))
+            commands.find(None, held)
 
 
 def test_the_claim_keeps_yarns_name_for_the_submitter(tmp_path):
@@ -64,17 +85,17 @@ def test_the_claim_keeps_yarns_name_for_the_submitter(tmp_path):
         return 200, {}, "{}"
 
     with server(answer) as (address, _):
-        mine = SubmissionLock(directory, spec.tag(directory), client(address))
-        mine.complete(mine.acquire("t1", "f", "ada"), APP)
-        assert mine.read().user == "ada_of_research"
+        mine = Ours(directory, client(address), "ada")
+        mine._complete(mine.acquire("t1"), APP)
+        assert record.read(directory).user == "ada_of_research"
 
 
 def test_without_kerberos_and_for_a_proxied_user_the_submitter_is_the_name_that_is_sent(
     monkeypatch,
 ):
     monkeypatch.setenv("HADOOP_USER_NAME", "ada")
-    assert submitter(loader.from_dict({})) == "ada"
-    assert submitter(loader.from_dict({"run": {"user": "bob"}})) == "bob"
+    assert submitter(loader.from_dict({}), "runs/a") == "ada"
+    assert submitter(loader.from_dict({"run": {"user": "bob"}}), "runs/a") == "bob"
 
 
 def test_with_kerberos_the_submitter_is_the_owner_that_the_namenode_reports(tmp_path, monkeypatch):
@@ -84,12 +105,12 @@ def test_with_kerberos_the_submitter_is_the_owner_that_the_namenode_reports(tmp_
     (tmp_path / "core-site.xml").write_text(f"<configuration>{text}</configuration>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     monkeypatch.delenv("HADOOP_PROXY_USER", raising=False)
-    monkeypatch.setattr(submission_lock, "owner_here", lambda directory: "ada_of_research")
+    monkeypatch.setattr(of_yarn, "owner_here", lambda directory: "ada_of_research")
 
     def asked(directory, **run):
         held = {"run": {"directory": directory, **run},
                 "yarn": {"keytab": "/k", "principal": "ada/node@REALM"}}  # fmt: skip
-        return submitter(loader.from_dict(held))
+        return submitter(loader.from_dict(held), directory)
 
     assert asked("hdfs://nn/runs/a") == "ada_of_research"
     assert asked(f"file://{tmp_path}/run") == "ada"
@@ -134,13 +155,12 @@ def test_mallorys_tags_do_not_stop_adas_submission(healthy_cluster, tmp_path):
         trap = submitted_by(healthy_cluster, "mallory", [tag, claim_tag("t0"), spec.TAG])
         wait_for(lambda: manager.applications(applicationTags=tag), lambda: "no tag")
         assert [a["user"] for a in manager.applications(applicationTags=tag)] == ["mallory"]
-        mine = SubmissionLock(directory, tag, manager)
-        claim = mine.acquire("t1", "f", "ada")
-        assert isinstance(claim, Claim)
-        mine.release(claim)
+        claim = Ours(directory, manager, "ada").acquire("t1")
+        assert claim.token == "t1"
+        storage.remove(record.path_of(directory))
         # the user of that application attaches to it
-        assert mine.acquire("t2", "f", "mallory") == trap
+        assert Ours(directory, manager, "mallory").acquire("t2").application == trap
         own = submitted_by(healthy_cluster, getpass.getuser(), [tag])
-        assert mine.acquire("t3", "f", getpass.getuser()) == own
+        assert Ours(directory, manager, getpass.getuser()).acquire("t3").application == own
     finally:
         healthy_cluster.end_applications()

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from howdah import storage
+from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.config.job import JobSection
 from howdah.errors import (
@@ -20,10 +21,13 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
-from howdah.yarn import skein_backend, submit
-from howdah.yarn.client.submission_lock import read_claim
+from howdah.jobs import record
+from howdah.jobs import submit as submission
+from howdah.jobs.submit import fingerprint
+from howdah.yarn import cluster as of_yarn
+from howdah.yarn import skein_backend
+from howdah.yarn.cluster import YarnCluster
 from howdah.yarn.preflight import preflight
-from howdah.yarn.submit import fingerprint
 from tests.support.jobs.job_keys import sections
 from tests.yarn.test_submit import QUEUE, node
 
@@ -301,7 +305,7 @@ def yarn(monkeypatch, tmp_path):
     (tmp_path / "core-site.xml").write_text(site)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     monkeypatch.setenv("HADOOP_USER_NAME", "ada")
-    monkeypatch.setattr(submit, "ResourceManager", lambda **_: manager)
+    monkeypatch.setattr(YarnCluster, "manager", manager)
     monkeypatch.setattr(skein_backend, "submit", manager.send)
     return manager
 
@@ -309,30 +313,37 @@ def yarn(monkeypatch, tmp_path):
 ON_NODES = {"python": "/usr/bin/python3"}
 
 
+def submit(config, say):
+    return submission.submit(
+        YarnCluster(config), say, lambda name: commands.cluster_of(name, config)
+    )
+
+
 def test_a_submission_is_recorded_and_a_second_one_attaches(job, yarn, tmp_path):
     config, said = job(yarn=ON_NODES), []
-    shown = submit.lines(submit.dry_run(config, said.append))
+    cluster = YarnCluster(config)
+    shown = cluster.plan_lines(submission.dry_run(cluster, said.append))
     assert any(line.startswith("to upload: howdah-") for line in shown), shown
-    assert (yarn.requests, read_claim(config.run.directory)) == ([], None)
-    first = submit.submit(config, said.append)
-    assert (first.application, first.attached) == ("application_1_0001", False)
-    assert read_claim(config.run.directory).application == first.application
+    assert (yarn.requests, record.read(config.run.directory)) == ([], None)
+    first = submit(config, said.append)
+    assert (first.application.id, first.attached) == ("application_1_0001", False)
+    assert record.read(config.run.directory).application == first.application.id
     [request] = yarn.requests
     assert all(storage.exists(source.url) for name, source in request.worker.files.items()
                if name.endswith(".whl"))  # fmt: skip
-    second = submit.submit(config, said.append)
-    assert (second.application, second.attached) == (first.application, True)
+    second = submit(config, said.append)
+    assert (second.application.id, second.attached) == (first.application.id, True)
     assert len(yarn.requests) == 1
     with pytest.raises(ClusterError, match="another job is using"):
-        submit.submit(job(yarn=ON_NODES, training={"seed": 7}), said.append)
+        submit(job(yarn=ON_NODES, training={"seed": 7}), said.append)
 
 
 def test_a_submission_that_fails_is_killed_and_releases_the_run_directory(job, yarn):
     yarn.fails, config = True, job(yarn=ON_NODES)
     with pytest.raises(ClusterError, match="refused"):
-        submit.submit(config, print)
+        submit(config, print)
     assert yarn.killed == ["application_1_0001"]  # YARN had accepted it
-    assert read_claim(config.run.directory) is None
+    assert record.read(config.run.directory) is None
 
 
 # ------------------------------------------------------------------------------------ afterwards
@@ -346,7 +357,7 @@ def test_a_priority_that_yarn_does_not_give_is_reported_and_no_error():
             return min(priority, 5)
 
     for priority in (9, 7, 5):
-        submit._set_priority(Manager(), "application_1_1", priority, said.append)
+        of_yarn._set_priority(Manager(), "application_1_1", priority, said.append)
     assert len(said) == 2
     assert "why" in said[0]
     assert "priority 5, not 7" in said[1]
@@ -356,12 +367,12 @@ def test_fingerprints_of_different_configurations_differ(job):
     assert fingerprint(job()) == fingerprint(job())
     assert fingerprint(job()) != fingerprint(job(training={"seed": 7}))
     with pytest.raises(ConfigError, match="every node sees"):
-        submit._check(job(run={"directory": "runs/x"}), Manager(), print)
+        YarnCluster(job(run={"directory": "runs/x"})).check(print)
 
 
 def test_containers_get_no_keytab_and_no_proxied_user(job):
     given = job(run={"user": "bob"}, yarn={"keytab": "/etc/secret.keytab", "principal": "me@REALM"})
-    shipped = loader.from_dict(yaml.safe_load(submit._shipped(given)))
+    shipped = loader.from_dict(yaml.safe_load(of_yarn.shipped(given)))
     assert (shipped.run.user, shipped.yarn.keytab, shipped.yarn.principal) == (None, None, None)
     assert shipped.yarn.staging == given.yarn.staging
 

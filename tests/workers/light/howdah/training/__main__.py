@@ -195,7 +195,7 @@ class Worker:
         if FAULT.get("do") == "slow" and FAULT["rank"] == self.rank:
             time.sleep(0.2)
         elif FAULT.get("do") == "disk" and self.step >= FAULT["step"]:
-            if "/nodes/" in os.getcwd():  # a disk of its own (jobs/local.py)
+            if "/nodes/" in os.getcwd():  # a disk of its own (stand_in_cluster.py)
                 self.fill_the_disk()
         elif not due or (os.path.exists(mark) and not FAULT.get("always")):
             return

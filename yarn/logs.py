@@ -1,9 +1,7 @@
-"""`howdah logs`: of one rank from the run directory, of all containers from the nodes or YARN.
+"""Logs of an application's containers.
 
-The run directory holds each rank's log, during the job and after it (rank 0's is some ten seconds
-behind, other ranks' a minute or more: training/run/mirror.py). Logs of running containers come from
-their NodeManagers' web interface; when the job is over, YARN aggregates them and Hadoop's own
-`yarn logs` reads them.
+Those of running containers come from their NodeManagers' web interface; when the application is
+over, YARN aggregates them and Hadoop's own `yarn logs` reads them.
 """
 
 from __future__ import annotations
@@ -15,14 +13,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from howdah.errors import ClusterError, NotFound
+from howdah.errors import ClusterError
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
-from howdah.jobs.status import rank_log
-from howdah.yarn.client.status import Job
+from howdah.jobs.application import TAIL_BYTES
 
-TAIL_BYTES = 262_144
-"""How much of the end of each file is shown."""
 _SECONDS = 10.0
 _CALL_SECONDS = 120.0
 _AGGREGATION_SECONDS = 60.0
@@ -30,64 +25,19 @@ _AGGREGATION_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
 
-def of_rank(
-    manager: ResourceManager,
-    job: Job,
-    rank: int,
-    *,
-    follow: bool,
-    out: Callable[[str], None],
-) -> None:
-    """Pass a rank's log to `out` line by line; with `follow`, until the job is over.
-
-    Raises:
-        NotFound: there is none. ClusterError: the run directory is not known.
-    """
-    if job.directory is None:
-        raise ClusterError(
-            "the job's run directory is not known here",
-            where=job.application,
-            remedy="give --config as well, or leave out --rank",
-        )
-
-    def is_over() -> bool:
-        return not follow or manager.application(job.application)["state"] in OVER
-
-    if not rank_log.follow(job.directory, rank, is_over, out, poll_seconds=_POLL_SECONDS):
-        _of_ranks_container(manager, job, rank, out)
-
-
-def _of_ranks_container(
-    manager: ResourceManager, job: Job, rank: int, out: Callable[[str], None]
-) -> None:
-    """The log of the training process that had a rank last, from its container."""
-    ranks = job.driver_status().get("ranks") or []
-    container = next((r.get("container") for r in ranks if r.get("rank") == rank), None)
-    files = of_containers(manager, job, progress=lambda line: None).get(container or "", {})
-    names = sorted(name for name in files if name.startswith("training."))
-    if not names:
-        raise NotFound(
-            "this rank has no log",
-            where=rank_log.path_of(job.directory or "", rank),
-            remedy=f"howdah logs {job.application} shows the containers'",
-        )
-    for line in files[names[-1]].rstrip("\n").split("\n"):
-        out(line)
-
-
 def of_containers(
-    manager: ResourceManager, job: Job, progress: Callable[[str], None]
+    manager: ResourceManager, application: str, progress: Callable[[str], None]
 ) -> dict[str, dict[str, str]]:
     """{container: {file: its last TAIL_BYTES}} of a job's containers.
 
     Raises:
         ClusterError: YARN has not aggregated them, or Hadoop's `yarn` is missing.
     """
-    report = manager.application(job.application)
+    report = manager.application(application)
     if report["state"] in OVER:
-        return _aggregated(job.application, str(report.get("user")), progress)
+        return _aggregated(application, str(report.get("user")), progress)
     found = {}
-    for container, address in _running(manager, job.application).items():
+    for container, address in _running(manager, application).items():
         found[container] = _of_node(manager, container, address)
     return found
 
@@ -204,12 +154,3 @@ def _parsed(text: str) -> dict[str, dict[str, str]]:
         container: {n: t for n, t in files.items() if not n.startswith(("prelaunch", "launch_"))}
         for container, files in found.items()
     }
-
-
-def lines(found: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """`of_containers` as text, each file under a headline."""
-    out = []
-    for container, files in sorted(found.items()):
-        for name, text in sorted(files.items()):
-            out += [f"==== {container} {name}", *text.rstrip("\n").split("\n")]
-    return out or ["no logs"]

@@ -7,18 +7,17 @@ import time
 import pytest
 
 from howdah import storage
+from howdah.cli import jobs as commands
+from howdah.cli.jobs import _scale_arguments
 from howdah.config import loader
 from howdah.errors import ClusterError, NotFound, TrainingError, UsageError
 from howdah.hadoop.conf import HadoopConf
-from howdah.yarn.client import control, logs
-from howdah.yarn.client.status import (
-    Job,
-    find_job,
-    job_status,
-    list_jobs,
-    ps_lines,
-    status_lines,
-)
+from howdah.jobs.record import Record
+from howdah.jobs.status.text import log_lines, ps_lines, status_lines
+from howdah.yarn import application as control
+from howdah.yarn import logs
+from howdah.yarn.application import YarnApplication, listed
+from howdah.yarn.cluster import YarnCluster
 
 APP = "application_1_0001"
 
@@ -27,6 +26,7 @@ class Manager:
     """A ResourceManager with one application; it calls `on_kill` at each request to kill it."""
 
     conf = HadoopConf(None)
+    user = None
 
     def __init__(self, state="RUNNING", final="UNDEFINED"):
         self.state, self.final = state, final
@@ -56,12 +56,21 @@ class Manager:
 
 
 @pytest.fixture
-def job(tmp_path):
-    return Job(APP, str(tmp_path))
+def directory(tmp_path):
+    return str(tmp_path)
+
+
+def job_of(manager, directory, application=APP):
+    return YarnApplication(manager, application, directory)
+
+
+@pytest.fixture
+def job(directory):
+    return job_of(Manager(), directory)
 
 
 def write_status(job, **status):
-    path = storage.join(job.directory, "yarn", "status.json")
+    path = storage.join(job.directory, "job", "status.json")
     storage.write_whole(path, json.dumps({"application": APP, **status}).encode())
 
 
@@ -86,7 +95,7 @@ RUNNING = {
 # -------------------------------------------------------------------------------------- status
 def test_status_joins_yarns_report_and_the_drivers_status(job):
     write_status(job, **RUNNING)
-    status = job_status(Manager(), job)
+    status = job.status()
     assert (status["state"], status["job"]["step"], status["elapsed_seconds"]) == (
         "RUNNING",
         40,
@@ -106,22 +115,22 @@ def test_status_joins_yarns_report_and_the_drivers_status(job):
 
 
 def test_a_status_has_the_scalar_metrics_of_the_run(job):
-    assert job_status(Manager(), job)["run"] is None
+    assert job.status()["run"] is None
     of_a = {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 3}
     figures = {"validation": {"accuracy": 0.5, "labels": ["a"], "per_class": {"a": of_a}}}
     status = {"run_id": "r-1", "status": "finished", "mlflow_run_id": "m-1", "metrics": figures}
     path = storage.join(job.directory, "run.json")
     storage.write_whole(path, json.dumps({**status, "attempts": [{}]}).encode())
-    assert job_status(Manager(), job)["run"] == {
+    assert job.status()["run"] == {
         **status, "metrics": {"validation": {"accuracy": 0.5}}, "hours": None,
     }  # fmt: skip
 
 
 def test_the_status_of_an_earlier_application_is_not_shown(job):
     write_status(job, **RUNNING)
-    other = Job("application_1_0002", job.directory)
+    other = job_of(Manager(), job.directory, "application_1_0002")
     assert other.driver_status() == {}
-    assert "the driver has reported nothing yet" in status_lines(job_status(Manager(), other))
+    assert "the driver has reported nothing yet" in status_lines(other.status())
 
 
 def test_status_of_a_job_that_yarn_has_forgotten_comes_from_its_run_directory(job):
@@ -132,32 +141,35 @@ def test_status_of_a_job_that_yarn_has_forgotten_comes_from_its_run_directory(jo
 
     manager.application = forgotten
     with pytest.raises(NotFound):
-        job_status(manager, job)
+        job_of(manager, job.directory).status()
     write_status(job, **{**RUNNING, "state": "finished"})
-    lines = status_lines(job_status(manager, job))
+    lines = status_lines(job_of(manager, job.directory).status())
     assert lines[0].split() == [APP, "FORGOTTEN"]
     assert any(line.startswith("finished:") for line in lines)
 
 
-def test_a_job_is_found_by_its_configuration(tmp_path):
+def test_a_job_is_found_by_its_configuration(tmp_path, monkeypatch):
     settings = loader.from_dict({"run": {"directory": str(tmp_path)}})
-    storage.write_whole(
-        str(tmp_path / "yarn" / "owner.json"),
-        json.dumps({"token": "t", "application": "application_1_0009"}).encode(),
-    )
-    assert find_job(Manager(), None, settings).application == "application_1_0009"
-    assert find_job(Manager(), APP, settings) == Job(APP, str(tmp_path))
-    with pytest.raises(UsageError):
-        find_job(Manager(), None)
     bare = Manager()
+    monkeypatch.setattr(YarnCluster, "manager", bare)
+    found = Record(
+        token="t", application="application_1_0009", on="yarn", run_directory=str(tmp_path)
+    )
+    found.write()
+    assert commands.find(None, settings).id == found.application
+    assert commands.find(str(tmp_path), None).id == found.application
+    other = commands.find(APP, settings)
+    assert (other.id, other.directory) == (APP, str(tmp_path))
+    with pytest.raises(UsageError):
+        commands.find(None, None)
     bare.applications = lambda **_: []
     empty = loader.from_dict({"run": {"directory": str(tmp_path / "other")}})
     with pytest.raises(NotFound, match="no job"):
-        find_job(bare, None, empty)
+        commands.find(None, empty)
 
 
 def test_ps_shows_a_line_a_job():
-    found = list_jobs(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
+    found = listed(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
     head, line = ps_lines(found)
     assert head.split() == [
         "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
@@ -178,9 +190,11 @@ def test_kill_returns_when_yarn_has_confirmed(job):
             manager.state = "KILLED"
 
     manager.on_kill = slowly
-    state = control.kill(manager, job, save=False, save_seconds=0, progress=print)
+    state = job_of(manager, job.directory).kill(save=False, save_seconds=0, progress=print)
     assert (state, len(asked)) == ("KILLED", 3)
-    assert control.kill(manager, job, save=True, save_seconds=0, progress=print) == "KILLED"
+    assert (
+        job_of(manager, job.directory).kill(save=True, save_seconds=0, progress=print) == "KILLED"
+    )
     assert len(asked) == 3  # what is over is left alone
 
 
@@ -189,7 +203,7 @@ def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
     manager = Manager()
     manager.on_kill = lambda: None
     with pytest.raises(ClusterError, match="not confirmed"):
-        control.kill(manager, job, save=False, save_seconds=0, progress=print)
+        job_of(manager, job.directory).kill(save=False, save_seconds=0, progress=print)
 
 
 def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
@@ -200,9 +214,9 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
     def driver():
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            for path in storage.find(storage.join(job.directory, "yarn", "requests", "*.json")):
+            for path in storage.find(storage.join(job.directory, "job", "requests", "*.json")):
                 assert storage.read_json(path) == {
-                    "type": "stop", "save": True, "application": job.application,
+                    "type": "stop", "save": True, "application": job.id,
                 }  # fmt: skip
                 saved = {"step": 41, "path": "hdfs://nn/checkpoints/step-41"}
                 write_status(job, **{**RUNNING, "state": "killed", "last_checkpoint": saved})
@@ -211,28 +225,31 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
 
     thread = threading.Thread(target=driver)
     thread.start()
-    assert control.kill(manager, job, save=True, save_seconds=60, progress=said.append) == "KILLED"
+    assert (
+        job_of(manager, job.directory).kill(save=True, save_seconds=60, progress=said.append)
+        == "KILLED"
+    )
     thread.join()
     assert said == ["saved hdfs://nn/checkpoints/step-41"]
 
 
 def test_scale_writes_a_request_for_the_driver(job):
-    control.scale(Manager(), job, 4)
-    [path] = storage.find(storage.join(job.directory, "yarn", "requests", "*.json"))
-    asked = {"type": "scale", "workers": 4, "application": job.application}
+    job.scale(4)
+    [path] = storage.find(storage.join(job.directory, "job", "requests", "*.json"))
+    asked = {"type": "scale", "workers": 4, "application": job.id}
     assert storage.read_json(path) == asked
     with pytest.raises(ClusterError, match="is over"):
-        control.scale(Manager("FAILED", "FAILED"), job, 4)
+        job_of(Manager("FAILED", "FAILED"), job.directory).scale(4)
     with pytest.raises(ClusterError, match="not known"):
-        control.scale(Manager(), Job(APP, None), 4)
+        job_of(Manager(), None).scale(4)
 
 
 def test_scale_takes_an_optional_application_and_a_positive_number():
-    assert control.scale_arguments(["3"]) == (None, 3)
-    assert control.scale_arguments([APP, "3"]) == (APP, 3)
+    assert _scale_arguments(["3"]) == (None, 3)
+    assert _scale_arguments([APP, "3"]) == (APP, 3)
     for arguments in (["x"], ["0"], [APP, APP, "3"], ["3", APP]):
         with pytest.raises(UsageError):
-            control.scale_arguments(arguments)
+            _scale_arguments(arguments)
 
 
 # ---------------------------------------------------------------------------------------- wait
@@ -247,7 +264,7 @@ def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
             write_status(job, **{**RUNNING, "state": "finished", "lines": more, "exit_code": 0})
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
-    status = control.wait(manager, job, say)
+    status = job_of(manager, job.directory).wait(say)
     assert status["final_status"] == "SUCCEEDED"
     assert [s for s in said if s.startswith(("step", "first", "second"))] == [
         "first", "second", "step 10", "step 20", "step 30",
@@ -265,7 +282,7 @@ def test_wait_shows_the_lines_of_a_second_attempt_from_its_first_one_on(job):
             write_status(job, **{**RUNNING, "attempt": 2, "events": [], "lines": [[1, "resumed"]]})
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
-    control.wait(manager, job, say)
+    job_of(manager, job.directory).wait(say)
     assert said[-2:] == [f"{APP} is FINISHED", "resumed"]
 
 
@@ -275,17 +292,17 @@ def test_wait_raises_the_jobs_own_error_with_its_exit_code(job):
         job, **{**RUNNING, "state": "failed", "error": {**error, "exit_code": 4}, "exit_code": 4}
     )
     with pytest.raises(TrainingError, match="a rank was lost") as caught:
-        control.wait(Manager("FINISHED", "FAILED"), job, print)
+        job_of(Manager("FINISHED", "FAILED"), job.directory).wait(print)
     assert (caught.value.where, caught.value.exit_code) == ("rank 1", 4)
     error = NotFound("no dataset", where="hdfs://h/d").as_dict()
     write_status(job, **{**RUNNING, "state": "failed", "error": error, "exit_code": 5})
     with pytest.raises(NotFound, match="no dataset"):  # by its class others know what to do
-        control.wait(Manager("FINISHED", "FAILED"), job, print)
+        job_of(Manager("FINISHED", "FAILED"), job.directory).wait(print)
 
 
 def test_wait_raises_yarns_diagnostics_if_the_driver_reported_no_error(job):
     with pytest.raises(ClusterError, match="KILLED") as caught:
-        control.wait(Manager("KILLED", "KILLED"), job, print)
+        job_of(Manager("KILLED", "KILLED"), job.directory).wait(print)
     assert caught.value.got == "its diagnostics"
 
 
@@ -304,22 +321,22 @@ def test_a_ranks_log_is_followed_to_the_end(job):
         if line == "anew":
             manager.state = "FINISHED"
 
-    logs.of_rank(manager, job, 1, follow=True, out=out)
+    job_of(manager, job.directory).rank_log(1, follow=True, out=out)
     assert seen == ["one", "two", "three", "anew"]
     seen.clear()
-    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    job.rank_log(1, follow=False, out=seen.append)
     assert seen == ["anew"]
 
 
 def test_a_rank_without_a_published_log_is_looked_for_in_its_container(job, monkeypatch):
     write_status(job, **RUNNING)
     files = {"c2": {"training.1.log": "old", "training.2.log": "new\nlast\n", "worker.log": "x"}}
-    monkeypatch.setattr(logs, "of_containers", lambda manager, job, progress: files)
+    monkeypatch.setattr(logs, "of_containers", lambda manager, application, progress: files)
     seen = []
-    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    job.rank_log(1, follow=False, out=seen.append)
     assert seen == ["new", "last"]
     with pytest.raises(NotFound, match="no log"):
-        logs.of_rank(Manager(), job, 0, follow=False, out=print)
+        job.rank_log(0, follow=False, out=print)
 
 
 def test_aggregated_logs_are_parsed_by_container_and_file():
@@ -344,4 +361,4 @@ End of LogType:prelaunch.out
 """
     found = logs._parsed(text)
     assert found == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
-    assert logs.lines(found)[0] == "==== container_1_0001_01_000002 worker.log"
+    assert log_lines(found)[0] == "==== container_1_0001_01_000002 worker.log"

@@ -18,14 +18,18 @@ _KEPT = 1000
 _ENTRY = Fields({"run_directory": TEXT}, needed=("run_directory",))
 
 
-def announce(config: Config, application: str) -> str | None:
+def announce(config: Config, application: str, directory: str) -> str | None:
     """Register a job in its user's home, also if `yarn.staging` is elsewhere.
 
+    Args:
+        directory: the run directory, or a served model's.
     Returns:
         A line for the user if there is no such home (commands then need `--config`); else None.
     """
     try:
-        register(cluster_paths.home(config, config.yarn), application, config.run.directory)
+        register(
+            cluster_paths.home(config, config.yarn), application, directory or config.run.directory
+        )
     except (ConfigError, PermissionDenied) as error:
         return f"howdah status, logs and kill of {application} need --config: {error.what}"
     return None

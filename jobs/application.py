@@ -1,0 +1,273 @@
+"""A running thing: a training job or a server, on any cluster.
+
+Made by jobs/submit.py, or found again from its id or its run directory. Requests to a job's driver
+are files in the run directory, so that they reach it from any machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from howdah.core.activity import Progress
+from howdah.core.terminal import as_cell
+from howdah.errors import (
+    INTERRUPTS,
+    ClusterError,
+    HowdahError,
+    JobLost,
+    NotFound,
+    PermissionDenied,
+    TrainingError,
+)
+from howdah.job_log import Position, new_lines
+from howdah.jobs.status import rank_log, status_file
+from howdah.jobs.status.text import run_summary
+
+TAIL_BYTES = 262_144
+"""How much of the end of each log file is shown."""
+_TRAINS = ("running", "resizing", "restarting")
+"""States of a driver that can save a checkpoint."""
+_ENDED = ("finished", "failed", "killed")
+_POLL_SECONDS = 0.5
+
+
+class Application(ABC):
+    """An application of one cluster.
+
+    Args:
+        application: its id.
+        on: the cluster's name.
+        directory: the run directory (of a server, its model's); None: not known here.
+    """
+
+    def __init__(self, application: str, *, on: str, directory: str | None) -> None:
+        self.id, self.on, self.directory = application, on, directory
+
+    # ------------------------------------------------------------ what clusters differ in
+    @abstractmethod
+    def look(self) -> tuple[str, bool]:
+        """Its state now (STARTING, ACCEPTED, RUNNING, FINISHED, FAILED, KILLED...), and whether it
+        is over."""
+
+    @abstractmethod
+    def facts(self, driver: Mapping[str, Any]) -> dict[str, Any]:
+        """The cluster's part of `status`: state, final_status, diagnostics, elapsed_seconds...
+
+        Args:
+            driver: `driver_status`.
+        """
+
+    @abstractmethod
+    def container_logs(self, progress: Progress) -> dict[str, dict[str, str]]:
+        """{container: {file: its last TAIL_BYTES}}.
+
+        Raises:
+            ClusterError: they cannot be read from here.
+        """
+
+    @abstractmethod
+    def end(self) -> str:
+        """End it now; its last state.
+
+        Raises:
+            ClusterError: it does not end.
+        """
+
+    def ended(self) -> None:  # noqa: B027 - most clusters have nothing to do
+        """Called after `kill`, to write down what is known only then."""
+
+    def patience(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a cluster that is away for a while is waited for: the application goes on."""
+        return contextlib.nullcontext()
+
+    def container_of_rank(self, rank: int) -> list[str]:
+        """Lines of a rank whose log is not in the run directory, from its container; [] if none."""
+        return []
+
+    # ------------------------------------------------------------------------------ status
+    @property
+    def is_over(self) -> bool:
+        """True once it has ended."""
+        return self.look()[1]
+
+    def driver_status(self) -> dict[str, Any]:
+        """What its driver last wrote (status.json); {}: nothing yet, or not readable."""
+        if self.directory is None:
+            return {}
+        try:
+            return status_file.read(self.directory, self.id)
+        except PermissionDenied:  # who may see an application need not have access to its files
+            return {}
+
+    def status(self) -> dict[str, Any]:
+        """The cluster's report and the driver's status, as one object.
+
+        Raises:
+            NotFound: neither the cluster nor the run directory knows it (any more).
+        """
+        driver = self.driver_status()
+        return {
+            "application": self.id,
+            "on": self.on,
+            "run_directory": self.directory,
+            **self.facts(driver),
+            "job": driver or None,
+            "run": run_summary(self.directory),
+        }
+
+    # -------------------------------------------------------------------------------- logs
+    def rank_log(self, rank: int, *, follow: bool, out: Callable[[str], None]) -> None:
+        """Pass a rank's log to `out` line by line; with `follow`, until the job is over.
+
+        Raises:
+            NotFound: there is none. ClusterError: the run directory is not known.
+        """
+        directory = self._known_directory("leave out --rank")
+        if rank_log.follow(
+            directory, rank, lambda: not follow or self.is_over, out, poll_seconds=_POLL_SECONDS
+        ):
+            return
+        lines = self.container_of_rank(rank)
+        if not lines:
+            raise NotFound(
+                "this rank has no log", where=rank_log.path_of(directory, rank),
+                remedy=f"howdah logs {self.id} shows the containers'",
+            )  # fmt: skip
+        for line in lines:
+            out(line)
+
+    # --------------------------------------------------------------------- requests, kill
+    def request(self, what: Mapping[str, Any]) -> None:
+        """Leave a request for the driver: {"type": "scale" | "stop", ...}."""
+        status_file.request(self._known_directory(), self.id, what)
+
+    def scale(self, workers: int) -> None:
+        """Ask an elastic job's driver for another number of workers, from its next step on.
+
+        Raises:
+            ClusterError: the job is over, or its run directory is not known.
+        """
+        state, over = self.look()
+        if over:
+            raise ClusterError("the job is over", where=self.id, got=state)
+        if self.driver_status().get("state") == status_file.ETL:
+            raise ClusterError(
+                "the job makes its dataset: it has no workers yet", where=self.id,
+                remedy="again when it trains: howdah status shows it",
+            )  # fmt: skip
+        self.request({"type": "scale", "workers": workers})
+
+    def kill(self, *, save: bool, save_seconds: float, progress: Progress) -> str:
+        """End it; its last state.
+
+        Args:
+            save: have a job save a checkpoint first, for at most `save_seconds`.
+        Raises:
+            ClusterError: it does not end.
+        """
+        state, over = self.look()
+        if over:
+            self.ended()
+            return state
+        if save and self.driver_status().get("state") in _TRAINS:
+            before = (self.driver_status().get("last_checkpoint") or {}).get("step")
+            self.request({"type": "stop", "save": True})
+            self._wait_for_save(before, save_seconds, progress)
+        state = self.end()
+        self.ended()
+        return state
+
+    def _wait_for_save(self, before: int | None, seconds: float, progress: Progress) -> None:
+        """Wait until the driver has saved and stopped the job, or the time is over."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self.is_over:
+            if self.driver_status().get("state") in _ENDED:
+                break
+            time.sleep(_POLL_SECONDS)
+        status = self.driver_status()
+        saved = status.get("last_checkpoint") or {}
+        if saved.get("step") is not None and saved["step"] != before:
+            progress(f"saved {saved['path']}")
+            return
+        line = f"no new checkpoint within {seconds:.0f} s"
+        if status.get("saving") is not None:
+            line += f": the save of step {status['saving']} is not whole"
+        progress(f"{line}; the newest whole one is {saved.get('path') or 'none of this attempt'}")
+
+    # -------------------------------------------------------------------------------- wait
+    def wait(self, progress: Progress) -> dict[str, Any]:
+        """Follow it to its end, showing its events and rank 0's lines; its last status.
+
+        Raises:
+            TrainingError, ClusterError...: the job's own error, with its exit code.
+        """
+        position, last = Position(), None
+        while True:
+            state, over = self.look()
+            lines, position = new_lines(self.driver_status(), position)
+            if state != last:
+                progress(f"{self.id} is {state}")
+                last = state
+            for line in lines:
+                progress(line)
+            if over:
+                break
+            time.sleep(_POLL_SECONDS)
+        status = self.status()
+        if status["final_status"] != "SUCCEEDED":
+            raise _failure(status)
+        return status
+
+    def follow(
+        self, save_seconds: float, progress: Progress, *, page: str | None = None
+    ) -> dict[str, Any]:
+        """As `wait`, for a command that owns the application: an interrupt ends it.
+
+        Args:
+            page: its URL, which is shown first.
+            save_seconds: for a checkpoint after an interrupt.
+        Raises:
+            TrainingError, ClusterError...: the job's own error.
+            Interrupted, Terminated: after the application was ended, with a checkpoint.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                progress(f"submitted {self.id}: {page or self.directory}")
+                stack.enter_context(self.patience())
+                return self.wait(progress)
+            except INTERRUPTS:
+                try:
+                    progress("ending the job; once more to end it at once")
+                    stack.enter_context(self.patience())
+                    self.kill(save=True, save_seconds=save_seconds, progress=progress)
+                except INTERRUPTS:
+                    stack.enter_context(self.patience())
+                    self.kill(save=False, save_seconds=0, progress=progress)
+                progress(f"{self.id} is over")
+                raise
+
+    def _known_directory(self, otherwise: str = "") -> str:
+        if self.directory is None:
+            raise ClusterError(
+                "the job's run directory is not known here", where=self.id,
+                remedy=", or ".join(filter(None, ("give --config as well", otherwise))),
+            )  # fmt: skip
+        return self.directory
+
+
+def _failure(status: Mapping[str, Any]) -> HowdahError:
+    """Why an application did not succeed: its driver's own error, else the cluster's report."""
+    job = status["job"] or {}
+    if job.get("error"):
+        error = TrainingError.from_dict(job["error"])
+        error.exit_code = int(job.get("exit_code") or job["error"].get("exit_code") or 6)
+        return error
+    return JobLost(
+        f"the job ended as {status['state']} ({status['final_status']})",
+        where=status["application"], got=as_cell(status["diagnostics"]) or None,
+        remedy=f"howdah logs {status['application']}",
+    )  # fmt: skip

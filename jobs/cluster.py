@@ -1,0 +1,118 @@
+"""A cluster: where an application runs. One class each for YARN, this machine, Spark and Ray.
+
+It checks a configuration, starts its application, and finds applications again. What keeps the
+worker containers of a running job is its other half, the DriverBackend (jobs/backend.py): that one
+runs in the job's driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from howdah.config.model import Config
+from howdah.core.activity import Progress
+from howdah.jobs.application import Application
+from howdah.jobs.record import Record
+
+
+class Cluster(ABC):
+    """A cluster, as one command uses it for one configuration.
+
+    Args:
+        config: the configuration; `check` may replace it by one with absolute paths.
+    """
+
+    name: str
+    """yarn, local, spark or ray: the value of job.on."""
+    kind = "training"
+    """What its applications do, as in their records."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @property
+    def directory(self) -> str:
+        """The directory of the application's record: the run directory, or a served model's."""
+        return self.config.run.directory
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, calls have the Kerberos ticket that they need."""
+        return contextlib.nullcontext()
+
+    # ---------------------------------------------------------------------------- submission
+    @abstractmethod
+    def check(self, progress: Progress) -> None:
+        """Check everything that can be checked before anything is started.
+
+        Raises:
+            ConfigError, DataError, ModelError, StorageError, ClusterError: a check failed.
+        """
+
+    @abstractmethod
+    def plan(self, progress: Progress) -> dict[str, Any]:
+        """What `start` would do, after `check`; nothing is started or uploaded."""
+
+    @abstractmethod
+    def plan_lines(self, plan: dict[str, Any]) -> list[str]:
+        """A `plan` as text."""
+
+    @abstractmethod
+    def start(self, claim: Record, progress: Progress) -> Application:
+        """Ship what the application needs, start it and record its id.
+
+        Args:
+            claim: the record that this submission has written.
+        """
+
+    @abstractmethod
+    def announce(self, application: Application, progress: Progress) -> str | None:
+        """Wait until users can reach a started or attached application; its page's URL, if any."""
+
+    @abstractmethod
+    def undo(self, claim: Record, progress: Progress) -> bool:
+        """End what `start` has started by now; False: its record must stay."""
+
+    def submitter(self) -> str:
+        """The application's user, as the cluster will name it; "" where it names none."""
+        return ""
+
+    # ------------------------------------------------------------------------------- looking
+    @abstractmethod
+    def application(self, record: Record) -> Application:
+        """The application of a record."""
+
+    @abstractmethod
+    def by_id(self, application: str) -> Application | None:
+        """The application of an id; None: it is not known here."""
+
+    def in_directory(self, record: Record | None) -> Application | None:
+        """The application of `directory`, whose record names none yet, or was removed."""
+        return None
+
+    @property
+    def user(self) -> str | None:
+        """The user whose applications `listed` shows; None: all users', or not known."""
+        return None
+
+    @abstractmethod
+    def listed(self, *, all_users: bool, finished: bool) -> Sequence[dict[str, Any]]:
+        """Rows of `howdah ps`, newest first.
+
+        Args:
+            finished: also applications that are over.
+        """
+
+    @abstractmethod
+    def is_live(self, record: Record) -> bool:
+        """True if the record's application is not over."""
+
+    def submitted(self, record: Record) -> str | None:
+        """The live application of a submission that was killed before it could record the id."""
+        return None
+
+    def unrecorded(self, present: Record | None) -> str | None:
+        """A live application of `directory` that `present`, its record, may not name."""
+        return None

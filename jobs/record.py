@@ -1,0 +1,191 @@
+"""Which application has a run directory, on any cluster: `<run.directory>/job/application.json`.
+
+A submission creates the record exclusively before it starts anything, so that of two at once one
+fails, and completes it with the application's id afterwards (jobs/submit.py). A record is stale
+once its cluster says that its application is over.
+
+Where a job's driver is a process of the submitter's machine, the same record lies in
+$HOWDAH_CACHE/jobs, which only its user can write: the one in the run directory proves nothing,
+since every user who may write there can name any process in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from howdah import storage
+from howdah.core.cache import cache_root
+from howdah.core.processes import boot_id, process_start
+from howdah.errors import DataError, NotFound
+from howdah.jobs.status import beats, status_file
+from howdah.jobs.status.status_file import directory, status_path
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
+
+OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
+"""{the last state in status.json: its final status, as YARN calls it}."""
+_FILE = "application.json"
+_UNHEARD_SECONDS = 120.0
+"""A driver writes its status every few seconds. One that cannot be asked counts as dead once its
+status has not changed for this long."""
+_TEXTS = ("token", "kind", "on", "run_directory", "application", "fingerprint", "user", "directory",
+          "host", "boot")  # fmt: skip
+_SHAPE = Fields(
+    {**dict.fromkeys(_TEXTS, TEXT), "submitted": NUMBER, "pid": COUNT, "start": COUNT},
+    needed=(*_TEXTS, "submitted", "pid", "start"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """The contents of application.json."""
+
+    token: str
+    """Random, of the submission."""
+    on: str
+    """The cluster: yarn, local, spark, ray."""
+    run_directory: str
+    """The run directory; of a server, its model's directory."""
+    kind: Literal["training", "server"] = "training"
+    application: str = ""
+    """The id; "" until it is known."""
+    fingerprint: str = ""
+    """Hash of the configuration."""
+    submitted: float = 0.0
+    """Seconds since 1970, by the submitter's clock."""
+    user: str = ""
+    """The application's user as YARN names it; "" on other clusters."""
+    directory: str = ""
+    """Directory on `host` with the driver's own files; "" on YARN."""
+    host: str = ""
+    boot: str = ""
+    pid: int = 0
+    """Process of the submission, then of the driver where that is a process of `host`."""
+    start: int = 0
+    """When that process began, in clock ticks since the boot: another one may get its id."""
+
+    @classmethod
+    def of_this_process(cls, **fields: Any) -> Record:
+        """The record of a submission that this process begins."""
+        pid = os.getpid()
+        return cls(
+            **fields, submitted=time.time(), host=socket.gethostname(), boot=boot(), pid=pid,
+            start=process_start(pid) or 0,
+        )  # fmt: skip
+
+    def as_json(self) -> bytes:
+        """The file's contents."""
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def here(self) -> bool:
+        """True if its process runs, or ran, on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def process_lives(self) -> bool:
+        """True if its process runs on this machine."""
+        return self.here and self.boot == boot() and process_start(self.pid) == self.start
+
+    @property
+    def driver_lives(self) -> bool:
+        """True if its driver runs; one on another machine is alive while its status changes."""
+        return self.process_lives if self.here else self.is_heard()
+
+    def is_heard(self) -> bool:
+        """True if the driver's status says that it runs, and has changed lately."""
+        status = status_file.read(self.run_directory, self.application)
+        if status.get("state") in OVER:
+            return False
+        path = status_path(self.run_directory) if status else path_of(self.run_directory)
+        beat = status.get("updated") if status else self.submitted
+        return beats.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
+
+    @property
+    def is_ours(self) -> bool:
+        """True if this user submitted it from this machine, by the private record."""
+        if os.path.basename(self.application) != self.application:
+            return False
+        private = of_application(self.application)
+        return private == self and self.directory == os.path.dirname(_private(self.application))
+
+    def write(self, *, private: bool = False) -> None:
+        """Replace the run directory's record.
+
+        Args:
+            private: replace the private one, too. Only for a record that this process has made:
+                the `directory` of one that was read is any user's word.
+        """
+        storage.write_whole(path_of(self.run_directory), self.as_json())
+        if private:
+            storage.write_whole(os.path.join(self.directory, _FILE), self.as_json())
+
+
+def path_of(run_directory: str) -> str:
+    """The file of a run directory's record."""
+    return storage.join(directory(run_directory), _FILE)
+
+
+def read(run_directory: str) -> Record | None:
+    """The record in a run directory, of a live application or not; None: there is none.
+
+    A record that names another run directory is of this one all the same: requests and completed
+    records are written where it was read, and nowhere that it points to.
+
+    Raises:
+        DataError: the file has another shape.
+    """
+    found = _read(path_of(run_directory))
+    if found is None or found.run_directory.rstrip("/") == run_directory.rstrip("/"):
+        return found
+    return replace(found, run_directory=run_directory)
+
+
+def known() -> list[Record]:
+    """The jobs that were submitted from this machine and have files here, newest first."""
+    root = jobs_directory()
+    names = os.listdir(root) if os.path.isdir(root) else []
+    records: list[Record] = []
+    for name in names:
+        with contextlib.suppress(DataError):  # a damaged one hides none of the others
+            record = _read(os.path.join(root, name, _FILE))
+            records += [] if record is None else [record]
+    return sorted(records, key=lambda record: -record.submitted)
+
+
+def of_application(application: str) -> Record | None:
+    """The private record of a job that was submitted from this machine; None: there is none."""
+    return _read(_private(application))
+
+
+def jobs_directory() -> str:
+    """Where this machine's jobs have their own files, each in a directory with its id."""
+    return os.path.join(cache_root(), "jobs")
+
+
+def _private(application: str) -> str:
+    return os.path.join(jobs_directory(), application, _FILE)
+
+
+def _read(path: str) -> Record | None:
+    try:
+        fields = storage.read_object(
+            path, _SHAPE,
+            remedy="it is not an application's record: remove it, and submit the run again",
+        )  # fmt: skip
+    except NotFound:
+        return None
+    return Record(**{name: fields[name] for name in Record.__dataclass_fields__})
+
+
+def boot() -> str:
+    """This machine's boot id; "" where it has none."""
+    try:
+        return boot_id()
+    except OSError:
+        return ""

@@ -1,1 +1,0 @@
-"""What is asked of a job on YARN from outside: its status, logs, stop and size."""

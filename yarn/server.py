@@ -1,0 +1,117 @@
+"""A server of a published model as an application that YARN keeps alive.
+
+skein's master holds the application and starts a container anew when the server in it ends, however
+it ended; YARN starts the master anew. No driver of Howdah's runs, since there is no world of ranks
+to keep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.errors import NotFound
+from howdah.models import server_file
+from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
+from howdah.yarn import spec
+
+ATTEMPTS = 10
+"""Of skein's master; the cluster's own limit holds as well."""
+_HEALTH_BYTES = 65536
+
+
+def look(application: str, model_directory: str, tokens: list[bytes]) -> dict[str, Any]:
+    """Where a model's server listens, and what its /health says: url, container, health, file.
+
+    Args:
+        application: its id; the address of another application is not believed.
+        tokens: of the server's clients; []: the address's signature is not verified.
+    """
+    path, address = server_file.path_of(model_directory), None
+    with contextlib.suppress(NotFound):
+        # The file of a server before this one may have been signed with another token.
+        if server_file.read(path, []).application == application:
+            address = server_file.read(path, tokens)
+    return {
+        "url": None if address is None else address.url,
+        "container": None if address is None else address.container,
+        "health": None if address is None else _health(address.url),
+        "file": path,
+    }
+
+
+def remove_address(application: str, model_directory: str) -> None:
+    """Remove the address of a server that has ended."""
+    path = server_file.path_of(model_directory)
+    with contextlib.suppress(NotFound):
+        if server_file.read(path, []).application == application:
+            storage.remove(path)
+
+
+def application(
+    config: Config,
+    shipment: spec.Shipment,
+    model_directory: str,
+    *,
+    config_file: str,
+    token_file: str | None,
+    hadoop_file: str,
+    secure: bool,
+    token: str,
+) -> spec.Application:
+    """What the server asks of YARN. Pure.
+
+    Args:
+        config_file, token_file, hadoop_file: local paths; None: there are no tokens.
+        secure: whether the cluster has Kerberos.
+        token: of this submission; in a tag of its own.
+    """
+    options = config.yarn
+    tokens = {} if token_file is None else {TOKENS: token_file}
+    return spec.Application(
+        name=f"serve {storage.name(model_directory.rstrip('/'))}",
+        **spec.common(config, model_directory, secure=secure, token=token),
+        file_systems=spec.file_systems([model_directory]),
+        attempts=ATTEMPTS,
+        workers=1,
+        nodes=(),
+        restarts=-1,
+        driver=spec.ContainerRequest(
+            memory_mib=spec.mib(options.driver.memory), vcores=options.driver.vcores, gpus=0,
+            script="", files={}, env=spec.MASTER_ENV,
+        ),
+        worker=spec.ContainerRequest(
+            memory_mib=spec.mib(config.serve.memory), vcores=config.serve.vcores, gpus=0,
+            script="mkdir -p tmp\n" + spec.preamble(shipment)
+            + f"exec {spec.words(config, 'howdah.serving')}\n",
+            files=spec.localised(shipment, hadoop_file, {spec.CONFIG: config_file, **tokens}),
+            env={
+                MODEL_VARIABLE: model_directory,
+                ADDRESS_VARIABLE: server_file.path_of(model_directory),
+            },
+        ),
+    )  # fmt: skip
+
+
+def _health(url: str) -> dict[str, Any] | None:
+    """What /health of an address says. No redirect is followed, and no proxy is asked: without
+    tokens any writer of the model's directory can have written the address."""
+    try:
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+    except ValueError:  # a port that is not one
+        return None
+    try:
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
+        health = json.loads(answer.read(_HEALTH_BYTES)) if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return health if isinstance(health, dict) else None
