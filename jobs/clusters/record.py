@@ -19,8 +19,9 @@ from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, locked, process_start
 from howdah.errors import ClusterError, DataError, NotFound, StorageError
-from howdah.jobs.status import beats, status_file
+from howdah.jobs.status import status_file
 from howdah.jobs.status.status_file import directory, status_path
+from howdah.storage import lease
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
 
 __all__ = [
@@ -77,7 +78,7 @@ class Record:
             return False
         path = status_path(self.run_directory) if status else _path(self.run_directory)
         beat = status.get("updated") if status else self.submitted
-        return beats.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
+        return lease.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
 
     @property
     def is_ours(self) -> bool:
@@ -177,7 +178,7 @@ def refuse_live_on_yarn(run_directory: str) -> None:
     if not application.startswith("application_") or status.get("state") in OVER:
         return
     path, beat = status_path(run_directory), status.get("updated")
-    if beats.unheard_seconds(path, application, beat) < _UNHEARD_SECONDS:
+    if lease.unheard_seconds(path, application, beat) < _UNHEARD_SECONDS:
         raise ClusterError(
             "a job on YARN is using this run directory", where=run_directory, got=application,
             remedy=f"give run.directory another value, or end it: howdah kill {application}",

@@ -23,8 +23,8 @@ from howdah.core.processes import boot_id
 from howdah.errors import AlreadyExists, ClusterError, HowdahError, NotFound
 from howdah.hadoop import conf as settings
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
-from howdah.jobs.status import beats
 from howdah.packaging import cluster_paths
+from howdah.storage import lease
 from howdah.storage.directories import owner_here
 
 __all__ = ["Claim", "SubmissionLock", "claim_tag", "read_claim", "submitter"]
@@ -174,7 +174,7 @@ class SubmissionLock:
             import psutil
 
             return claim.pid != os.getpid() and psutil.pid_exists(claim.pid)
-        return beats.age(self.path) < _SUBMITTING_SECONDS
+        return lease.age(self.path) < _SUBMITTING_SECONDS
 
     def _take_over(self, stale: Claim, ours: Claim) -> bool:
         """Replace a stale claim by ours; False: another process did it first.
@@ -187,7 +187,7 @@ class SubmissionLock:
             try:
                 storage.create_exclusive(mark, ours.as_json())
             except AlreadyExists:
-                if beats.age(mark) < _TAKEOVER_SECONDS:
+                if lease.age(mark) < _TAKEOVER_SECONDS:
                     return False
                 continue  # the process that created it was killed
             try:
