@@ -387,7 +387,7 @@ def _make(
             refuse_missing(path, manifest)
             appends = contextlib.nullcontext()
             if past is not None:
-                appends = turn(config.data.dataset, past.parent, lease)
+                appends = turn(config.data.dataset, past.parent)
             with appends:
                 commit(path, manifest)
         except BaseException as error:

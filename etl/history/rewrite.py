@@ -150,7 +150,7 @@ class _Rewrite:
                 manifest = self._manifest(path, lease.token, hash_)
                 lease.beat()
                 refuse_missing(path, manifest)
-                with self._turn(lease):
+                with self._turn():
                     commit(path, manifest)
             except BaseException:
                 with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
@@ -159,9 +159,9 @@ class _Rewrite:
         self.progress(f"committed {path}")
         return load_dataset(path)
 
-    def _turn(self, lease: Lease) -> contextlib.AbstractContextManager[None]:
+    def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Of the newest version: a part that is appended meanwhile would be lost."""
-        return turn(storage.parent(self.dataset.path), self.dataset, lease)
+        return turn(storage.parent(self.dataset.path), self.dataset)
 
     def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
         old = self.dataset.manifest
