@@ -44,7 +44,7 @@ from howdah.etl.history.turn import turn
 from howdah.etl.workspace.staging import (
     LEDGER,
     REJECTS,
-    Lease,
+    RunLease,
     attempt_name,
     discard,
     refuse_missing,
@@ -140,7 +140,7 @@ class _Rewrite:
         path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
         if storage.exists(storage.join(path, MANIFEST)):
             return load_dataset(path)
-        lease = Lease(path)
+        lease = RunLease(path)
         with contextlib.ExitStack() as stack:
             # last of all, when the lease has ended: what this run or a dead one left
             stack.callback(_sweep, storage.parent(path))
@@ -148,7 +148,7 @@ class _Rewrite:
             try:
                 lease.__enter__()
                 manifest = self._manifest(path, lease.token, hash_)
-                lease.beat()
+                lease.renew()
                 refuse_missing(path, manifest)
                 with self._turn():
                     commit(path, manifest)
