@@ -33,22 +33,6 @@ from howdah.storage.shapes import (
     Shape,
 )
 
-__all__ = [
-    "CHALLENGER",
-    "DECISION_KEYS",
-    "EXPORT_FOLDERS",
-    "EXPORT_INFO",
-    "MANIFEST",
-    "MLFLOW",
-    "POINTER",
-    "Published",
-    "address",
-    "decision_hash",
-    "located",
-    "profile_path",
-    "resolve",
-]
-
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (models/export/export.py writes it)."""
 

@@ -15,8 +15,6 @@ from howdah.models.export_info import read_config, read_info
 from howdah.models.registry import VERSION, Published, address
 from howdah.models.weights.pretrained import label_names_of
 
-__all__ = ["Variant", "choose", "find", "published", "require_comparable"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:

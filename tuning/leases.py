@@ -20,8 +20,6 @@ from howdah.errors import AlreadyExists, NotFound
 from howdah.storage import lease
 from howdah.storage.lease import Lease
 
-__all__ = ["Leases"]
-
 _NAME = re.compile(r"(\d+)\.(\d+)\.json")
 
 

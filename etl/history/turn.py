@@ -15,8 +15,6 @@ from howdah.data.manifest import Dataset, newest
 from howdah.errors import AlreadyExists, DataError
 from howdah.storage import lease
 
-__all__ = ["turn"]
-
 
 @contextlib.contextmanager
 def turn(dataset: str, began: Dataset | None) -> Iterator[None]:

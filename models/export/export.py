@@ -36,8 +36,6 @@ from howdah.models.export.run_info import RunInfo
 from howdah.models.profile.profile import PROFILE
 from howdah.storage import commit
 
-__all__ = ["INFO", "export", "resolve_export", "with_decision"]
-
 INFO = models.EXPORT_INFO
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20

@@ -22,8 +22,6 @@ from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
 from howdah.run_files import RUN_JSON
 
-__all__ = ["Places", "of_dataset", "of_model", "of_row", "version_of"]
-
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")

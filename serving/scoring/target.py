@@ -11,8 +11,6 @@ from howdah.models.registry import decision_hash
 from howdah.run_files import RUN_JSON
 from howdah.serving.prediction.cluster import Model, find_model
 
-__all__ = ["Scorer", "find_scorer", "root_of"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:

@@ -15,8 +15,6 @@ from howdah.models.registry import located
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import BaseModel, label_names_of, load_base
 
-__all__ = ["begin", "locate", "start_from"]
-
 
 def begin(
     config: Config, labels: Sequence[str], *, check: Callable[[BaseModel], None] = lambda base: None

@@ -23,8 +23,6 @@ from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
 from howdah.config.options.partition import is_files  # noqa: E402
 from howdah.errors import ConfigError, DataError  # noqa: E402
 
-__all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
-
 _SPARK_GRACE_SECONDS = 90.0
 """A killed command kills its application with Spark's client, which starts a JVM first."""
 _ALARM = "CheckFailed"

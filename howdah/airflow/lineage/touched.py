@@ -18,11 +18,6 @@ from urllib.parse import urlsplit
 from howdah.config.options.partition import is_files, parse
 from howdah.config.options.source import LAKES
 
-__all__ = [
-    "Item", "Places", "Touched", "etl", "judged", "places_of", "published", "scored", "trained",
-    "version_of",
-]  # fmt: skip
-
 _VERSION = re.compile(r"v=([0-9A-Za-z]+)/?$")
 _METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
               "hive.metastore.uris")  # fmt: skip
