@@ -34,7 +34,7 @@ from howdah.etl.workspace import credentials
 from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 from howdah.etl.workspace.staging import (
-    Lease,
+    RunLease,
     discard,
     refuse_missing,
     sweep,
@@ -363,7 +363,7 @@ def _make(
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest
         stack.callback(_sweep, config.data.dataset, None, progress)
         # Register the lease's cleanup before it begins: an interrupt may arrive at any time.
-        lease = Lease(path, application)
+        lease = RunLease(path, application)
         stack.push(lease)
         try:
             for directory in (config.data.dataset, path):
@@ -376,11 +376,11 @@ def _make(
                 credentials.Keeper(spark) as keeper,
             ):
                 manifest = write_files(task, lease.token, scratch, kept, keeper)
-            lease.beat()  # a sweep that begins from here on leaves our files alone
+            lease.renew()  # a sweep that begins from here on leaves our files alone
             refuse_missing(path, manifest)
             appends = contextlib.nullcontext()
             if past is not None:
-                appends = turn(config.data.dataset, past.parent, lease)
+                appends = turn(config.data.dataset, past.parent)
             with appends:
                 commit(path, manifest)
         except BaseException as error:

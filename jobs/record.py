@@ -23,8 +23,9 @@ from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import DataError, NotFound
-from howdah.jobs.status import beats, status_file
+from howdah.jobs.status import status_file
 from howdah.jobs.status.status_file import directory, status_path
+from howdah.storage import lease
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
 
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
@@ -104,7 +105,7 @@ class Record:
             return False
         path = status_path(self.run_directory) if status else path_of(self.run_directory)
         beat = status.get("updated") if status else self.submitted
-        return beats.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
+        return lease.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
 
     @property
     def is_ours(self) -> bool:

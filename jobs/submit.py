@@ -22,8 +22,9 @@ from howdah.errors import INTERRUPTS, AlreadyExists, ClusterError, HowdahError
 from howdah.jobs.application import Application
 from howdah.jobs.cluster import Cluster
 from howdah.jobs.record import Record, boot, path_of, read
-from howdah.jobs.status import beats, status_file
+from howdah.jobs.status import status_file
 from howdah.jobs.status.status_file import directory
+from howdah.storage import lease
 
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
@@ -253,7 +254,7 @@ class Claims:
     def _is_being_submitted(self, record: Record) -> bool:
         if record.here and record.boot == boot():
             return record.pid != os.getpid() and record.process_lives
-        return beats.age(self._path) < _SUBMITTING_SECONDS
+        return lease.age(self._path) < _SUBMITTING_SECONDS
 
     def _take_over(self, stale: Record, ours: Record) -> bool:
         """Replace a stale record by ours; False: another process did it first.
@@ -268,7 +269,7 @@ class Claims:
             try:
                 storage.create_exclusive(mark, ours.as_json())
             except AlreadyExists:
-                if beats.age(mark) < _TAKEOVER_SECONDS:
+                if lease.age(mark) < _TAKEOVER_SECONDS:
                     return False
                 continue  # the process that created it was killed
             try:

@@ -142,8 +142,8 @@ def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Di
     for entry in _below(path):
         relative = entry.path[len(path.rstrip("/")) + 1 :]
         top = relative.partition("/")[0]
-        if lease := staging.LEASE.fullmatch(relative):
-            found.live = found.live or staging.is_live(path, lease.group(1))
+        if staging.LEASE.fullmatch(relative):
+            found.live = found.live or staging.is_live(entry.path)
         elif relative in named:
             continue
         elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):

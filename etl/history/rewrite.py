@@ -44,7 +44,7 @@ from howdah.etl.history.turn import turn
 from howdah.etl.workspace.staging import (
     LEDGER,
     REJECTS,
-    Lease,
+    RunLease,
     attempt_name,
     discard,
     refuse_missing,
@@ -140,7 +140,7 @@ class _Rewrite:
         path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
         if storage.exists(storage.join(path, MANIFEST)):
             return load_dataset(path)
-        lease = Lease(path)
+        lease = RunLease(path)
         with contextlib.ExitStack() as stack:
             # last of all, when the lease has ended: what this run or a dead one left
             stack.callback(_sweep, storage.parent(path))
@@ -148,9 +148,9 @@ class _Rewrite:
             try:
                 lease.__enter__()
                 manifest = self._manifest(path, lease.token, hash_)
-                lease.beat()
+                lease.renew()
                 refuse_missing(path, manifest)
-                with self._turn(lease):
+                with self._turn():
                     commit(path, manifest)
             except BaseException:
                 with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
@@ -159,9 +159,9 @@ class _Rewrite:
         self.progress(f"committed {path}")
         return load_dataset(path)
 
-    def _turn(self, lease: Lease) -> contextlib.AbstractContextManager[None]:
+    def _turn(self) -> contextlib.AbstractContextManager[None]:
         """Of the newest version: a part that is appended meanwhile would be lost."""
-        return turn(storage.parent(self.dataset.path), self.dataset, lease)
+        return turn(storage.parent(self.dataset.path), self.dataset)
 
     def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
         old = self.dataset.manifest

@@ -1,64 +1,44 @@
 """One commit at a time on top of a version: the part of a run that is outrun would be lost.
 
-Right before its commit a run creates `<data.dataset>/_turn-<version>.<n>.json`, exclusively, and
-removes it when it has committed. Only then it looks whether another version has come: who comes
-later meets the file, or the new version. The file of a run that has died stays, and the next one
-takes the next n: were it removed, two that find it dead could both go on.
+Right before its commit a run takes the lease `<data.dataset>/_turn-<version>.<n>.json`, and gives
+it back when it has committed. Only then it looks whether another version has come: a run that comes
+later meets the lease, or the new version.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 
 from howdah import storage
 from howdah.data.manifest import Dataset, newest
-from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
-from howdah.etl.workspace.staging import Lease, is_live
+from howdah.errors import AlreadyExists, DataError
+from howdah.storage import lease
 
 
 @contextlib.contextmanager
-def turn(dataset: str, began: Dataset | None, lease: Lease) -> Iterator[None]:
+def turn(dataset: str, began: Dataset | None) -> Iterator[None]:
     """Inside, no other run commits a version on top of the one that was newest as this run began.
 
     Args:
         dataset: data.dataset.
         began: the newest version then; None: there was none.
-        lease: this run's.
     Raises:
         DataError: another version has come since, or is being committed.
     """
-    path = _take(dataset, began, lease)
+    name = "first" if began is None else storage.name(began.path)
     try:
+        turns = lease.acquire(storage.join(dataset, f"_turn-{name}"))
+    except AlreadyExists as error:
+        running = f"{error.got} ({error.where})"
+        raise _outrun(dataset, began, "no other run that commits", running) from None
+    with turns:
         now = newest(dataset)
         if (now and now.path) != (began and began.path):
             raise _outrun(dataset, began, "nothing newer", now.path if now else "no version")
+        if turns.lost():  # this process was suspended since it took the lease
+            raise _outrun(dataset, began, "no other run that commits", turns.path)
         yield
-    finally:
-        with contextlib.suppress(StorageError):  # one that stays is taken for a dead run's
-            storage.remove(path)
-
-
-def _take(dataset: str, began: Dataset | None, lease: Lease) -> str:
-    body = {"version": storage.name(lease.directory), "token": lease.token}
-    name = "first" if began is None else storage.name(began.path)
-    number = 1
-    while True:
-        path = storage.join(dataset, f"_turn-{name}.{number}.json")
-        try:
-            storage.create_exclusive(path, json.dumps(body).encode())
-            return path
-        except AlreadyExists:
-            pass
-        try:
-            other = storage.read_json(path)
-        except NotFound:  # it has ended meanwhile
-            continue
-        directory = storage.join(dataset, str(other.get("version")))
-        if is_live(directory, str(other.get("token"))):
-            raise _outrun(dataset, began, "no other run that commits", directory)
-        number += 1
 
 
 def _outrun(dataset: str, began: Dataset | None, expected: str, got: str) -> DataError:

@@ -1,32 +1,22 @@
 """Files of unfinished runs: who owns them, and when they may go.
 
 A run writes every file under a name of its own (its token in it) into the version directory; only
-the manifest makes them part of a dataset. While it works it keeps a lease file; what belongs to no
-manifest and to no run with a live lease is swept by the next run.
-
-While storage is away no lease can be renewed, and all look expired when it is back. So a
-run renews its lease within seconds of that, and a sweep that finds one expired looks again before
-it removes anything. A run whose files were taken for a dead one's all the same finds that out right
-before it commits (`refuse_missing`).
+the manifest makes them part of a dataset. While it works it holds a lease
+(howdah/storage/lease.py); what belongs to no manifest and to no run with a live lease is swept by
+the next run. A run whose files were taken for a dead one's all the same finds that out right before
+it commits (`refuse_missing`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import secrets
-import socket
-import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from howdah import storage
-from howdah.core import threads
-from howdah.core.processes import boot_id, pid_space, stat_fields
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import (
@@ -34,22 +24,14 @@ from howdah.errors import (
     HowdahError,
     NotFound,
     StorageError,
-    StorageUnavailable,
 )
 from howdah.etl import report
-from howdah.storage import Entry, commit
+from howdah.storage import Entry, commit, lease
+from howdah.storage.lease import Lease
 
 REJECTS = "rejects"
 LEDGER = "ledger"
 """Directories of files in a version directory, beside its shards."""
-BEAT_SECONDS = 60.0
-EXPIRED_SECONDS = 600.0
-_AGAIN_SECONDS = 3.0
-"""Between two attempts at a beat while storage is away."""
-SECOND_LOOK_SECONDS = 10.0
-"""How long a sweep gives a run whose lease has expired: storage may have been away for all."""
-_END_SECONDS = 60.0
-"""How long the end of a lease waits for storage: a file that stays is swept by the next run."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _THREADS = 8
 """That sweep versions at once."""
@@ -70,8 +52,8 @@ def scratch_name(token: str) -> str:
     return f"scratch-{token}"
 
 
-class Lease:
-    """A sign of life beside the files of a run, renewed once a minute until it is left.
+class RunLease(Lease):
+    """The lease of a run on the files that it writes: a sweep leaves them alone meanwhile.
 
     Args:
         directory: the version directory that the run writes to.
@@ -79,102 +61,25 @@ class Lease:
     """
 
     def __init__(self, directory: str, application: str | None = None) -> None:
-        self.token = secrets.token_hex(4)
-        self.directory = directory
-        self.application = application
-        self._path = storage.join(directory, f"_run-{self.token}.json")
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.token, self.directory = secrets.token_hex(4), directory
+        path = storage.join(directory, f"_run-{self.token}.json")
+        super().__init__(path, token=self.token, application=application)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> RunLease:
         storage.make_dirs(self.directory)
-        self.beat()
-        # Without it this run's files would be swept under its hands: it begins again.
-        self._thread = threads.start(self._beats, name="etl-lease", failed=threads.RESTART)
+        super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        if self._thread is not None:  # an interrupt may have come before it was started
-            self._thread.join(_END_SECONDS)
-        with contextlib.suppress(StorageError), storage.waiting_at_most(_END_SECONDS):
-            storage.remove(self._path)
 
-    def beat(self) -> None:
-        """Renew it: for the next EXPIRED_SECONDS no sweep takes this run for dead.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        body = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "process": _process(os.getpid()),
-            "token": self.token,
-            "application": self.application,
-        }
-        storage.write_whole(self._path, json.dumps(body).encode())
-
-    def _beats(self) -> None:
-        pause = BEAT_SECONDS
-        while not self._stop.wait(pause):
-            # A missed beat is no failure: the next one may succeed, and nine more are allowed.
-            # Each is one attempt, so that the end of the run does not wait for a storage.
-            pause = BEAT_SECONDS
-            try:
-                with storage.waiting_at_most(0.0):
-                    self.beat()
-            except StorageUnavailable:
-                pause = _AGAIN_SECONDS
-            except StorageError:
-                pass
-
-
-def _process(pid: int | None = None) -> list[str] | None:
-    """What makes a pid unmistakable: this boot, the namespace of pids, when it started.
-
-    A driver in a container may have this host's name and pids of its own, and a pid comes again.
-    None where /proc does not say; without `pid` only boot and namespace.
-    """
-    try:
-        found = [boot_id(), pid_space()]
-    except OSError:
-        return None
-    if pid is not None:
-        fields = stat_fields(pid)
-        if fields is None:
-            return None
-        found.append(fields[19])
-    return found
-
-
-def _alive(entry: Entry, now: float, over: Collection[str]) -> bool | None:
-    """Whether the run of a lease lives: by its process where that can be seen, else by its beat.
-    None: all that is known is that its last beat is too old."""
-    by_beat = True if now - entry.modified < EXPIRED_SECONDS else None
-    try:
-        body = storage.read_json(entry.path)
-        host, pid, process = body["host"], int(body["pid"]), body.get("process")
-    except NotFound:
-        return False
-    except (HowdahError, AttributeError, KeyError, TypeError, ValueError):
-        return by_beat
-    if body.get("application") in over:
-        return False
-    if host != socket.gethostname() or (process and process[:2] != _process()):
-        return by_beat
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return not process or process == _process(pid)
+def _live(paths: Iterable[str], over: Collection[str] = ()) -> set[str]:
+    """Of runs' leases those whose runs live, which are not applications that have ended."""
+    contents = {}
+    for path in paths:
+        with contextlib.suppress(NotFound):
+            contents[path] = lease.read(path)
+    return lease.living(
+        {path: one for path, one in contents.items() if one.more.get("application") not in over}
+    )
 
 
 def _walk(directory: str) -> Iterator[Entry]:
@@ -299,10 +204,8 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
     scratch = _scratch(version)
     entries = list(_walk(version))
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
-    now = _storage_time(version) if leases else 0.0
-    found = {token: _alive(entry, now, over) for token, entry in leases.items()}
-    live = {token for token, alive in found.items() if alive}
-    live |= _beat_again({t: leases[t] for t, alive in found.items() if alive is None})
+    alive = _live([entry.path for entry in leases.values()], over)
+    live = {token for token, entry in leases.items() if entry.path in alive}
     if own_token:
         live.add(own_token)
     named = _named(version)
@@ -322,43 +225,14 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
     return removed
 
 
-def is_live(version: str, token: str) -> bool:
-    """Whether the run lives whose lease in a version directory has this token."""
-    try:
-        entry = storage.entry(storage.join(version, f"_run-{token}.json"))
-        alive = _alive(entry, _storage_time(version), ())
-    except NotFound:
-        return False
-    return bool(_beat_again({token: entry})) if alive is None else alive
-
-
-def _beat_again(expired: dict[str, Entry]) -> set[str]:
-    """Of runs whose leases have expired those that beat again within SECOND_LOOK_SECONDS."""
-    if not expired:
-        return set()
-    time.sleep(SECOND_LOOK_SECONDS)
-    found = set()
-    for token, entry in expired.items():
-        with contextlib.suppress(NotFound):
-            if storage.modified(entry.path) != entry.modified:
-                found.add(token)
-    return found
+def is_live(path: str) -> bool:
+    """Whether the run lives whose lease is at `path`."""
+    return bool(_live([path]))
 
 
 def _relative(version: str, path: str) -> str:
     name, folder = storage.name(path), storage.name(storage.parent(path))
     return f"{folder}/{name}" if folder in (REJECTS, LEDGER) else name
-
-
-def _storage_time(directory: str) -> float:
-    """Now, by the clock that stamps the storage's files (it may differ from this machine's)."""
-    probe = storage.join(directory, f"{storage.TEMP_PREFIX}clock-{secrets.token_hex(4)}")
-    with storage.open_write(probe) as file:
-        file.write(b"0")
-    try:
-        return storage.modified(probe)
-    finally:
-        storage.remove(probe)
 
 
 def _remove_if_empty(version: str) -> None:

@@ -18,7 +18,7 @@ from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, decode_example, read_frames
 from howdah.errors import DataError, HowdahError
 from howdah.etl import pipeline, version
-from howdah.etl.workspace.staging import Lease, attempt_name
+from howdah.etl.workspace.staging import RunLease, attempt_name
 from howdah.etl.write import shards
 from tests.fixtures.spark import FEW_JOBS
 
@@ -260,7 +260,7 @@ def test_what_a_crashed_run_left_is_swept(spark, tmp_path, tiny_model_dir, monke
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "commit", die)
         patch.setattr(pipeline, "discard", lambda *_: None)
-        patch.setattr(Lease, "__exit__", lambda *_: None)
+        patch.setattr(RunLease, "__exit__", lambda *_: None)
         with pytest.raises(Killed):
             run(config)
     version = next(e.path for e in storage.list_dir(config.data.dataset))

@@ -13,7 +13,7 @@ from howdah import cli, storage
 from howdah.data.lineage.rows import rows_of
 from howdah.data.manifest import commit, load_dataset
 from howdah.etl.history import artefacts, forget, in_dataset
-from howdah.etl.workspace.staging import Lease
+from howdah.etl.workspace.staging import RunLease
 from tests.support.rows.appended import build_appended, ids_of
 
 CARD = '<div class="id">test · <code>{}</code> · 9 tokens</div>'
@@ -244,7 +244,7 @@ def test_a_run_of_the_etl_under_way_is_waited_for(tmp_path, tiny_model_dir, caps
     root = str(tmp_path / "data")
     build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
     words = [*words_for(tmp_path, "5"), "--dataset", root]
-    with Lease(f"{root}/v=00000000000000ff"):
+    with RunLease(f"{root}/v=00000000000000ff"):
         answer([*words, "--apply"], capsys, code=3)
         assert "5" in ids_of(load_dataset(root))["train"]
     assert answer([*words, "--apply"], capsys)["applied"]

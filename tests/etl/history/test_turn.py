@@ -1,16 +1,17 @@
 """Two runs that append to one version: only one commits."""
 
-import json
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
 from howdah import storage
-from howdah.data.manifest import commit, load_dataset
+from howdah.data.manifest import commit, load_dataset, newest
 from howdah.errors import DataError
+from howdah.etl.history import turn as turn_module
 from howdah.etl.history.turn import turn
-from howdah.etl.workspace.staging import Lease
+from howdah.storage.lease import Lease
 from tests.support.rows.appended import build_appended
 
 
@@ -34,12 +35,11 @@ def turns(root):
 
 def test_a_version_that_came_meanwhile_stops_the_commit(root):
     began, later = version_of(root, "other")
-    with Lease(f"{root}/v=mine") as lease:
-        with turn(root, began, lease):
-            pass
-        commit(f"{root}/v=other", later)
-        with pytest.raises(DataError) as caught, turn(root, began, lease):
-            pytest.fail("it may not commit")
+    with turn(root, began):
+        pass
+    commit(f"{root}/v=other", later)
+    with pytest.raises(DataError) as caught, turn(root, began):
+        pytest.fail("it may not commit")
     assert "v=other" in str(caught.value) and began.path in str(caught.value)
     assert turns(root) == []
 
@@ -51,14 +51,13 @@ def test_of_runs_that_commit_at_once_one_goes_on(root):
 
     def run(number):
         _, later = version_of(root, f"run-{number}")
-        with Lease(f"{root}/v=run-{number}") as lease:
-            at_once.wait()
-            try:
-                with turn(root, began, lease):
-                    commit(f"{root}/v=run-{number}", later)
-                    committed.append(number)
-            except DataError:
-                refused.append(number)
+        at_once.wait()
+        try:
+            with turn(root, began):
+                commit(f"{root}/v=run-{number}", later)
+                committed.append(number)
+        except DataError:
+            refused.append(number)
 
     runs = [threading.Thread(target=run, args=[number]) for number in range(count)]
     for each in runs:
@@ -71,28 +70,29 @@ def test_of_runs_that_commit_at_once_one_goes_on(root):
 
 def test_the_turn_of_a_run_that_has_died_is_passed_over(root):
     began, _ = version_of(root, "none")
-    stem = f"_turn-{storage.name(began.path)}"
-    body = json.dumps({"version": "v=dead", "token": "0badcafe"}).encode()
-    storage.write_whole(f"{root}/{stem}.1.json", body)  # no lease: its run has been swept
-    dead = Lease(f"{root}/v=killed")
-    dead.beat()
-    lease_file = f"{root}/v=killed/_run-{dead.token}.json"
-    gone = storage.read_json(lease_file) | {"pid": 2**22 + 1}
-    storage.write_whole(lease_file, json.dumps(gone).encode())
-    body = json.dumps({"version": "v=killed", "token": dead.token}).encode()
-    storage.write_whole(f"{root}/{stem}.2.json", body)
-    with Lease(f"{root}/v=mine") as lease, turn(root, began, lease):
-        assert os.path.exists(f"{root}/{stem}.3.json")
-        with (
-            Lease(f"{root}/v=late") as late,
-            pytest.raises(DataError, match="at this moment"),
-            turn(root, began, late),
-        ):
+    stem = f"{root}/_turn-{storage.name(began.path)}"
+    killed = replace(Lease(stem).contents, pid=2**22 + 1)
+    for number in (1, 2):
+        storage.write_whole(f"{stem}.{number}.json", killed.as_json())
+    with turn(root, began):
+        assert os.path.exists(f"{stem}.3.json")
+        with pytest.raises(DataError, match="at this moment"), turn(root, began):
             pytest.fail("it may not commit")
+
+
+def test_a_run_that_was_suspended_in_its_turn_does_not_commit(root, monkeypatch):
+    began, _ = version_of(root, "none")
+
+    def overtaken(dataset):
+        Lease.of_series(f"{root}/_turn-{storage.name(began.path)}", 2).acquire()
+        return newest(dataset)
+
+    monkeypatch.setattr(turn_module, "newest", overtaken)
+    with pytest.raises(DataError, match="at this moment"), turn(root, began):
+        pytest.fail("it may not commit")
 
 
 def test_the_first_part_of_all_has_a_turn_too(tmp_path):
     root = str(tmp_path)
-    with Lease(f"{root}/v=a") as one, Lease(f"{root}/v=b") as two, turn(root, None, one):
-        with pytest.raises(DataError), turn(root, None, two):
-            pytest.fail("it may not commit")
+    with turn(root, None), pytest.raises(DataError), turn(root, None):
+        pytest.fail("it may not commit")

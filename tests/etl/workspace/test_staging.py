@@ -10,10 +10,12 @@ import sys
 import pytest
 
 from howdah import storage
+from howdah.core.processes import boot_id, process_start
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
 from howdah.errors import DataError, StorageUnavailable
 from howdah.etl.workspace import staging
-from howdah.etl.workspace.staging import Lease, attempt_name, discard, refuse_missing, sweep
+from howdah.etl.workspace.staging import RunLease, attempt_name, discard, refuse_missing, sweep
+from howdah.storage import lease as leases
 from tests.support.waiting import wait_until
 
 
@@ -42,7 +44,9 @@ def _dead_pid():
 
 
 def _lease(version, token, *, host, pid, **more):
-    body = json.dumps({"host": host, "pid": pid, "token": token, **more})
+    where = {"machine": leases.machine()} if host == socket.gethostname() else {}
+    start = process_start(pid) or 0
+    body = json.dumps({"host": host, "pid": pid, **where, "start": start, "token": token, **more})
     storage.write_whole(f"{version}/_run-{token}.json", body.encode())
 
 
@@ -91,7 +95,7 @@ def test_a_committed_version_keeps_what_its_manifest_names(dataset):
 
 def test_files_of_a_live_run_stay(dataset):
     version = f"{dataset}/v=1"
-    with Lease(version) as lease:
+    with RunLease(version) as lease:
         live = attempt_name("test-00000-of-00001", lease.token, 9, "tfrecord")
         _put(version, live, MINE, "report.json")
         assert sweep(dataset) == [storage.join(version, MINE)]
@@ -106,30 +110,29 @@ def test_a_run_on_another_host_lives_as_long_as_its_beat(dataset, monkeypatch):
     _put(version, MINE)
     _lease(version, "aaaaaaaa", host="elsewhere", pid=1)
     assert sweep(dataset) == []
-    monkeypatch.setattr(staging, "EXPIRED_SECONDS", -1.0)
-    monkeypatch.setattr(staging, "SECOND_LOOK_SECONDS", 0.0)
+    _lease(version, "aaaaaaaa", host="elsewhere", pid=1, seconds=-1.0)
+    monkeypatch.setattr(leases, "SECOND_LOOK_SECONDS", 0.0)
     assert len(sweep(dataset)) == 2
 
 
 def test_a_pid_is_looked_at_only_where_it_means_something(dataset):
     version = f"{dataset}/v=1"
     here = {"host": socket.gethostname(), "pid": os.getpid()}
-    boot, namespace, start = staging._process(os.getpid())
     # a driver in a container may have this host's name and a namespace of pids of its own
-    elsewhere = {**here, "pid": _dead_pid(), "process": [boot, "pid:[1]", start]}
+    elsewhere = {**here, "pid": _dead_pid(), "machine": f"{boot_id()} pid:[1]"}
     _put(version, MINE)
     _lease(version, "aaaaaaaa", **elsewhere)
     assert sweep(dataset) == []
-    _lease(version, "aaaaaaaa", **here, process=[boot, namespace, start])
+    _lease(version, "aaaaaaaa", **here)
     assert sweep(dataset) == []
-    _lease(version, "aaaaaaaa", **here, process=[boot, namespace, "12"])  # the pid came again
+    _lease(version, "aaaaaaaa", **here, start=12)  # the pid came again
     assert len(sweep(dataset)) == 2
 
 
 def test_a_run_is_over_with_its_application(dataset, monkeypatch):
     monkeypatch.setattr(staging, "_SWEEP_SECONDS", 0.0)
     version = f"{dataset}/v=1"
-    with Lease(version, "application_1_0001") as lease:
+    with RunLease(version, "application_1_0001") as lease:
         mine = attempt_name("train-00000-of-00001", lease.token, 1, "tfrecord")
         _put(version, mine)
         assert sweep(dataset, over=["application_1_0002"]) == []
@@ -150,13 +153,13 @@ def test_directories_that_are_no_versions_are_left_alone(tmp_path):
 
 def test_a_lease_whose_beginning_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
     version = str(tmp_path / "dataset" / "v=0123456789abcdef")
-    lease = Lease(version)
+    lease = RunLease(version)
 
-    def write_and_be_interrupted(path, data, write=storage.write_whole):
+    def write_and_be_interrupted(path, data, write=storage.create_exclusive):
         write(path, data)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(storage, "write_whole", write_and_be_interrupted)
+    monkeypatch.setattr(storage, "create_exclusive", write_and_be_interrupted)
     with pytest.raises(KeyboardInterrupt), contextlib.ExitStack() as stack:
         stack.callback(sweep, str(tmp_path / "dataset"))
         stack.push(lease)
@@ -178,7 +181,7 @@ def outage(monkeypatch):
         real(path, data)
 
     monkeypatch.setattr(storage, "write_whole", write_whole)
-    monkeypatch.setattr(staging, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(leases, "_AGAIN_SECONDS", 0.05)
     return state
 
 
@@ -186,16 +189,16 @@ def test_a_lease_is_renewed_at_once_when_storage_is_back(tmp_path, outage, monke
     """Not a minute later: until then another run's sweep could take it for expired."""
     version = str(tmp_path / "data" / "v=1")
     waits = []
-    real = staging.threading.Event.wait
+    real = leases.threading.Event.wait
 
     def wait(self, seconds=None):
-        if seconds == staging.BEAT_SECONDS:
+        if seconds == leases.SECONDS / 10:
             waits.append(seconds)
             seconds = 0.05 if len(waits) == 1 else seconds  # the outage begins with the first beat
         return real(self, seconds)
 
-    monkeypatch.setattr(staging.threading.Event, "wait", wait)
-    with Lease(version) as lease:
+    monkeypatch.setattr(leases.threading.Event, "wait", wait)
+    with RunLease(version) as lease:
         path = f"{version}/_run-{lease.token}.json"
         outage["on"] = True
         os.utime(path, (0, 0))
@@ -209,19 +212,16 @@ def test_a_lease_is_renewed_at_once_when_storage_is_back(tmp_path, outage, monke
 def test_a_sweep_looks_again_before_it_takes_an_expired_run_for_dead(dataset, monkeypatch):
     version = f"{dataset}/v=1"
     _put(version, MINE)
-    _lease(version, "aaaaaaaa", host="elsewhere", pid=1)
-    monkeypatch.setattr(staging, "EXPIRED_SECONDS", -1.0)
+    _lease(version, "aaaaaaaa", host="elsewhere", pid=1, seconds=-1.0)
     slept = []
 
     def beat_meanwhile(seconds):
         slept.append(seconds)
-        real(0.02)
-        _lease(version, "aaaaaaaa", host="elsewhere", pid=1)
+        _lease(version, "aaaaaaaa", host="elsewhere", pid=1, seconds=-1.0, beat=1)
 
-    real = staging.time.sleep
-    monkeypatch.setattr(staging.time, "sleep", beat_meanwhile)
+    monkeypatch.setattr(leases.time, "sleep", beat_meanwhile)
     assert sweep(dataset) == []
-    assert slept == [staging.SECOND_LOOK_SECONDS] and MINE in _names(version)
+    assert slept == [leases.SECOND_LOOK_SECONDS] and MINE in _names(version)
 
 
 def _manifest(*names):
