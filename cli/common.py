@@ -197,10 +197,3 @@ def load_to_begin(
         if asked != found:
             say(f"model.{key} {asked}: {found}")
     return pinned
-
-
-def addressed(model: str, config) -> str:
-    """The path of the model that a user named, on a checked configuration's publish.directory."""
-    from howdah.models.registry import address
-
-    return address(model, config.publish.directory)

@@ -284,10 +284,10 @@ def register(
             expected="--uri, or tracking.mlflow.uri of the configuration",
             remedy="for example --uri http://127.0.0.1:5000, or sqlite:///registry.db",
         )
-    from howdah.models import variants
+    from howdah.models.version import open_version
     from howdah.serving.deployment import mlflow_registry
 
-    found = variants.find(model or checked.model_directory, checked.publish.directory)
+    found = open_version(model or checked.model_directory, checked.publish.directory)
     made = mlflow_registry.register(
         found,
         uri or mlflow.uri,

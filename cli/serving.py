@@ -139,19 +139,20 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
     other, share = of_ray["and"], of_ray["share"]
     if other is None and share is not None:
         raise UsageError("--share is the share of --and", remedy="name the other model by --and")
-    from howdah.models import variants
+    from howdah.models.version import open_version
     from howdah.serving.deployment import ray_serve
+    from howdah.serving.deployment.split import require_comparable
 
     options = ray_serve.Options.of(
         checked.serve,
         replicas=ray_serve.parse_replicas(of_ray["replicas"] or "1"),
         queue=of_ray["queue"] or 64,
     )
-    found = [variants.find(model, checked.publish.directory)]
+    found = [open_version(model, checked.publish.directory)]
     part = 0.0
     if other is not None:
-        found.append(variants.find(other, checked.publish.directory))
-        part = variants.require_comparable(*found, share)
+        found.append(open_version(other, checked.publish.directory))
+        part = require_comparable(*found, share)
 
     def ready(what: dict) -> None:
         answer(what, as_json, [])
@@ -161,16 +162,22 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
 
 
 def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) -> None:
-    from howdah import storage
     from howdah.config.options.serve import OF_CONTAINER, require_implemented
-    from howdah.models.registry import Published
+    from howdah.models.version import open_version
     from howdah.serving.http import access
     from howdah.yarn.serving import control
 
     if action not in (None, "status", "stop"):
         raise UsageError("unknown action", where="ACTION", expected="status or stop", got=action)
-    local = storage.is_local(model) and not model.startswith("/")
-    directory = storage.join(checked.publish.directory, model) if local else model
+    version = open_version(model, checked.publish.directory, key="--model")
+    if not version.follows:
+        raise ModelError(
+            "a server on YARN follows a published model", where=f"--model {model}",
+            expected="NAME below publish.directory, or a published model's directory",
+            got=f"{version.path}, which stays as it is",
+            remedy="leave the version out, or `howdah publish` the run",
+        )  # fmt: skip
+    directory = version.root
     if action == "stop":
         found = control.stop(checked, directory, say)
         answer(found.as_dict(), as_json, [f"{found.application} is {found.state}"])
@@ -181,11 +188,5 @@ def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) 
     else:
         others = set(type(checked.serve).model_fields) - set(OF_CONTAINER)
         require_implemented(checked.serve, others, "a server on YARN")
-        if Published(directory).current() is None:
-            raise ModelError(
-                "no model is published there", where=directory,
-                expected="NAME below publish.directory, or a published model's directory",
-                remedy="`howdah publish` publishes a run",
-            )  # fmt: skip
         found = control.start(checked, directory, tokens, say)
     answer(found.as_dict(), as_json, found.lines)

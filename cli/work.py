@@ -14,7 +14,6 @@ from howdah.cli.common import (
     ConfigPath,
     Overrides,
     RunWith,
-    addressed,
     allowed,
     answer,
     chosen,
@@ -318,7 +317,6 @@ def evaluate(
     from howdah.serving.registry.gate import check_minimum, require
     from howdah.training.evaluation.evaluate import evaluate_run
 
-    model = model and addressed(model, checked)
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
@@ -419,6 +417,7 @@ def predict(
         ("--master", "master", master),
     )  # fmt: skip
     checked = load(config, set)
+    from howdah.models.version import open_version
     from howdah.serving.prediction import judged
     from howdah.serving.prediction import predict as predictor
 
@@ -428,14 +427,13 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(
-            addressed(model, checked), given, out, framework=framework, progress=say
-        )
+        path = open_version(model, checked.publish.directory).path
+        predictor.predict_lines(path, given, out, framework=framework, progress=say)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
-        addressed(model, checked), source, output,
+        model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
         overwrite=overwrite, batch=batch, framework=framework, drift=drift,
         progress=say,

@@ -25,7 +25,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
-from howdah.models.export.export import INFO, resolve_export
+from howdah.models.export.export import INFO
 from howdah.models.export_info import read_config, read_info
 from howdah.models.opened.runtimes import (
     FRAMEWORKS,
@@ -37,7 +37,8 @@ from howdah.models.opened.runtimes import (
     serving_framework,
     without_weights,
 )
-from howdah.models.weights.pretrained import label_names_of, load_base
+from howdah.models.version import Version, open_version
+from howdah.models.weights.pretrained import load_base
 
 __all__ = [
     "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "choose_framework",
@@ -235,29 +236,23 @@ def open_model(
             version whose files are not those of its manifest.
         UsageError: `framework` is not known, or not installed.
     """
-    directory = resolve_export(path)
-    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
-    chosen = choose_framework(framework, trained_with=info.get("framework"))
+    version = open_version(path)
+    directory = version.path
+    chosen = choose_framework(framework, trained_with=version.info.get("framework"))
     patterns = patterns_of(chosen)
     local = modelfiles.fetch(directory, patterns=patterns)
     files = files or integrity.files_of(directory)
     with integrity.unchanged(directory, files, local, patterns):
-        return _opened(path, directory, local, chosen, threads)
+        return _opened(version, local, chosen, threads)
 
 
-def _opened(path: str, directory: str, local: str, chosen: str, threads: int | None) -> ServedModel:
-    """The export in `local`, a copy of `directory` or itself."""
+def _opened(version: Version, local: str, chosen: str, threads: int | None) -> ServedModel:
+    """The export in `local`, a copy of the version's directory or itself."""
+    directory = version.path
     info_path = storage.join(directory, INFO)
     info = read_info(local) if storage.exists(storage.join(local, INFO)) else {}
     config = read_config(local)
-    labels = label_names_of(config)
-    if not labels:
-        raise ModelError(
-            "the model names no labels",
-            where=storage.join(directory, "config.json"),
-            expected="id2label of a classifier",
-            remedy="give a model exported by `howdah train` or `howdah export`",
-        )
+    labels = list(version.labels)
     count = prepare(chosen, threads)
     unread = without_weights(chosen, info)
     base = load_base(local, label_names=labels, weights=not unread)
@@ -289,7 +284,7 @@ def _opened(path: str, directory: str, local: str, chosen: str, threads: int | N
     )  # fmt: skip
     cleaned = info.get("clean") or {}
     return ServedModel(
-        path=path,
+        path=version.address,
         directory=directory,
         framework=chosen,
         labels=labels,

@@ -25,8 +25,8 @@ from howdah.errors import (
     ModelError,
     NotFound,
 )
-from howdah.models import variants
 from howdah.models.registry import MLFLOW, Published
+from howdah.models.version import open_version
 from howdah.serving.deployment import mlflow_registry
 from howdah.serving.registry import publish as publishing
 from howdah.serving.registry.gate import Evaluate, judge_version
@@ -204,7 +204,7 @@ def _wanted(model: Published, known: _Record) -> list[int]:
 
 def _register(config: Config, model: Published, number: int, known: _Record, say: Say) -> bool:
     made = mlflow_registry.register(
-        variants.find(model.path_of(number), config.publish.directory),
+        open_version(model.path_of(number)),
         _uri(config),
         name=name_of(config),
         experiment=config.tracking.mlflow.experiment,

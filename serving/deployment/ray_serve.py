@@ -15,7 +15,7 @@ from typing import Any
 from howdah.config.options.serve import ServeSection, require_implemented
 from howdah.core import machine
 from howdah.errors import ClusterError, UsageError
-from howdah.models.variants import Variant
+from howdah.models.version import Version
 from howdah.serving.deployment import listening
 from howdah.serving.deployment.own_ray import own_ray, require_ray
 
@@ -80,7 +80,7 @@ def parse_replicas(text: str) -> tuple[int, int]:
 
 
 def serve(
-    variants: Sequence[Variant],
+    variants: Sequence[Version],
     share: float,
     options: Options,
     *,
@@ -127,7 +127,7 @@ def serve(
         _watch()
 
 
-def _deploy(variants: Sequence[Variant], share: float, options: Options, port: int) -> None:
+def _deploy(variants: Sequence[Version], share: float, options: Options, port: int) -> None:
     import logging
 
     from ray import serve

@@ -25,10 +25,11 @@ from typing import Any
 from howdah.core import threads
 from howdah.core.processes import die_with_parent
 from howdah.errors import ModelError, UsageError
-from howdah.models.variants import Variant, find, require_comparable
+from howdah.models.version import Version, open_version
 from howdah.process import isolation
 from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.metrics import Metrics
+from howdah.serving.deployment.split import require_comparable
 from howdah.serving.prediction.rows import Prediction, Row
 
 __all__ = ["Shadow", "challenger"]
@@ -39,7 +40,7 @@ _NICENESS = 19
 _RESULTS = ("agrees", "disagrees", "left out", "failed")
 
 
-def challenger(given: str, served: Variant, root: str | None, publish_directory: str) -> Variant:
+def challenger(given: str, served: Version, root: str | None, publish_directory: str) -> Version:
     """The model of serve.shadow.
 
     Args:
@@ -51,15 +52,15 @@ def challenger(given: str, served: Variant, root: str | None, publish_directory:
     """
     number = given.removeprefix("v=")
     if number.isdigit():
-        home = root or (served.path.rpartition("/")[0] if served.version is not None else None)
+        home = root or (served.path.rpartition("/")[0] if served.number is not None else None)
         if home is None:
             raise UsageError(
                 "a version is no challenger of an export", where="--shadow", got=given,
                 expected="a model's path", remedy="serve a published model, or give a path",
             )  # fmt: skip
-        found = find(f"{home}/v={number}", publish_directory)
+        found = open_version(f"{home}/v={number}", publish_directory)
     else:
-        found = find(given, publish_directory)
+        found = open_version(given, publish_directory)
     require_comparable(served, found, 0.5)
     return found
 
@@ -74,7 +75,7 @@ class Shadow:
 
     def __init__(
         self,
-        variant: Variant,
+        variant: Version,
         *,
         compute_threads: int,
         metrics: Metrics,
@@ -170,7 +171,7 @@ def main(path: str, compute_threads: int) -> int:
     from howdah.serving.compute.generation import open_generation
     from howdah.serving.prediction.classify import classify
 
-    generation: Generation = open_generation(find(path, ""), threads=compute_threads)
+    generation: Generation = open_generation(open_version(path), threads=compute_threads)
     print("{}", flush=True)
     for line in sys.stdin:
         given = json.loads(line)

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from howdah.errors import ModelError, UsageError
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.serving.versions.shadow import challenger
 from tests.support.waiting import wait_until
 
@@ -41,14 +41,14 @@ def test_disagreement_is_counted_and_a_killed_challenger_fails_no_request(start)
 
 def test_a_challenger_is_a_version_or_a_model_with_the_same_labels(zoo):
     models = f"{zoo}/models"
-    served = find("zoo", models)
+    served = open_version("zoo", models)
     for given in ("1", "v=1", "zoo/v=1", str(zoo / "run-1")):
         assert challenger(given, served, f"{models}/zoo", models).run_id == "run-1"
     assert challenger("1", served, None, models).run_id == "run-1"
     with pytest.raises(ModelError, match="no such model"):
         challenger("7", served, f"{models}/zoo", models)
     with pytest.raises(UsageError, match="no challenger of an export"):
-        challenger("1", find(str(zoo / "run-1"), models), None, models)
+        challenger("1", open_version(str(zoo / "run-1"), models), None, models)
     other = dataclasses.replace(served, labels=("dog", "cat"))
     with pytest.raises(ModelError, match="different labels"):
         challenger("1", other, f"{models}/zoo", models)

@@ -21,6 +21,7 @@ from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.lineage import touched  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
 from howdah.config.options.partition import is_files  # noqa: E402
+from howdah.core.address import split_address  # noqa: E402
 from howdah.errors import ConfigError, DataError  # noqa: E402
 
 __all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
@@ -227,9 +228,8 @@ class DriftOperator(HowdahOperator, SkipMixin):
     def _scorer(self) -> str:
         """The model at the version that has scored; one that is not published: as it is."""
         version = self.scored.get("version")
-        if version is None or touched.version_of(self.model) is not None:
-            return self.model
-        return f"{self.model.rstrip('/')}/v={version}"
+        model, number = split_address(self.model)
+        return self.model if version is None or number is not None else f"{model}/v={version}"
 
     def lineage(self) -> touched.Touched:
         """What was judged in; a page is no dataset."""
