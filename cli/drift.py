@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -14,9 +14,7 @@ app = typer.Typer()
 
 @app.command()
 def drift(
-    model: Annotated[
-        str, typer.Option(help="Published model (NAME or NAME/v=3), export or run directory.")
-    ],
+    model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     table: Annotated[
         str | None, typer.Option(help="Output table of `howdah score --drift`: db.scored.")
     ] = None,

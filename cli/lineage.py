@@ -24,8 +24,7 @@ def lineage(
         typer.Option(help="Dataset (data.dataset), or one version; with ID repeatable."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Published model: <publish.directory>/NAME, NAME@3 or NAME/v=3."),
+        str | None, typer.Option(help="Published model (NAME or NAME@3), or the path of one.")
     ] = None,
     runs: Annotated[
         list[str] | None, typer.Option(help="A directory with run directories below; repeatable.")

@@ -166,10 +166,7 @@ def publish(
 def score(
     model: Annotated[
         str,
-        typer.Option(
-            help="Published model (NAME or NAME/v=3 below publish.directory), export or run"
-            " directory; a published one is held at the version that is current now."
-        ),
+        typer.Option(help=f"{MODEL_HELP}; held at the version that is current now."),
     ],
     source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
     output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],

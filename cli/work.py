@@ -10,6 +10,7 @@ import typer
 
 from howdah.cli import alerting, streams
 from howdah.cli.common import (
+    MODEL_HELP,
     AsJson,
     ConfigPath,
     Overrides,
@@ -302,7 +303,7 @@ def evaluate(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     gate: Annotated[
@@ -367,9 +368,7 @@ def _add_profile(config, path: str) -> None:
 
 @app.command()
 def predict(
-    model: Annotated[
-        str, typer.Option(help="Published model (NAME, NAME@3), export or run directory, anywhere.")
-    ],
+    model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     source: Annotated[
         str | None, typer.Option(help="CSV, JSON lines or Parquet file(s), or images.")
     ] = None,
@@ -426,8 +425,8 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
-        given, out = streams.opened_stdin(), streams.results()
         path = open_version(model, checked.publish.directory).path
+        given, out = streams.opened_stdin(), streams.results()
         predictor.predict_lines(path, given, out, framework=framework, progress=say)
         return
     if source is None or output is None:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from howdah import storage
+from howdah.config.tasks import Task, task_of
 from howdah.core.address import split_address
 from howdah.errors import ModelError, NotFound
 from howdah.models.export_info import read_config, read_info
@@ -101,6 +102,11 @@ class Version:
                 remedy="give a model exported by `howdah train` or `howdah export`",
             )
         return tuple(labels)
+
+    @cached_property
+    def task(self) -> Task:
+        """What it predicts of a row."""
+        return task_of(read_config(self.path).get("problem_type"))
 
     @property
     def run_id(self) -> str | None:

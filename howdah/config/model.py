@@ -63,14 +63,14 @@ class RunSection(Section):
 # ----------------------------------------------------------------------------------- model
 class ModelSection(Section):
     base: Model = "distilbert-base-uncased"
-    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa, ViT): a directory (any storage) or a hub
-    name."""
+    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa, ViT): a directory (any storage), a
+    published model (NAME or NAME@3 below publish.directory, or its path) or a hub name."""
     revision: Revision | None = None
     """Revision (branch, tag or commit) on the hub."""
     init_from: RankPath | None = None
-    """Begin with the weights of a published model, <publish.directory>/<name>, or <name>@N for its
-    version N, or of an export (any storage). The dataset has all of its labels, and maybe new ones.
-    A run that may be resumed after the next publication names the version."""
+    """Begin with the weights of a published model (NAME or NAME@3 below publish.directory, or its
+    path), of an export or of a run (any storage). The dataset has all of its labels, and maybe new
+    ones. A run that may be resumed after the next publication names the version."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout of the transformer; null: the base model's."""
     attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)

@@ -7,14 +7,14 @@ the training data was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from howdah import storage
 from howdah.config.data import CleanOptions, Columns, InputKind
-from howdah.config.tasks import Task, task_of
+from howdah.config.tasks import Task
 from howdah.data import modelfiles
 from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.encode import most_characters
@@ -26,7 +26,6 @@ from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
 from howdah.models.export.export import INFO
-from howdah.models.export_info import read_config, read_info
 from howdah.models.opened.runtimes import (
     FRAMEWORKS,
     RUNTIMES,
@@ -88,8 +87,6 @@ class ServedModel:
     """Texts are pairs, joined (data/clean.py)."""
     decision: Decision = field(default_factory=Decision)
     """What `howdah threshold` has put into the export; `scores` have its temperature."""
-    directory: str | None = None
-    """The export that was opened: of a published model the version that was current then."""
     own_width: bool = False
     """Rows of one batch have one width, each its own: no score depends on which rows are near."""
 
@@ -250,9 +247,8 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
     """The export in `local`, a copy of the version's directory or itself."""
     directory = version.path
     info_path = storage.join(directory, INFO)
-    info = read_info(local) if storage.exists(storage.join(local, INFO)) else {}
-    config = read_config(local)
-    labels = list(version.labels)
+    copied = replace(version, path=local)
+    info, labels, task = copied.info, list(copied.labels), copied.task
     count = prepare(chosen, threads)
     unread = without_weights(chosen, info)
     base = load_base(local, label_names=labels, weights=not unread)
@@ -276,7 +272,6 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
             remedy="restore the export's files, or export the run again",
         )
     pairs = bool(info.get("pairs", False))
-    task = task_of(config.get("problem_type"))
     decision = Decision.of(info, labels, task, where=info_path)
     forward, gpu = forward_of(
         chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
@@ -285,7 +280,6 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
     cleaned = info.get("clean") or {}
     return ServedModel(
         path=version.address,
-        directory=directory,
         framework=chosen,
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),

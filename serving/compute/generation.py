@@ -16,7 +16,7 @@ from howdah.models.version import Version
 from howdah.serving.prediction.classify import outputs_of, usable
 from howdah.serving.prediction.rows import Outputs, Row
 
-__all__ = ["Generation", "open_generation", "served_name", "try_out", "workers_of"]
+__all__ = ["Generation", "open_generation", "try_out", "workers_of"]
 
 _WARM = (
     Row("0", "The elephant carries a howdah."),
@@ -34,8 +34,11 @@ class Generation:
 
     @cached_property
     def name(self) -> str:
-        """Of the model, for answers and URLs."""
-        return served_name(self.version)
+        """Of the model, in answers and URLs: the published model's, else the run's, else the
+        directory's."""
+        if self.version.number is not None:
+            return self.version.name
+        return str(self.version.info.get("run_name") or storage.name(self.version.path))
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -46,13 +49,6 @@ class Generation:
     def identity(self) -> dict[str, object]:
         """{model, version, run_id} of each answer."""
         return {"model": self.name, "version": self.version.number, "run_id": self.model.run_id}
-
-
-def served_name(version: Version) -> str:
-    """The name in answers and URLs: the published model's, else the run's, else the directory's."""
-    if version.number is not None:
-        return version.name
-    return str(version.info.get("run_name") or storage.name(version.path))
 
 
 def workers_of(generation: Generation, threads: int) -> int:

@@ -15,12 +15,10 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
-from howdah.config.tasks import task_of
 from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.export_info import read_config
 from howdah.models.opened.opened import choose_framework
 from howdah.models.version import open_version
 from howdah.packaging import cluster_paths
@@ -118,8 +116,7 @@ class _Request:
     @property
     def outputs(self) -> Outputs:
         """What the predictions have."""
-        config = read_config(self.model.path)
-        return Outputs(task=task_of(config.get("problem_type")), labels=())
+        return Outputs(task=self.model.version.task, labels=())
 
     @property
     def schema(self) -> str:

@@ -16,11 +16,9 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.options.partition import NULL
 from howdah.config.options.source import TABLE_NAME
-from howdah.config.tasks import Task, task_of
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.export_info import read_config
 from howdah.models.opened.opened import serving_framework
 from howdah.models.scored import MARKER
 from howdah.models.version import open_version
@@ -199,7 +197,7 @@ def _tables(
                     remedy="--text-column names others",
                 )
             )
-    wanted = partitions.output_columns(_task_of(model))
+    wanted = partitions.output_columns(model.version.task)
     there = catalogue.table(request.output, where="--output")
     if there is not None:
         refuse_unreadable(there, where="--output")
@@ -227,11 +225,6 @@ def _check_name(model: ModelFiles) -> None:
             expected="a name without slashes and control characters",
             got=repr(model.name),
         )
-
-
-def _task_of(model: ModelFiles) -> Task:
-    config = read_config(model.path)
-    return task_of(config.get("problem_type"))
 
 
 def _require_partitions(source: Table, problems: list[HowdahError]) -> None:
