@@ -425,9 +425,9 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
+        given = streams.opened_stdin()
         path = open_version(model, checked.publish.directory).path
-        given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(path, given, out, framework=framework, progress=say)
+        predictor.predict_lines(path, given, streams.results(), framework=framework, progress=say)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
