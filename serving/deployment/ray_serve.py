@@ -150,7 +150,7 @@ def _deploy(variants: Sequence[Version], share: float, options: Options, port: i
                 "upscale_delay_s": _UPSCALE_SECONDS, "downscale_delay_s": _DOWNSCALE_SECONDS,
             },
         )
-        .bind(one.path, options.threads or 1, options.framework)
+        .bind(one.absolute_path, options.threads or 1, options.framework)
         for number, one in enumerate(variants)
     ]  # fmt: skip
     router = serve.deployment(Router).options(
@@ -171,7 +171,7 @@ def _deploy(variants: Sequence[Version], share: float, options: Options, port: i
         )  # fmt: skip
         serve.run(
             router.bind(
-                [{"name": one.name, "version": one.version, "run_id": one.run_id}
+                [{"name": one.name, "version": one.number, "run_id": one.run_id}
                  for one in variants],
                 share, listening.host_names(options.host), *handles,
             ),

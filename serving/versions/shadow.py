@@ -119,7 +119,7 @@ class Shadow:
     def _run(self) -> None:
         name = "howdah.serving.versions.shadow"
         process = self._process = subprocess.Popen(
-            isolation.module(name, self._variant.path, str(self._threads)),
+            isolation.module(name, self._variant.absolute_path, str(self._threads)),
             env=isolation.environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
             preexec_fn=functools.partial(die_with_parent, parent=os.getpid()),
