@@ -45,7 +45,8 @@ def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
     for key, version in versions.items():
         before = {"base": begun.get("source"), "init_from": begun.get("init_from")}[key]
         # NAME@VERSION is the user's word: another one than the run began with is refused later
-        if version.follows and isinstance(before, str) and storage.parent(before) == version.root:
+        root = storage.parent(version.path)
+        if version.follows and isinstance(before, str) and storage.parent(before) == root:
             changed[key] = before
     return config.model_copy(update={"model": model.model_copy(update=changed)})
 

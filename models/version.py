@@ -69,10 +69,10 @@ class Version:
     def root(self) -> str:
         """The directory for what belongs to the model and is not in its export, such as markers of
         `howdah score`: the published model's, else the run's, else the export's own."""
-        above = storage.parent(self.path)
+        above = storage.parent(self.absolute_path)
         if self.number is not None or storage.exists(storage.join(above, RUN_JSON)):
             return above
-        return self.path
+        return self.absolute_path
 
     @cached_property
     def info(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
     Raises:
         ModelError: it is not a published one.
     """
-    model, number = Published(version.root), version.number
+    model, number = Published(storage.parent(version.path)), version.number
     if number is None:
         raise ModelError(
             "the model is not published",

@@ -204,7 +204,7 @@ def reference_from_table(
         )
     progress(f"{rows:,} rows of {', '.join(one.name for one in taken)}")
     reference = references.from_partitions(profile, [one.profile for one in taken])
-    path = registry.profile_path(version.path, PROFILE)
+    path = registry.profile_path(version.absolute_path, PROFILE)
     storage.make_dirs(storage.parent(path))
     storage.write_whole(path, reference.to_bytes())
     return path
