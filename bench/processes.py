@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["Sampler", "anonymous"]
-
 
 def anonymous(pid: int) -> int:
     """Bytes of a process's memory that no file backs (the page cache is not its own); 0: gone.

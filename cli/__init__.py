@@ -41,8 +41,6 @@ from howdah.errors import (
     render,
 )
 
-__all__ = ["app", "main", "run"]
-
 app = typer.Typer(
     name="howdah",
     help="From text rows or a Hive table to a trained DistilBERT classifier.",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from howdah.cli import common
 from howdah.errors import HowdahError
 
-__all__ = ["begun", "ended"]
-
 _COMMANDS = {"drift", "etl", "gate", "publish", "score", "submit", "train", "tune"}
 _NONE = (0, 2, 130, 143)
 """Exit codes that are no failure: success, wrong arguments, interrupted."""

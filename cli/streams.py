@@ -21,8 +21,6 @@ import typer
 from howdah.errors import UsageError
 from howdah.faults import typed
 
-__all__ = ["discard", "opened_stdin", "prepare", "read_by_none", "results"]
-
 _ESCAPED = "howdah.escaped"
 """How characters that a stream's encoding lacks are printed: as in JSON, which stays JSON so."""
 

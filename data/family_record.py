@@ -13,11 +13,6 @@ from typing import Any
 from howdah.config.data import InputKind
 from howdah.errors import ModelError
 
-__all__ = [
-    "DropoutKeys", "ImageFamily", "LayerNames", "ModelFamily", "Shapes", "SizeKeys",
-    "TokenizerKind",
-]  # fmt: skip
-
 Shapes = dict[str, tuple[int, ...]]
 
 

@@ -12,8 +12,6 @@ from typing import Any
 from howdah.errors import AlreadyExists, DataError, StorageError
 from howdah.storage import commit
 
-__all__ = ["file_format", "quoted", "replace_partition"]
-
 _STAGED = ("parquet", "orc")
 """File formats that are written beside a partition and then renamed into its place."""
 _FILES = (*_STAGED, "hive", "csv", "json", "text", "avro")

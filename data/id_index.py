@@ -27,8 +27,6 @@ import numpy as np
 from howdah.data.manifest import ID_INDEX
 from howdah.errors import DataError
 
-__all__ = ["digests", "has", "hash_of", "name_of", "of_file", "to_bytes"]
-
 _MAGIC, _VERSION = b"HOWDAHID", 1
 _HEAD = struct.Struct("<8sIIQ")
 _COPY = re.compile(rb"#\d+$")

@@ -23,8 +23,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["text", "texts"]
-
 _PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
 """Between these Java writes a number that is not whole without an exponent."""
 

@@ -24,8 +24,6 @@ from howdah.data.manifest import ImageEntry, content_hash
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
-__all__ = ["FORMATS", "ImageEncoder", "UnusableImage", "open_image"]
-
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 """The formats that are decoded: no other parser of Pillow's sees a byte of the source."""
 _PROCESSOR = IMAGE_FILES[0]

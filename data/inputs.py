@@ -13,8 +13,6 @@ from howdah.data.encode import Encoder
 from howdah.data.family import family_of
 from howdah.data.images import ImageEncoder
 
-__all__ = ["ENCODERS", "AnyEncoder", "encoder_of_files", "encoder_of_model"]
-
 AnyEncoder = Encoder | ImageEncoder
 
 ENCODERS: dict[InputKind, type[Encoder] | type[ImageEncoder]] = {

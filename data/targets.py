@@ -20,19 +20,6 @@ from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.manifest import TargetEntry
 
-__all__ = [
-    "BLANKS",
-    "UNSEEN",
-    "Label",
-    "label_mapping",
-    "label_name",
-    "label_set",
-    "labels_as",
-    "set_text",
-    "summary",
-    "target_text",
-]
-
 Label = int | tuple[int, ...] | float
 """A label's number; those of a row of several; a target."""
 

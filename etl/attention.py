@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from howdah.config.data import DataSection
 from howdah.data.manifest import DatasetManifest, ShardEntry
 
-__all__ = ["absent", "lines", "missing_values"]
-
 _MISSING = frozenset({
     "", "-", "--", "?", "n/a", "na", "nan", "nil", "none", "null", "missing", "unknown",
     "undefined", "(none)", "(null)", "#n/a", "k. a.", "k.a.",

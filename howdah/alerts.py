@@ -47,8 +47,6 @@ from howdah.process import isolation
 from howdah.run_files import RUN_JSON
 from howdah.storage import private_files
 
-__all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send", "succeeded"]
-
 FORMAT_VERSION = 1
 _MOST_BYTES = 32_000
 """An alert's size: what chats and mail gateways take."""

@@ -17,8 +17,6 @@ from typing import Any
 from howdah import storage
 from howdah.errors import DataError, NotFound
 
-__all__ = ["Attempt", "fences", "newest_fence", "of_fence"]
-
 _FOLDER = "attempts"
 _APPLICATION = "HOWDAH_APPLICATION"
 _STARTED = "HOWDAH_APPLICATION_STARTED"

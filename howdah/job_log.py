@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Position", "new_lines"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Position:

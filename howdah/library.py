@@ -44,8 +44,6 @@ from howdah.run_files import REPORT
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Model", "Report", "etl", "load", "metrics", "open_model", "plan", "report", "train"]
-
 _SHOW_SECONDS = 0.1
 _GIVEN_UP_SECONDS = 5.0
 """For a command that was interrupted three times, between SIGTERM and SIGKILL."""

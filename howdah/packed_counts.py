@@ -16,8 +16,6 @@ from bisect import bisect_left
 from collections.abc import ItemsView, Iterator, Mapping
 from itertools import accumulate, pairwise
 
-__all__ = ["MOST_PLAIN", "PackedCounts"]
-
 MOST_PLAIN = 256
 """Labels of a shard up to which the manifest has an object {label number: rows}."""
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from howdah.errors import ClusterError, PermissionDenied
 
-__all__ = ["RayHome"]
-
 _LONGEST_PLACE = 28
 """Characters: a socket's path may have 107 (unix(7)). Below it come our directory (12 with its
 slash), `/r` and Ray's: session_<time>_<pid>/sockets/plasma_store (64)."""

@@ -25,11 +25,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = [
-    "LEFT_OUT", "TOKENS", "config", "find", "is_secret_name", "left_out", "left_out_of", "plain",
-    "text",
-]  # fmt: skip
-
 LEFT_OUT = "***left-out***"
 """Replaces a secret."""
 

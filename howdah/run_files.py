@@ -1,7 +1,5 @@
 """What is known of a run besides its metrics: which command began it, what it has used."""
 
-__all__ = ["REPORT", "RUN_JSON"]
-
 RUN_JSON = "run.json"
 """A run's record in its directory: its identity, attempts, metrics and hours. The run itself writes
 it (models/runs/run_json.py)."""

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["AgentBackend", "Container", "DriverAddress", "DriverBackend"]
-
 State = Literal["requested", "running", "ended"]
 Reason = Literal["preempted", "killed", "failed", "lost"]
 

@@ -13,8 +13,6 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers"]
-
 _OTHERS = ("join", "cache")
 """Phases in which a rank waits for others: to form a world with it (join; Horovod ends that wait
 itself, after `gloo_timeout_seconds`), or for a shard that another process of its node fetches."""

@@ -33,8 +33,6 @@ from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBa
 from howdah.jobs.net.signing import new_key
 from howdah.process import isolation
 
-__all__ = ["LocalAgent", "LocalDriver", "main"]
-
 _TERM_SECONDS = 0.25
 """Between SIGTERM and SIGKILL, as YARN's NodeManager has it."""
 _SECRETS = "secrets.json"

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from howdah.config.model import Config
 from howdah.errors import ConfigError
 
-__all__ = ["Secrets", "parse", "values"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:

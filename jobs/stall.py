@@ -9,8 +9,6 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-__all__ = ["Stall"]
-
 _STEPS = 101
 """Newest steps whose median is taken."""
 _LEAST_STEPS = 5

@@ -21,8 +21,6 @@ from howdah.attempts import Attempt
 from howdah.core import threads
 from howdah.process import isolation
 
-__all__ = ["TrainingProcess", "command", "environment", "parse_message"]
-
 _LINE_LIMIT = 2**20
 """Bytes of one message; the rest of a longer line is no message."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from howdah.config.launchers import LAUNCHERS
 
-__all__ = ["Candidate", "Slot", "assign", "variables"]
-
 
 @dataclass(frozen=True)
 class Candidate:

@@ -19,8 +19,6 @@ from howdah.models.export_info import read_info
 from howdah.models.version import find_version
 from howdah.run_files import RUN_JSON
 
-__all__ = ["learnt_parts", "with_pinned_base"]
-
 
 def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
     """The configuration with the paths of the versions and exports that `model.base` and

@@ -18,8 +18,6 @@ from howdah.models.profile import reference as references
 from howdah.models.profile.profile import PROFILE
 from howdah.models.registry import EXPORT_INFO as INFO
 
-__all__ = ["has_profile", "keep", "profile_with"]
-
 
 def has_profile(export: str) -> bool:
     """True if an export has a profile.json."""

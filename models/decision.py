@@ -22,8 +22,6 @@ from howdah.config.tasks import Task
 from howdah.errors import ModelError
 from howdah.models.registry import decision_hash
 
-__all__ = ["KEY", "Answer", "Decision", "Rule", "log_softmax", "scores_of", "softmax"]
-
 KEY = "decision"
 """Key of howdah.json that holds the decision."""
 _HALF = 0.5

@@ -14,8 +14,6 @@ from howdah.errors import ModelError
 from howdah.models.registry import EXPORT_INFO
 from howdah.storage.shapes import ANY_OBJECT, COUNT, FLAG, TEXT, Each, Fields, Items, Kind, one_of
 
-__all__ = ["read_config", "read_info"]
-
 _TASK = one_of(TASKS)
 
 

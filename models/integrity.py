@@ -17,8 +17,6 @@ from howdah import storage
 from howdah.errors import ModelError, NotFound
 from howdah.models.registry import manifest_of
 
-__all__ = ["Files", "digest", "files_of", "require_same", "require_whole", "unchanged"]
-
 Files = Mapping[str, Mapping[str, Any]]
 """{name: {bytes, sha256}}, as a manifest has it."""
 

@@ -34,20 +34,6 @@ from howdah.storage.shapes import (
     Shape,
 )
 
-__all__ = [
-    "CHALLENGER",
-    "DECISION_KEYS",
-    "EXPORT_FOLDERS",
-    "EXPORT_INFO",
-    "MANIFEST",
-    "MLFLOW",
-    "POINTER",
-    "Published",
-    "decision_hash",
-    "manifest_of",
-    "profile_path",
-]
-
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (models/export/export.py writes it)."""
 

@@ -13,8 +13,6 @@ from howdah.data.manifest import Dataset, content_hash
 from howdah.errors import ConfigError
 from howdah.models.base import learnt_parts, with_pinned_base
 
-__all__ = ["replayed", "training_rows"]
-
 
 def training_rows(version: Dataset, config: Config, *, as_begun: bool | None = None) -> Dataset:
     """The version as a run of this configuration trains on it; its `identity` is what the run's

@@ -13,8 +13,6 @@ from typing import Any
 from howdah import storage
 from howdah.errors import NotFound
 
-__all__ = ["DIRECTORY", "MARKER", "Files", "Marker", "markers", "read", "tables"]
-
 DIRECTORY = "scored"
 MARKER = "done.json"
 

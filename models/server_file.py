@@ -19,9 +19,6 @@ from dataclasses import asdict, dataclass
 from howdah import storage
 from howdah.errors import ModelError
 
-__all__ = ["ADDRESS_VARIABLE", "FILE", "MODEL_VARIABLE", "TOKENS", "ServerAddress", "path_of",
-           "read", "write"]  # fmt: skip
-
 FILE = "server.json"
 TOKENS = ".howdah.tokens"
 """Name of the file with the server's tokens in its container's working directory."""

@@ -25,8 +25,6 @@ from howdah.models.registry import Published, decision_hash
 from howdah.models.weights.pretrained import label_names_of
 from howdah.run_files import RUN_JSON
 
-__all__ = ["Version", "find_version", "open_version"]
-
 _MOST_NAMED = 20
 
 

@@ -20,8 +20,6 @@ from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.serving.http import access
 from howdah.serving.server import Started, serve
 
-__all__ = ["CONFIG", "main"]
-
 CONFIG = "run.yaml"
 """As yarn/spec.py names it; a test compares them."""
 

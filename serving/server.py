@@ -28,8 +28,6 @@ from howdah.serving.compute.generation import Generation, open_generation, worke
 from howdah.serving.deployment import listening
 from howdah.serving.http.tokens import TokenFile
 
-__all__ = ["Started", "require_packages", "serve"]
-
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
 """File descriptors that this process raises its limit to, if allowed: each connection takes one."""

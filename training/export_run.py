@@ -22,8 +22,6 @@ from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
 from howdah.training.model.warm import begin
 
-__all__ = ["export_run"]
-
 
 def export_run(
     config: Config,

@@ -26,8 +26,6 @@ from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradi
 from howdah.training.preparation.job import Job
 from howdah.training.resuming import Resumed
 
-__all__ = ["Layout"]
-
 _MAPPED = 2**20
 """Bytes of a block, from which it is mapped. What FSDP2 gathers lives for one module, among others'
 activations: in glibc's heap it left 1.1 GiB free between 0.9 in use (docs/benchmarks.md)."""

@@ -17,8 +17,6 @@ from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
 from howdah.training.run.run_directory import RunDirectory
 
-__all__ = ["Resumed", "resume"]
-
 
 class Resumed(dict[str, np.ndarray]):
     """The tensors to resume from, by their names in a checkpoint."""

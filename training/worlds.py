@@ -26,8 +26,6 @@ from howdah.training.elastic.control_channel import ControlChannel
 from howdah.training.run.collective_limit import CollectiveLimit
 from howdah.training.run.run import Run
 
-__all__ = ["Worlds"]
-
 _PATIENCE_SECONDS = 5.0
 """How long a collective may still wait after a member of its world is known to be gone: usually the
 kernel has ended the wait by then."""

@@ -26,8 +26,6 @@ from howdah.core import threads
 from howdah.core.processes import boot_id, pid_space, process_start
 from howdah.errors import AlreadyExists, DataError, HowdahError, NotFound
 
-__all__ = ["Lease", "Leases", "Watch", "expired", "here"]
-
 State = Literal["held", "released", "lost"]
 _NAME = re.compile(r"(\d+)\.(\d+)\.json")
 _BEATS = 4

@@ -10,8 +10,6 @@ from howdah.serving.report.report import number, template
 from howdah.tuning import plots
 from howdah.tuning.summary import Study, Trial
 
-__all__ = ["PAGE", "render"]
-
 PAGE = "study.html"
 _GREY = "#b8c1cc"
 _BEST, _OTHERS = plots.COLOURS[1], plots.COLOURS[0]

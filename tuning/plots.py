@@ -6,8 +6,6 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["COLOURS", "svg"]
-
 # Okabe and Ito's palette: distinguishable with any colour vision.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 

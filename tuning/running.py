@@ -30,8 +30,6 @@ from howdah.tuning.ways import Way, end_job
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Outcome", "RunningTrial", "evaluations", "final_value"]
-
 _REMOTE_SECONDS = 10.0
 """Between two looks at the metrics of a run directory that is not on this machine."""
 _TAIL = 40

@@ -25,9 +25,6 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError, DataError, HowdahError, StorageError
 from howdah.models.runs.run_json import UNHASHED_TRAINING
 
-__all__ = ["DATASET", "Objective", "check", "distributions", "objective_of", "suggest",
-           "trial_config"]  # fmt: skip
-
 DATASET = "data.dataset"
 _SECTIONS = ("model", "training")
 """Whose keys may be tuned."""

@@ -28,11 +28,6 @@ from howdah.tuning.space import objective_of
 if TYPE_CHECKING:
     import optuna
 
-__all__ = [
-    "begin", "create", "datasets_of", "end_without_value", "failures_of_storage", "join", "library",
-    "open_trials", "reported",
-]  # fmt: skip
-
 _DEFINITION = "howdah"
 """Name of the attribute with what a study was begun with."""
 _FORMAT = 1

@@ -11,8 +11,6 @@ from howdah.config.metric_table import METRICS
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["State", "Study", "Trial", "summarise"]
-
 State = Literal["waiting", "running", "finished", "pruned", "failed"]
 _STATES: dict[str, State] = {
     "WAITING": "waiting", "RUNNING": "running", "COMPLETE": "finished", "PRUNED": "pruned",

@@ -24,8 +24,6 @@ from howdah.tuning.worker import Worker, trial_directory
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["BEST", "status", "tune"]
-
 BEST = "best.json"
 """In the study's directory, once all trials are finished."""
 _LOCK = ".tune.lock"

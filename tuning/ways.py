@@ -21,8 +21,6 @@ from howdah.errors import HowdahError, JobLost, TrainingError, UsageError, Worke
 from howdah.process import isolation
 from howdah.training.process import failure
 
-__all__ = ["Here", "Job", "Way", "end_job", "way_of"]
-
 HOWDAH = isolation.module("howdah.cli")
 _KILL_SECONDS = 120.0
 """How long `howdah kill` may take: asking the job's driver, then YARN, or signals."""

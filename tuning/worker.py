@@ -27,8 +27,6 @@ from howdah.tuning.ways import Way
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Worker", "trial_directory"]
-
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 """Between two looks for trials that can be begun: it reads the storage."""

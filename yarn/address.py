@@ -20,8 +20,6 @@ from howdah import storage
 from howdah.errors import NotFound
 from howdah.jobs.backend import DriverAddress
 
-__all__ = ["attempts", "file_path", "new_nonce", "new_secret", "publish", "read", "session_key"]
-
 _SIGNATURE, _SESSION = b"howdah seal", b"howdah session"
 _NONCE_BYTES = 32
 

@@ -18,8 +18,6 @@ from howdah.packaging.package import Package
 from howdah.packaging.staging import PACKAGES, ready
 from howdah.yarn.spec import Shipment, Source, file_names
 
-__all__ = ["plan", "upload"]
-
 
 def plan(
     config: Config, progress: Progress, *, kind: str | None = None

@@ -29,8 +29,6 @@ from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBa
 from howdah.yarn import address, spec
 from howdah.yarn.client.submission_lock import read_claim
 
-__all__ = ["SkeinAgent", "SkeinDriver", "attempt_of", "submit", "verdict"]
-
 _CALL_SECONDS = 20.0
 _SUBMIT_SECONDS = 300.0  # it uploads small files only: shipping.py has uploaded the packages
 _ALL_STATES = ("WAITING", "REQUESTED", "RUNNING", "SUCCEEDED", "FAILED", "KILLED")

@@ -19,18 +19,6 @@ from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
 from howdah.process import isolation
 
-__all__ = [
-    "Application",
-    "ContainerRequest",
-    "Shipment",
-    "Source",
-    "application",
-    "preamble",
-    "python",
-    "refuse_local_paths",
-    "tag",
-]
-
 CONFIG = "run.yaml"
 """Name of the configuration in each container's working directory."""
 SECRET = ".howdah.secret"

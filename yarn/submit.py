@@ -43,8 +43,6 @@ from howdah.yarn.client.status import Job
 from howdah.yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
 from howdah.yarn.preflight import locality, preflight
 
-__all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
-
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.5

@@ -14,8 +14,6 @@ from howdah.data.files.records import csv_names, delimiter_of, directories, posi
 from howdah.errors import DataError
 from howdah.storage import Entry
 
-__all__ = ["Checked", "Wanted", "check", "no_column"]
-
 _FIRST_RECORDS = 1_000
 _MOST_FILES = 1_000
 _SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}

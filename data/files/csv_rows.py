@@ -23,8 +23,6 @@ from howdah.config.data import CsvOptions
 from howdah.data.files.quotes import Quotes
 from howdah.errors import DataError
 
-__all__ = ["by_line", "first", "records"]
-
 Fields = list[str]
 _BEFORE_CR = re.compile("[ \t]*\r")
 

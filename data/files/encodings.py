@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from howdah.data.files.opening import open_bytes
 from howdah.storage.charsets import codec_of
 
-__all__ = ["explained"]
-
 _MOST_FILES = 8
 _MOST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2**20

@@ -16,8 +16,6 @@ from howdah.data.files.listing import of_each
 from howdah.errors import DataError
 from howdah.storage import Entry
 
-__all__ = ["Kind", "check_alike", "column", "is_text", "readable", "schema", "type_of"]
-
 _MOST_FOOTERS = 1_000
 _MOST_HEADER_BYTES = 16 * 2**20
 

@@ -16,11 +16,6 @@ from typing import Any, Literal
 from howdah.data.files.opening import head, open_text
 from howdah.errors import DataError
 
-__all__ = [
-    "Kind", "Value", "field", "first", "is_array",
-    "json_value", "kinds", "lines", "of_array", "scalar",
-]  # fmt: skip
-
 _BLOCK_CHARACTERS = 2**18
 _CUT = 64
 """An error so near the end of what has been read may come from reading no further."""

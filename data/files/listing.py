@@ -14,8 +14,6 @@ from typing import TypeVar
 from howdah import storage
 from howdah.storage import Entry
 
-__all__ = ["HIDDEN", "below", "ending", "files_of", "of_each"]
-
 HIDDEN = ("_", ".")
 """Hadoop's convention, which our own unfinished outputs keep (`.tmp-`, `.old-`)."""
 _THREADS = 16

@@ -15,10 +15,6 @@ from howdah import storage
 from howdah.errors import DataError, UsageError
 from howdah.storage.charsets import ESCAPE, codec_of
 
-__all__ = ["COMPRESSED", "LineCount", "NOT_READ", "compression_of", "head", "line_range",
-           "open_bytes",
-           "open_text", "refuse_compression"]  # fmt: skip
-
 _SMALL = 64 * 2**10
 _BUFFER_BYTES = 2**20
 _MARKS = {

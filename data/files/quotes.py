@@ -33,8 +33,6 @@ from howdah.config.data import CsvOptions
 from howdah.data.files.opening import open_text
 from howdah.errors import DataError
 
-__all__ = ["Quotes", "cr_ends_lines", "refused", "scan", "scan_file"]
-
 _BLOCK_CHARACTERS = 2**20
 _SHOWN_CHARACTERS = 60
 _LINE_BREAK = re.compile("\r*\n|\r(?=[^\r\n])")

@@ -21,9 +21,6 @@ from howdah.data.files.quotes import Quotes
 from howdah.errors import DataError, UsageError
 from howdah.storage.charsets import lines_are_bytes
 
-__all__ = ["Part", "csv_names", "delimiter_of", "directories", "divisible", "parts", "positions",
-           "read"]  # fmt: skip
-
 TextForm = Literal["csv", "jsonl"]
 Found = tuple[int, Sequence[Any], str | None, str]
 """(line from 1, or 0 where it is not known; the wanted columns' values; why the row cannot be read;

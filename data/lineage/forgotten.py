@@ -26,8 +26,6 @@ from howdah import storage
 from howdah.data.manifest import content_hash
 from howdah.errors import AlreadyExists, DataError, NotFound
 
-__all__ = ["DIRECTORY", "Forgotten", "add", "hashed", "load", "of_dataset"]
-
 DIRECTORY = "forgotten"
 _SALT = "salt"
 _DIGITS = 32

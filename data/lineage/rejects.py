@@ -10,8 +10,6 @@ from howdah import storage
 from howdah.data.manifest import Dataset
 from howdah.errors import NotFound
 
-__all__ = ["find"]
-
 _READ = ("id", "reason", "detail")
 
 

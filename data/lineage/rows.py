@@ -13,8 +13,6 @@ from howdah.data.record import Columns, RecordLayout, decode_example, read_frame
 from howdah.data.targets import Label
 from howdah.errors import DataError
 
-__all__ = ["layout_of", "rows_of"]
-
 
 def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, Label, bytes]]:
     """(token ids or pixels, label, id) of a shard, checked."""

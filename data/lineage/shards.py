@@ -21,8 +21,6 @@ from howdah.data.manifest import MANIFEST, Dataset, ShardEntry, content_hash, lo
 from howdah.errors import DataError, NotFound
 from howdah.storage import commit
 
-__all__ = ["find", "version_hash", "versions"]
-
 _AT_ONCE = 16
 """Shards that are asked at once: a remote storage answers each after some milliseconds."""
 _CACHED = "index.ids"

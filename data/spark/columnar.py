@@ -12,8 +12,6 @@ from howdah.data.files.footers import Kind
 from howdah.errors import DataError
 from howdah.spark.paths import quoted, spark_path
 
-__all__ = ["find", "load"]
-
 _PATTERN = set("*?[]{}\\")
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from howdah.data.targets import BLANKS, UNSEEN
 
-__all__ = ["column", "label"]
-
 
 def column(values: Any, kind: Any) -> Any:
     """The ids that a Column of this DataType has, as a Column; None: no key is of such a type.

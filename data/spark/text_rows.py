@@ -24,18 +24,6 @@ from howdah.storage.charsets import SURROGATES, replaced, spelled
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "DETAIL",
-    "REASON",
-    "Columns",
-    "PartReader",
-    "Strays",
-    "Tasks",
-    "check_quotes",
-    "numbered",
-    "table",
-]
-
 REASON, DETAIL = "_howdah_reason", "_howdah_detail"
 """Columns: why a row cannot be read (malformed, wrong_encoding), or null."""
 _DETAIL_CHARACTERS = 200

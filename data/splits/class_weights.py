@@ -10,8 +10,6 @@ from howdah.config.model import TrainingSection
 from howdah.data.splits.shards import ShardSet, class_counts
 from howdah.errors import ConfigError
 
-__all__ = ["class_weights", "positive_weights"]
-
 
 def positive_weights(training: TrainingSection, shards: ShardSet) -> np.ndarray | None:
     """float32[C] for task multi_label: the weight of a label's term in rows that have the label;

@@ -14,8 +14,6 @@ import os
 import struct
 from collections.abc import Iterable
 
-__all__ = ["ShardLeases", "is_leased"]
-
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 

@@ -12,8 +12,6 @@ from howdah.data.splits.shard_cache import NoRoom
 from howdah.data.splits.shard_files import ShardFiles
 from howdah.errors import HowdahError
 
-__all__ = ["Prefetcher"]
-
 _RETRY_SECONDS = 0.5
 
 

@@ -43,8 +43,6 @@ from howdah.core.processes import is_named, locked
 from howdah.data.splits.leases import ShardLeases, is_leased
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
 
-__all__ = ["NoRoom", "Pin", "ShardCache", "default_directory"]
-
 DEFAULT_BYTES = 20 * 2**30
 _PART = ".part"
 _ROOM_REQUESTS, _LEASES = "asked.lock", "wanted.lock"

@@ -24,8 +24,6 @@ from howdah.data.shard_index import ShardIndex
 from howdah.data.splits.shard_cache import Fill, NoRoom, Pin, ShardCache
 from howdah.errors import DataError, NotFound
 
-__all__ = ["TRAFFIC", "MappedShard", "ShardFiles", "Traffic", "file_crc32c"]
-
 _CHUNK = 8 * 2**20
 _REMEDY = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
 

@@ -33,8 +33,6 @@ from howdah.data.splits.shard_cache import NoRoom, ShardCache
 from howdah.data.splits.shard_files import MappedShard, ShardFiles
 from howdah.errors import ConfigError, DataError
 
-__all__ = ["ShardSet", "class_counts", "first_rows", "layout_of", "node_cache"]
-
 _KEEP_READS = 4
 """A shard that so many reads in a row did not need is released to the cache."""
 _ROOM_SECONDS = 300.0

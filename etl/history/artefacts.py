@@ -34,8 +34,6 @@ from howdah import storage
 from howdah.etl.history.mentions import GONE, Wanted
 from howdah.models.scored import MARKER
 
-__all__ = ["Judged", "Unread", "judge", "without_rejected"]
-
 _WITHOUT = (
     ".safetensors", ".index", ".ids", ".png", ".svg", ".crc", ".onnx", ".pb", ".npz", ".npy",
     ".yaml", ".yml", ".css", ".js", ".py", ".toml", ".pid", ".lock",

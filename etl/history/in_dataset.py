@@ -27,8 +27,6 @@ from howdah.etl.history.mentions import Wanted, original
 from howdah.etl.history.rewrite import without_said
 from howdah.etl.workspace import staging
 
-__all__ = ["Directory", "directory", "in_files", "in_records", "in_shards", "text_id"]
-
 
 def text_id(row_id: bytes) -> str:
     """A record's id as predictions and rejects show it."""

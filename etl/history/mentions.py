@@ -19,8 +19,6 @@ from howdah.core.terminal import shown
 from howdah.data import ids
 from howdah.data.lineage.forgotten import Forgotten
 
-__all__ = ["GONE", "NOTHING", "Wanted", "is_unmistakable", "original", "spellings"]
-
 GONE = "[forgotten]"
 """What stands for an id in a text that stays."""
 _COPY = re.compile(r"#\d+$")

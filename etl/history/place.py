@@ -18,8 +18,6 @@ from howdah.data.manifest import bytes_hash
 from howdah.etl.sources.source import Source
 from howdah.hadoop import conf as hadoop
 
-__all__ = ["display_name", "of_source", "settings", "shown"]
-
 _READ_WITH = ("columns", "csv", "kind", "task", "tfrecord")
 """Keys of `data` that decide which rows a source has. Others that do are agreed on by all parts."""
 

@@ -11,8 +11,6 @@ from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 from howdah.run_files import RUN_JSON
 
-__all__ = ["markers", "model_lines", "of_runs", "published"]
-
 
 def of_runs(places: Sequence[str]) -> Iterator[dict]:
     """{path, dataset: its hash, run_id} of the exports below run directories; {..., status} of the

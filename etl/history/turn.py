@@ -17,8 +17,6 @@ from howdah.data.manifest import Dataset, newest
 from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
 from howdah.etl.workspace.staging import Lease, is_live
 
-__all__ = ["turn"]
-
 
 @contextlib.contextmanager
 def turn(dataset: str, began: Dataset | None, lease: Lease) -> Iterator[None]:

@@ -24,8 +24,6 @@ from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 from howdah.storage import private_files
 
-__all__ = ["VARIABLE", "Server", "read", "resolved", "server"]
-
 VARIABLE = "HOWDAH_JDBC_URL"
 _URL = "one line: postgresql://user:password@host:5432/database"
 _PARAMETERS = frozenset({

@@ -19,8 +19,6 @@ from howdah.errors import DataError
 from howdah.etl.sources.source import Source
 from howdah.spark.errors import translated
 
-__all__ = ["KINDS", "read", "resolved"]
-
 KINDS = frozenset(LAKES)
 
 

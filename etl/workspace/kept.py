@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-__all__ = ["Kept", "release"]
-
 
 class Kept(list):
     """Data frames to unpersist at the end, in a `with`."""

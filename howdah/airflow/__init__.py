@@ -14,8 +14,6 @@ from typing import Any
 from howdah import __version__
 from howdah.errors import UsageError
 
-__all__ = ["AirflowTooOld", "CONNECTION_TYPE", "DEFAULT_CONNECTION", "provider_info", "require"]
-
 CONNECTION_TYPE = "howdah"
 DEFAULT_CONNECTION = "howdah_default"
 

@@ -13,8 +13,6 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator  # noqa: 
 from airflow.sdk import Context  # noqa: E402
 from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
 
-__all__ = ["ApproveOperator", "approval_text"]
-
 
 class ApproveOperator(ApprovalOperator):
     """Waits, without a worker's slot, for "Approve" or "Reject"; without `asked` it is skipped.

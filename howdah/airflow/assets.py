@@ -8,8 +8,6 @@ require()
 
 from airflow.sdk import Asset  # noqa: E402
 
-__all__ = ["DATA", "DRIFT", "MODEL"]
-
 DATA = Asset(name="howdah_data", uri="x-howdah://data", group="howdah")
 """New source rows. The task that writes them has it as an outlet; the event's extra may hold, under
 "howdah", {key: value} of the configuration for the run that it starts, e.g. data.partitions."""

@@ -15,8 +15,6 @@ from howdah.airflow import failures  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
 from howdah.config.splits import TRAIN  # noqa: E402
 
-__all__ = ["DatasetOperator", "expected", "shortcomings"]
-
 
 class DatasetOperator(HowdahOperator):
     """Logs the dataset's quality figures; refuses a dataset with which the run cannot succeed.

@@ -13,8 +13,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException  # noq
 
 from howdah.errors import HowdahError, render  # noqa: E402
 
-__all__ = ["HowdahCommandFailed", "HowdahCommandRefused", "failed", "of_error"]
-
 _PERMANENT = {1, 2, 3, 4}
 """Exit codes that a retry would repeat: the gate, configuration, data, model."""
 

@@ -26,8 +26,6 @@ from howdah.policy import rules as policies  # noqa: E402
 from howdah.policy.check import Judge  # noqa: E402
 from howdah.policy.paths import shape_problem  # noqa: E402
 
-__all__ = ["HowdahHook"]
-
 
 class HowdahHook(BaseHook):
     """A Connection's settings, policy, commands and ResourceManager, for tasks and triggers.

@@ -22,26 +22,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError  # noqa
 from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 from airflow.sdk.types import TaskInstanceKey  # noqa: E402
 
-__all__ = [
-    "ApplicationLink",
-    "DriftLink",
-    "JobPageLink",
-    "LogsLink",
-    "PushedLink",
-    "ReportLink",
-    "MlflowLink",
-    "application_page",
-    "begin",
-    "directory_page",
-    "file_page",
-    "logged_run",
-    "push",
-    "push_meanwhile",
-    "run_page",
-    "tracked_run",
-    "tracking_page",
-]
-
 _NAMENODE_PORT = 9870  # Hadoop's own default
 _LOGGED_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
 

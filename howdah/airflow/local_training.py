@@ -9,8 +9,6 @@ from howdah.airflow.hook import HowdahHook
 from howdah.config.launchers import DEFAULT
 from howdah.config.splits import SPLITS
 
-__all__ = ["grace_seconds", "scalars", "train"]
-
 _TEARDOWN_SECONDS = 30.0
 """What a stopped training needs after its checkpoint: to end ranks and launcher, write files."""
 

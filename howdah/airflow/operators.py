@@ -25,22 +25,6 @@ from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 from howdah.hadoop.resourcemanager import APPLICATION  # noqa: E402
 
-__all__ = [
-    "CheckOperator",
-    "CleanUpOperator",
-    "EtlOperator",
-    "EvaluateOperator",
-    "GateOperator",
-    "HowdahOperator",
-    "PredictOperator",
-    "PreflightOperator",
-    "PublishOperator",
-    "run_name",
-    "safe_name",
-    "task_key",
-]
-
-
 _NAME_CHARACTERS = 200
 """Most characters of a run's id (up to 250) in a file's name (up to 255)."""
 

@@ -11,8 +11,6 @@ from howdah.config.launchers import LAUNCHERS, Launcher, require_carrier
 from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 
-__all__ = ["carrier", "doctor", "ranks", "resource_manager"]
-
 _TRAINING = {"packages", "shared memory"}
 """Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
 _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-__all__ = ["ENDED", "RETRIES", "TRAINING_RETRIES"]
-
 ENDED = frozenset({"success", "failed", "skipped", "removed", "upstream_failed"})
 """Airflow's states of a task that no try follows; with None, scheduled... it was cleared: a try
 follows."""

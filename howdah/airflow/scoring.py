@@ -20,8 +20,6 @@ from howdah.errors import ConfigError, HowdahError  # noqa: E402
 from howdah.policy.check import Judge  # noqa: E402
 from howdah.policy.rules import Policy  # noqa: E402
 
-__all__ = ["CheckScoringOperator", "configuration", "params"]
-
 _OPTIONAL = {"type": ["string", "null"]}
 _NAMES = {"model": "model", "source": "rows", "output": "output", "master": "master"}
 """{field: kind of its value for the policy}."""

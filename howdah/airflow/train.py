@@ -43,8 +43,6 @@ from howdah.errors import (  # noqa: E402
 )
 from howdah.hadoop.resourcemanager import LIVE  # noqa: E402
 
-__all__ = ["HowdahTrainOperator"]
-
 _ON_KILL_SECONDS = 4.0
 """Airflow kills a task's process 5 s after SIGTERM."""
 

@@ -38,8 +38,6 @@ from howdah.airflow.retries import ENDED  # noqa: E402
 from howdah.airflow.runner.settings import ConnectionSettings  # noqa: E402
 from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
 
-__all__ = ["ApplicationTrigger"]
-
 POSITION_KEY = "howdah_told"
 """XCom key of the log position (watching.LogPosition)."""
 _TAKE_OVER_SECONDS = 15.0

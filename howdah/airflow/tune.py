@@ -15,8 +15,6 @@ from howdah.airflow.local_training import grace_seconds  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
 from howdah.config.launchers import DEFAULT  # noqa: E402
 
-__all__ = ["TuneOperator"]
-
 _LEASES_SECONDS = 30.0
 """What a stopped study needs after its trainings: their outcome, and its leases."""
 _JOBS_SECONDS = 150.0

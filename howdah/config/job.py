@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.types import Bytes, Section, Variable, name_of_variable
 
-__all__ = ["JobSection", "Place", "WorkerResources"]
-
 Place = Literal["yarn", "local", "spark", "ray"]
 """Where a job runs."""
 

@@ -13,9 +13,6 @@ from typing import Literal
 
 from howdah.errors import ConfigError, UsageError
 
-__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
-           "either", "require", "require_carrier", "started_by"]  # fmt: skip
-
 CommKind = Literal["horovod", "torch"]
 """What carries the ranks' collectives, Horovod or torch.distributed: training/comm/backends.py has
 a Comm of each kind."""

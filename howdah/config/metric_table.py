@@ -8,8 +8,6 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["METRICS", "SELECTABLE", "SHOWN", "TILES", "Metric", "metrics_of", "unknown_metric"]
-
 _SINGLE, _MULTI, _NUMBER = "single_label", "multi_label", "regression"
 _CLASSES = (_SINGLE, _MULTI)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from howdah.config.types import Cluster, Section
 
-__all__ = ["RaySection"]
-
 
 class RaySection(Section):
     """A Ray cluster."""

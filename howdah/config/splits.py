@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-__all__ = ["SPLITS", "SPLIT_WORDS", "TEST", "TRAIN", "VALIDATION", "HeldOut", "Split"]
-
 Split = Literal["train", "validation", "test"]
 HeldOut = Literal["validation", "test"]
 """A split that a model can be evaluated on: none of its rows is trained on."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from howdah.config.data import DataSection
     from howdah.config.model import Config
 
-__all__ = ["TASKS", "Task", "check_data", "check_run", "task_of"]
-
 Task = Literal["single_label", "multi_label", "regression"]
 
 

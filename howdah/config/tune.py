@@ -11,8 +11,6 @@ from howdah.config.job import Place
 from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.types import AnyPath, Section
 
-__all__ = ["JOURNAL", "SQLITE", "Dimension", "Scalar", "TuneSection"]
-
 SQLITE = "sqlite:///"
 """What tune.storage begins with where it is a database of SQLite."""
 JOURNAL = "study.journal"

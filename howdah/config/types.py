@@ -13,14 +13,6 @@ from pydantic.fields import FieldInfo
 
 from howdah.errors import HowdahError
 
-__all__ = [
-    "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "NodePath",
-    "Query", "Queue", "RankPath",
-    "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "UsedBy", "Variable", "mark_of", "name_of_variable", "named_by",
-    "number_as_text", "parse_bytes", "parse_mode", "problem_of",
-]  # fmt: skip
-
 
 class Section(BaseModel):
     """Base of all sections: frozen; unknown keys are errors; field docstrings are help texts."""

@@ -12,8 +12,6 @@ from howdah import storage
 from howdah.errors import ConfigError, UsageError
 from howdah.faults import typed
 
-__all__ = ["dump", "parse", "read"]
-
 _MOST_NODES = 100_000
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)

@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.types import AnyPath, Bytes, NodePath, Queue, Section, User
 
-__all__ = ["DriverResources", "YarnSection"]
-
 
 class DriverResources(Section):
     """Resources of the job's driver, which does not train."""

@@ -20,19 +20,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-__all__ = [
-    "Activity",
-    "Progress",
-    "Snapshot",
-    "advanced",
-    "at_most",
-    "current",
-    "doing",
-    "hearing_notes",
-    "note",
-    "waiting_for",
-]
-
 Progress = Callable[[str], None]
 """Takes a line about work that goes on, for the person who waits for it."""
 

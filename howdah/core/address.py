@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["split_address"]
-
 _NUMBERED = re.compile(r"(.+?)/*(?:@|/v=)([1-9][0-9]*)")
 
 

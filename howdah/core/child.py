@@ -15,8 +15,6 @@ from typing import BinaryIO, Self
 from howdah.core import threads
 from howdah.core.processes import die_with_parent, session_members
 
-__all__ = ["Child"]
-
 _PUMP_SECONDS = 5.0
 """Wait for the last lines; a process outside the session may keep the pipe open."""
 

@@ -17,8 +17,6 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Gpus", "chosen", "usable"]
-
 _PROC = "/proc/driver/nvidia/gpus"
 _DEV = "/dev"
 _SMI_SECONDS = 60.0

@@ -15,12 +15,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import IO
 
-__all__ = [
-    "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "is_named", "locked",
-    "marked", "pid_space", "process_start", "reap", "session_members", "stat_fields",
-    "stderr_without", "yield_to_other_threads",
-]  # fmt: skip
-
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 _LIBC = ctypes.CDLL(None, use_errno=True)  # loaded before a fork, which must do little
 

@@ -10,11 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-__all__ = [
-    "VARINT", "bytes_field", "bytes_fields", "bytes_head", "double_field", "fields", "float_field",
-    "read_sized", "read_varint", "signed", "varint", "varint_field",
-]  # fmt: skip
-
 VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _ONE_BYTE = tuple(bytes((value,)) for value in range(0x80))
 

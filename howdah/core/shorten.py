@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["message", "text"]
-
 _NOTE = re.compile(r"\n\[\.\.\. [\d,]+ of (\d[\d,]{0,19}) characters left out \.\.\.\]\n")
 _SHARES = (1, 4, 16, 64, 256)
 

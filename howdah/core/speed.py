@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-__all__ = ["Speed"]
-
 _LONGEST_SECONDS = 30.0
 """Longest window that the speed is measured over; longer steps: over the last step."""
 _SHORTEST_SECONDS = 3.0

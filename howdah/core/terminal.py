@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["as_cell", "shown"]
-
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed; C1 (\x9b begins one)
     "\u2028\u2029"  # line breaks of Unicode's own

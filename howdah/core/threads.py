@@ -18,8 +18,6 @@ from typing import Any
 
 from howdah.errors import HowdahError
 
-__all__ = ["REPORT", "RESTART", "end_process", "start"]
-
 RESTART = "restart"
 """For `start(failed=)`: report the failure and call the work again, after a growing pause."""
 REPORT = "report"

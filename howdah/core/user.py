@@ -6,8 +6,6 @@ import getpass
 import os
 import socket
 
-__all__ = ["user", "user_and_host"]
-
 
 def user() -> str:
     """Whose process this is; a number where the machine has no name for it, as in containers."""

@@ -12,8 +12,6 @@ from howdah.errors import HowdahError, NotAuthenticated
 from howdah.hadoop import conf
 from howdah.hadoop.resourcemanager import ResourceManager
 
-__all__ = ["check_resourcemanager", "check_submission"]
-
 
 def check_resourcemanager(env: Mapping[str, str]) -> Check:
     """The REST interface of the ResourceManager, which status, logs, kill and ps use."""

@@ -20,8 +20,6 @@ from howdah.core.paths import local_path
 from howdah.core.processes import environ
 from howdah.errors import ClusterError
 
-__all__ = ["logged_in", "short_name"]
-
 _END_SECONDS = 30.0  # wait for a login in progress; a hanging one does not block the command's end
 _RENEW_SECONDS = 60.0  # a login is cheap for the KDC, and tickets last at least some minutes
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["every", "refused"]
-
 _RIGHTS = ("SUBMIT_APP", "ADMINISTER_QUEUE")
 
 

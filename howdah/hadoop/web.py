@@ -8,8 +8,6 @@ from typing import Any
 from howdah.errors import NotAuthenticated
 from howdah.hadoop.conf import HadoopConf
 
-__all__ = ["current_user", "identity", "session"]
-
 
 def current_user() -> str:
     """The user's name on a cluster without Kerberos."""

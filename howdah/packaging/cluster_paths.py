@@ -22,8 +22,6 @@ from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.web import current_user
 
-__all__ = ["home", "of_ranks", "paths_of", "refuse_local", "staging", "user"]
-
 Section = SparkOptions | YarnSection
 _NO_CHECKPOINTS = ("auto", "never")
 

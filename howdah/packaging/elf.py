@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from elftools.elf.dynamic import DynamicSegment
     from elftools.elf.elffile import ELFFile
 
-__all__ = ["Elf", "newest_glibc", "read"]
-
 _WEAK = 2  # VER_FLG_WEAK: the loader ignores the absence of such a version
 _GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)+)")
 

@@ -10,8 +10,6 @@ import os
 from howdah import storage
 from howdah.errors import StorageError
 
-__all__ = ["FileHashes"]
-
 _CACHED_BYTES = 2**16  # hashing a smaller file is as fast as a lookup
 
 

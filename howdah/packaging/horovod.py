@@ -24,8 +24,6 @@ from howdah.packaging import elf
 from howdah.process import isolation
 from howdah.storage import commit
 
-__all__ = ["Horovod", "provide"]
-
 _BUILDER = Path(howdah.__file__).resolve().parent.parent / "tools" / "build_horovod.py"
 _MPI = re.compile(r"libmpi(_cxx)?\.so")
 

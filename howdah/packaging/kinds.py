@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["KINDS", "Kind"]
-
 CORE = (
     "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
     "safetensors", "tokenizers",

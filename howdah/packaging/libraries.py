@@ -13,8 +13,6 @@ from howdah.errors import ClusterError
 from howdah.packaging import elf
 from howdah.packaging.part import Part
 
-__all__ = ["newest_glibc", "of_the_system", "without_idle_cuda"]
-
 _GLIBC = re.compile(
     r"(ld-linux.*|linux-vdso|linux-gate|libc|libm|libpthread|libdl|librt|libutil|libresolv"
     r"|libanl|libmvec|libBrokenLocale|libthread_db)\.so(\.|$)"

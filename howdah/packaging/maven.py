@@ -15,8 +15,6 @@ from howdah.core.cache import cache_root
 from howdah.core.child import Child
 from howdah.errors import ClusterError
 
-__all__ = ["Jar", "copy_dependencies", "fetch"]
-
 _GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _SAY_EVERY = 5.0  # seconds
 

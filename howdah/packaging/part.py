@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["Part"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Part:

@@ -23,8 +23,6 @@ from howdah.packaging import package
 from howdah.packaging.package import Package
 from howdah.storage.directories import owner_here
 
-__all__ = ["PACKAGES", "PRIVATE", "Staging", "ready"]
-
 PACKAGES = "packages"
 PRIVATE = 0o700
 _THROUGH = 0o711

@@ -17,8 +17,6 @@ from howdah.hadoop import conf as hadoop
 from howdah.policy.paths import Roots
 from howdah.policy.rules import ANY, Policy
 
-__all__ = ["DECIDED", "Judge"]
-
 DECIDED = frozenset(
     {
         "run.directory", "data.spark.master", "data.partitions", "data.append.enabled",

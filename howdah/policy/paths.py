@@ -14,8 +14,6 @@ from urllib.parse import unquote
 
 from howdah import storage
 
-__all__ = ["Roots", "shape_problem"]
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
 _LISTS = ",#{}\\"
 """Separators of lists and patterns in Spark's and Hadoop's settings, but not in storage's paths."""

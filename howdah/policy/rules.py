@@ -25,8 +25,6 @@ from howdah.config.types import Section, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem
 
-__all__ = ["ANY", "ENVIRONMENT", "Policy", "explain", "from_dict", "in_force", "load", "to_yaml"]
-
 ENVIRONMENT = "HOWDAH_AIRFLOW_POLICY"
 """Environment variable with the path of this installation's policy."""
 

@@ -16,8 +16,6 @@ from typing import Literal
 
 from howdah.errors import ClusterError
 
-__all__ = ["ASKED", "CPU", "Device", "find", "require"]
-
 ASKED = "HOWDAH_GPUS"
 """Environment variable of a training process that an agent starts: GPUs that it has asked for."""
 _BF16_CAPABILITY = (8, 0)

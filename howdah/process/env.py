@@ -16,15 +16,6 @@ from howdah.config.launchers import started_by
 from howdah.core import gpus, machine
 from howdah.errors import UsageError
 
-__all__ = [
-    "RankEnv",
-    "STORE",
-    "prepare",
-    "rank_env",
-    "threads_per_rank",
-]
-
-
 STORE = "HOWDAH_STORE"
 """Environment variable of ranks of one machine: a file, new for each start, through which they find
 each other for torch.distributed. It takes the place of torch's TCPStore, which listens on all

@@ -15,11 +15,6 @@ from collections.abc import Mapping, Sequence
 
 import howdah
 
-__all__ = [
-    "SAFE_PATH", "VARIABLE", "VARIABLES", "code", "environment",
-    "home", "module", "restored",
-]  # fmt: skip
-
 VARIABLE = "HOWDAH_PYTHONPATH"
 """Environment variable with more directories for Howdah's processes to import from, as PYTHONPATH
 has them: a PySpark outside of site-packages, a plug-in of fsspec."""

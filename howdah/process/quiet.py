@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 
 from howdah.core import gpus
 
-__all__ = ["starting_tensorflow"]
-
 _NOTES = re.compile(
     rb"WARNING: All log messages before absl::InitializeLog\(\)|[IW]\d{4} \d\d:\d\d:"
 )

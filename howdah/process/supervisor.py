@@ -43,8 +43,6 @@ from howdah.core.processes import (
 from howdah.errors import UsageError
 from howdah.process import isolation
 
-__all__ = ["HELLO", "supervise"]
-
 HELLO = "howdah guard "
 """Beginning of the first line on stderr; version and pid follow."""
 

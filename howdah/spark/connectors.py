@@ -15,8 +15,6 @@ from howdah.packaging import maven, spark_versions
 from howdah.packaging.maven import Jar, Progress
 from howdah.spark.shipping import spark_home
 
-__all__ = ["JARS", "joined", "require", "settings"]
-
 _POSTGRESQL = (
     Jar("org.postgresql", "postgresql", "42.7.14",
         "73914527305a40cce504b0d3d90b23caf565136912d607ae8ae7c5895512332c"),

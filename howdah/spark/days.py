@@ -12,8 +12,6 @@ from howdah.config.options.partition import expanded, is_files, parse
 from howdah.errors import ConfigError, DataError
 from howdah.hadoop.kerberos import logged_in
 
-__all__ = ["Search", "search"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Search:

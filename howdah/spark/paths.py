@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from howdah import storage
 
-__all__ = ["quoted", "spark_path"]
-
 
 def quoted(column: str) -> str:
     """A column's name, whatever characters it has, for `functions.col` and schemas.

@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping
 
 from howdah.errors import ConfigError
 
-__all__ = ["REDACTION", "as_text", "defaults_of", "in_utc", "launching", "redacting", "written"]
-
 REDACTION = r"secret|password|passwd|token|access[.]?key|account[.]key|encryption[.-]key|[.]sas[.]"
 """Names (and values) that Spark must hide in its web pages and event logs: its default, and names
 that the default lacks, such as fs.azure.account.key.<account>."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 import codecs
 import re
 
-__all__ = ["ESCAPE", "SURROGATES", "codec_of", "lines_are_bytes", "replaced", "spelled"]
-
 ESCAPE = "howdah.escape"
 """Name of the error handler by which a byte that is invalid becomes U+DC00 plus the byte.
 

@@ -35,11 +35,6 @@ from howdah import storage
 from howdah.errors import AlreadyExists, HowdahError, NotFound, StorageError, StorageUnavailable
 from howdah.storage import Entry
 
-__all__ = [
-    "Defect", "Files", "Staged", "cached", "discard", "hidden", "retract", "size_defect", "stage",
-    "sweep",
-]  # fmt: skip
-
 _undeleted: set[str] = set()
 """Staged paths that could not be removed when their writers failed."""
 

@@ -19,8 +19,6 @@ from collections.abc import Sequence
 from howdah import storage
 from howdah.errors import NotFound, PermissionDenied, StorageError
 
-__all__ = ["BELOW", "owner_here", "take"]
-
 BELOW = ("attempts", "checkpoints", "yarn", "yarn/requests")
 """Directories of a run directory whose files decide how a run continues."""
 

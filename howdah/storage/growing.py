@@ -18,8 +18,6 @@ import contextlib
 from howdah import storage
 from howdah.errors import NotFound, StorageError
 
-__all__ = ["fetch", "forget_parts", "names", "part_path", "publish_whole", "read"]
-
 _PARTS = ".parts"
 _DIGITS = 16
 _LISTINGS = 20

@@ -24,8 +24,6 @@ from collections.abc import Collection
 from howdah import storage
 from howdah.errors import NotFound, PermissionDenied, StorageError
 
-__all__ = ["read", "readers_beside"]
-
 _MOST_BYTES = 65536
 _ACL = "system.posix_acl_access"
 _USER, _GROUP_OBJECT, _GROUP, _MASK = 0x02, 0x04, 0x08, 0x10

@@ -12,11 +12,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "ANY_OBJECT", "COUNT", "FLAG", "NUMBER", "NUMBER_OR_NULL", "TEXT", "Each", "Fault", "Fields",
-    "Items", "Kind", "Shape", "fault", "one_of",
-]  # fmt: skip
-
 _SHOWN = 60
 """Characters of a value that is shown."""
 

@@ -28,8 +28,6 @@ from howdah.jobs.mpi import node as mpi_node
 from howdah.jobs.net.relay import Relay
 from howdah.jobs.net.wire import Client
 
-__all__ = ["run"]
-
 _DRIVER_GONE_SECONDS = 10.0
 """A driver whose machine has refused every connection for so long has ended: nothing listens. A
 driver that is stopped, or cut off, refuses none."""

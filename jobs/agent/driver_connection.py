@@ -22,8 +22,6 @@ from howdah.core import shorten, threads
 from howdah.errors import ClusterError
 from howdah.jobs.net.wire import Client, Refused, TooLarge
 
-__all__ = ["DriverConnection"]
-
 _POLL_SECONDS = 2.0
 """How long the driver holds a poll while it has no order."""
 _REPORT_SECONDS = 1.0

@@ -21,8 +21,6 @@ from howdah.core.processes import stat_fields
 from howdah.errors import ClusterError
 from howdah.packaging import package
 
-__all__ = ["STACKS_SIGNAL", "diagnose", "interface_of", "node_facts", "process_state", "tail"]
-
 STACKS_SIGNAL = signal.SIGRTMIN + 3
 """A training process answers it with the stacks of its threads (faulthandler)."""
 _STATES = {

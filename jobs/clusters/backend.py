@@ -20,8 +20,6 @@ from howdah.jobs.clusters.settings import VERDICT
 from howdah.jobs.clusters.worker import Assignment
 from howdah.jobs.net.signing import new_key
 
-__all__ = ["CallsDriver", "StdinAgent", "write_verdict"]
-
 Call = TypeVar("Call")
 
 

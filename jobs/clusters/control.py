@@ -35,11 +35,6 @@ from howdah.jobs.status import rank_log as log_of_rank
 from howdah.jobs.status import status_file
 from howdah.jobs.status.text import duration, job_lines, run_summary
 
-__all__ = [
-    "container_logs", "find", "follow", "job_status", "kill", "list_jobs", "rank_log", "scale",
-    "status_lines",
-]  # fmt: skip
-
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 20.0
 """How long a driver has to read the request to stop and to end its workers."""

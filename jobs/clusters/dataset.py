@@ -22,8 +22,6 @@ from howdah.jobs.status.claim import Claim
 from howdah.jobs.status.status_file import StatusFile, status_path
 from howdah.spark.interrupts import interrupts
 
-__all__ = ["STATE", "check", "make", "needs_hive"]
-
 STATE = "etl"
 """The job's state while its dataset is made."""
 _EVENTS = 50

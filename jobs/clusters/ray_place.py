@@ -27,8 +27,6 @@ from howdah.jobs.clusters.worker import Assignment, run_agent
 from howdah.process import isolation
 from howdah.ray_home import RayHome
 
-__all__ = ["RayDriver", "cluster", "sweep"]
-
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing of a job passes through it
 _MESSAGE_CHARACTERS = 500
 _NODE_DIED = "node has died"

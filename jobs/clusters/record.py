@@ -23,11 +23,6 @@ from howdah.jobs.status import beats, status_file
 from howdah.jobs.status.status_file import directory, status_path
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
 
-__all__ = [
-    "OVER", "Record", "driver_status", "free_for_yarn", "jobs_directory", "known", "of_application",
-    "read", "refuse_live_on_yarn", "submitting",
-]  # fmt: skip
-
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
 """{the last state in status.json: its final status, as YARN calls it}."""
 _UNHEARD_SECONDS = 120.0

@@ -16,11 +16,6 @@ from howdah.packaging import cluster_paths
 from howdah.spark import connectors, shipping, sizing
 from howdah.storage import is_local, local_path
 
-__all__ = [
-    "CHECKS", "CONFIG", "ETL", "JOB", "LOG", "VERDICT", "for_spark", "ranks_are_here",
-    "shipped_for_spark", "spark_is_here",
-]  # fmt: skip
-
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
 """Files in a job's own directory."""
 ETL = "--etl"

@@ -16,8 +16,6 @@ from howdah.jobs.backend import Container
 from howdah.jobs.clusters.backend import CallsDriver
 from howdah.jobs.clusters.worker import Assignment, run_agent
 
-__all__ = ["SparkDriver"]
-
 _LOST = ("ExecutorLostFailure", "executor lost", "Remote RPC client disassociated")
 _MESSAGE_CHARACTERS = 500
 _ABORT_SECONDS = 2.0

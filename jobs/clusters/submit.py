@@ -44,8 +44,6 @@ from howdah.process import isolation
 from howdah.spark import shipping
 from howdah.storage import directories
 
-__all__ = ["Submitted", "dry_run", "start_seconds", "submit", "wait_for_status"]
-
 _START_SECONDS = 300.0
 """How long a Spark session or a Ray may take to start, besides what a queue takes."""
 _END_SECONDS = 120.0

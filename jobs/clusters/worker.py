@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Assignment", "run_agent"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:

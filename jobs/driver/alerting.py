@@ -12,8 +12,6 @@ from howdah.core import threads
 from howdah.errors import HowdahError
 from howdah.jobs.stall import Stall
 
-__all__ = ["Alerting"]
-
 _LOOK_SECONDS = 2.0
 _DISK_SECONDS = 300.0
 

@@ -34,8 +34,6 @@ from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.page import page
 from howdah.jobs.status.status_file import StatusFile, status_path
 
-__all__ = ["run"]
-
 _TICK_SECONDS = 0.2
 _TICK_SHARE = 4.0
 """So many times as long as a tick took, the lock is left to the agents' requests."""

@@ -6,11 +6,6 @@ from typing import Any
 
 from howdah.errors import ClusterError, HowdahError, WorkersLost
 
-__all__ = [
-    "excluded_node", "failed_before_register", "no_gang", "no_good_node", "no_gpus", "old_glibc",
-    "on_two_nodes", "too_many_losses",
-]  # fmt: skip
-
 
 def old_glibc(node: str, member: str, facts: dict[str, Any]) -> ClusterError | None:
     """The node's C library is older than the shipped environment needs; None: it is not."""

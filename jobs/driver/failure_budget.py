@@ -10,8 +10,6 @@ from howdah.jobs.backend import Container
 from howdah.jobs.driver import errors
 from howdah.jobs.driver.members import Loss
 
-__all__ = ["FailureBudget"]
-
 _SAME_SECONDS = 10.0
 """A process that has ended so shortly before its container has ended with it."""
 _REASON_SECONDS = 15.0

@@ -17,8 +17,6 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.packaging.cluster_paths import of_ranks
 
-__all__ = ["Fault", "fault_of", "of_cluster", "of_disk", "shared_paths", "signature"]
-
 Fault = Literal["job", "node", "passing", "unknown"]
 """The job's own; the node's; that of something temporary (storage that is away); not known."""
 

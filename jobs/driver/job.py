@@ -21,8 +21,6 @@ from howdah.jobs.driver.nodes import NodeLedger
 from howdah.jobs.driver.workers import DriverActions, Limits, Workers
 from howdah.jobs.driver.worlds import Phase, Worlds
 
-__all__ = ["Job", "Mode"]
-
 _PAUSE_SECONDS = 3.0
 """A driver that has not looked for so long was stopped itself: its agents were not silent."""
 _PROCESS_FAILURES = 2

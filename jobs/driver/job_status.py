@@ -10,8 +10,6 @@ from howdah.core.speed import Speed
 from howdah.jobs import hang
 from howdah.jobs.driver.job import Job
 
-__all__ = ["JobStatus"]
-
 _EVENTS = 50
 _LINES = 200
 _STEPPING = ("compute", "wait", "input")

@@ -9,8 +9,6 @@ from howdah.errors import HowdahError, TrainingError, WorkersLost
 from howdah.jobs.driver.faults import Fault
 from howdah.jobs.hang import Pace, View
 
-__all__ = ["UNHEARD_SECONDS", "Loss", "Member", "Phase"]
-
 Phase = Literal["starting", "ready", "placed", "in", "left", "finished", "ended", "gone"]
 """Of a worker: its process imports; waits for its first world; has been given a rank; has joined
 the world; has left it and waits for the next; reports that it is done; has ended; the container is

@@ -9,8 +9,6 @@ from __future__ import annotations
 from howdah.jobs.driver import faults
 from howdah.jobs.driver.members import Loss
 
-__all__ = ["NodeLedger"]
-
 _SAME_SECONDS = 10.0
 """A failure so shortly before the cluster ended its container was caused by that."""
 _REFUSALS = 8

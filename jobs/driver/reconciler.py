@@ -14,8 +14,6 @@ from howdah.core import threads
 from howdah.errors import ClusterError
 from howdah.jobs.backend import Container, DriverBackend
 
-__all__ = ["Reconciler"]
-
 _LIST_SECONDS = 1.0
 _RETRY_SECONDS = 2.0
 

@@ -9,8 +9,6 @@ from typing import Any, Protocol
 from howdah.jobs import hang
 from howdah.jobs.driver.members import Member
 
-__all__ = ["DriverActions", "Limits", "Workers"]
-
 _LOST_NODE_SHARE = 0.25
 """Of contact_seconds, where all but one node is heard and the world has lost a rank."""
 

@@ -16,8 +16,6 @@ from howdah.jobs.driver.failure_budget import FailureBudget
 from howdah.jobs.driver.members import Loss, Member
 from howdah.jobs.driver.workers import Workers
 
-__all__ = ["Gang", "Phase", "Worlds"]
-
 _SETTLE_SECONDS = 10.0
 """How long a worker that could join waits for others that are about to: a change costs seconds."""
 _START_SECONDS = 300.0

@@ -26,8 +26,6 @@ from howdah.jobs.mpi import rsh as mpi_rsh
 from howdah.jobs.mpi.node import mpi_environment
 from howdah.process import isolation
 
-__all__ = ["Mpirun", "command"]
-
 _END_SECONDS = 5.0
 
 

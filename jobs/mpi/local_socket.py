@@ -11,8 +11,6 @@ import secrets
 import socket
 import struct
 
-__all__ = ["accept", "connect", "listen"]
-
 
 def listen(backlog: int) -> tuple[socket.socket, str]:
     """A socket that listens, and its name, to be handed on in the environment."""

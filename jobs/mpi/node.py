@@ -23,8 +23,6 @@ from howdah.jobs.mpi import rank as mpi_rank
 from howdah.jobs.training_process import parse_message
 from howdah.process import isolation
 
-__all__ = ["OrtedProcess", "free_ports"]
-
 _LINE_LIMIT = 2**20
 _POLL_SECONDS = 0.2
 

@@ -21,8 +21,6 @@ from collections.abc import Sequence
 from howdah.core.processes import die_with_parent
 from howdah.jobs.mpi import local_socket
 
-__all__ = ["COMMAND", "LINK", "LOG", "main"]
-
 LINK = "HOWDAH_MPI_LINK"
 """Name of the agent's socket (jobs/mpi/local_socket.py)."""
 COMMAND = "HOWDAH_MPI_COMMAND"

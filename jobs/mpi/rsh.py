@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from howdah.core.processes import die_with_parent
 from howdah.jobs.mpi import local_socket
 
-__all__ = ["SOCKET", "main"]
-
 SOCKET = "HOWDAH_MPI_SOCKET"
 
 

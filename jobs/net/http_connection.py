@@ -14,8 +14,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["HEAD_LIMIT", "BadMessage", "Connection", "Request", "RequestRefused", "answer_bytes"]
-
 HEAD_LIMIT = 2**13
 """Bytes of a message's first line and headers."""
 _READ_BYTES = 2**16

@@ -37,8 +37,6 @@ from howdah.jobs.net.http_connection import (
 )
 from howdah.jobs.net.refusals import Refusals
 
-__all__ = ["Lane", "Listener", "Service"]
-
 UNVERIFIED = 2048
 """Connections whose first request has not been admitted; less where a process may have few open
 files. All agents of a large job may come in one moment; with a head of HEAD_LIMIT bytes each, so

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from howdah.jobs.net import rendezvous
 
-__all__ = ["Meshes"]
-
 Request = Callable[[str, str, bytes], tuple[int, bytes]]
 """(method, path, body) -> (status, body) of the driver."""
 _PROCESS_SET = "_process_set_hash_"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 
-__all__ = ["owner_of_peer"]
-
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1

@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Refusals"]
-
 _PAUSE_SECONDS = 60.0
 
 

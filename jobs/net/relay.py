@@ -24,8 +24,6 @@ from howdah.jobs.net.meshes import Meshes
 from howdah.jobs.net.peer_socket import owner_of_peer
 from howdah.jobs.net.refusals import Refusals
 
-__all__ = ["Relay"]
-
 HOST = "127.0.0.1"
 _CALL_SECONDS = 10.0
 """Limit of a request to the driver, which holds one for a mesh until all ranks have come, and

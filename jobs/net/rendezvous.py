@@ -17,8 +17,6 @@ import struct
 import threading
 from collections.abc import Collection, Sequence
 
-__all__ = ["KEY_LIMIT", "VALUE_LIMIT", "Rendezvous", "answer", "pack", "unpack", "valid_name"]
-
 KEY_LIMIT = 2**18
 """Keys of one generation: some for each rank and scope."""
 VALUE_LIMIT = 2**19

@@ -16,18 +16,6 @@ import threading
 
 from howdah.jobs.net.http_connection import Request, RequestRefused
 
-__all__ = [
-    "SIGNATURE",
-    "Sessions",
-    "answer_signature",
-    "body_length",
-    "check_body",
-    "is_same",
-    "new_key",
-    "request_headers",
-    "verified",
-]
-
 SESSION, COUNTER = "X-Howdah-Session", "X-Howdah-Counter"
 BODY, SIGNATURE = "X-Howdah-Body", "X-Howdah-Signature"
 _SESSION = re.compile(r"[A-Za-z0-9]{1,64}")

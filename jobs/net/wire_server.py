@@ -16,8 +16,6 @@ from howdah.jobs.net.http_connection import Connection, Request, RequestRefused,
 from howdah.jobs.net.listener import Lane, Listener, Serve
 from howdah.jobs.net.refusals import Refusals
 
-__all__ = ["BODY_LIMIT", "Answer", "Server"]
-
 BODY_LIMIT = 2**20
 """Bytes of a request's body; the longest are a rank's addresses and a batch of events."""
 _IDLE_SECONDS = 30.0

@@ -16,8 +16,6 @@ from typing import Any
 from howdah import storage
 from howdah.errors import HowdahError, NotFound
 
-__all__ = ["age", "unheard_seconds"]
-
 
 @dataclass(frozen=True)
 class _Heard:

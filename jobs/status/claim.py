@@ -14,8 +14,6 @@ from howdah import storage
 from howdah.attempts import Attempt
 from howdah.errors import ClusterError, DataError, NotFound
 
-__all__ = ["Claim", "Superseded"]
-
 _SURE_SECONDS = 1.0
 """So old may an answer be, by the monotonic clock, that a write relies on. It goes on while the
 process is stopped: one that wakes up asks again."""

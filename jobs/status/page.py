@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["page"]
-
 
 def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], title: str) -> str:
     """The page of a job.

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from howdah import storage
 from howdah.storage import growing
 
-__all__ = ["follow", "path_of"]
-
 _NAME = re.compile(r"rank\.(\d+)(?:\.(\d+)-(\d+))?")
 """rank.RANK, and of processes of a later attempt or world rank.RANK.ATTEMPT-WORLD
 (training/run/rank_files.py)."""

@@ -29,10 +29,6 @@ from howdah.errors import (
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.run_files import RUN_JSON
 
-__all__ = [
-    "StatusFile", "directory", "is_ending", "read", "request", "status_path", "wait_for_end",
-]  # fmt: skip
-
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
 _REQUEST_BYTES = 2**16

@@ -8,8 +8,6 @@ from typing import Any
 from howdah.errors import NotFound, PermissionDenied
 from howdah.models.runs.record import read
 
-__all__ = ["duration", "job_lines", "run_summary"]
-
 
 def run_summary(directory: str | None) -> dict[str, Any] | None:
     """Ids, status and scalar metrics of run.json; None: not written, or not readable."""

@@ -36,8 +36,6 @@ from howdah.models.profile.profile import PROFILE
 from howdah.models.registry import EXPORT_INFO
 from howdah.storage import commit
 
-__all__ = ["INFO", "export", "with_decision"]
-
 INFO = EXPORT_INFO
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20

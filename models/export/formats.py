@@ -31,8 +31,6 @@ from howdah.models.forward import forward_numpy
 from howdah.models.registry import EXPORT_FOLDERS
 from howdah.process import isolation
 
-__all__ = ["FORMATS", "SAVED_MODEL", "Format", "Source", "require", "sample_rows", "write"]
-
 (SAVED_MODEL,) = EXPORT_FOLDERS
 _EXACT = 1e-5
 """Most that a float32 logit may differ from the model's own, of logits up to 1; of larger ones it

@@ -27,12 +27,6 @@ from howdah.models.weights.tensors import read_header
 if TYPE_CHECKING:
     from howdah.models.export.run_info import RunInfo
 
-__all__ = [
-    "FILE", "FILES", "Graph", "WEIGHTS", "entry", "first_type_ends", "header_hash", "in_memory",
-    "metadata", "of_export",
-    "of_file",
-]  # fmt: skip
-
 FILE = "model.onnx"
 FILES = {"onnx": FILE, "onnx-w8": "model_w8.onnx", "onnx-int8": "model_int8.onnx"}
 """{format: its file in an export}."""

@@ -19,8 +19,6 @@ from howdah.models.forward.forward_onnx import Graph, Place, assembled
 if TYPE_CHECKING:
     import onnx
 
-__all__ = ["BLOCK", "build", "quantised"]
-
 BLOCK = 32
 """Weights of a row that share a scale."""
 _MIDDLE = 128

@@ -16,8 +16,6 @@ from howdah.models.runs.run_json import versions
 from howdah.models.runs.settings import described, settings_at
 from howdah.models.weights.pretrained import BaseModel
 
-__all__ = ["RunInfo", "describe_run"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:

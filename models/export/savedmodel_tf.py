@@ -22,8 +22,6 @@ from howdah.models.weights.pretrained import label_names_of, load_base
 from howdah.process import env
 from howdah.process.quiet import starting_tensorflow
 
-__all__ = ["main"]
-
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "logits"
 
 

@@ -13,8 +13,6 @@ import numpy as np
 from howdah.data.family import family_of
 from howdah.models.weights.parameters import BLOCKED
 
-__all__ = ["logits"]
-
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 _ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -26,11 +26,6 @@ from howdah.models.weights.parameters import BLOCKED
 if TYPE_CHECKING:
     import onnx
 
-__all__ = [
-    "FORWARD_PASSES", "Graph", "IDS", "LOGITS", "MASK", "OPSET", "Place", "assembled", "build",
-    "require",
-]  # fmt: skip
-
 OPSET = 20
 """The first one that has Gelu; onnxruntime reads it from 1.17 on."""
 _IR_VERSION = 9

@@ -26,16 +26,6 @@ from howdah.models.weights.parameters import (
     trainable_names,
 )
 
-__all__ = [
-    "FORWARD_PASSES",
-    "EncoderClassifier",
-    "Dropouts",
-    "build",
-    "forward_fn",
-    "import_weights",
-    "weights",
-]
-
 _ACTIVATIONS = {
     "gelu": gelu,
     "gelu_new": partial(tf.nn.gelu, approximate=True),

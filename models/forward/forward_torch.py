@@ -25,17 +25,6 @@ from howdah.models.forward.sharded_torch import part_of
 from howdah.models.weights import parameters
 from howdah.models.weights.parameters import BLOCKED
 
-__all__ = [
-    "FORWARD_PASSES",
-    "EncoderClassifier",
-    "VisionClassifier",
-    "build",
-    "forward_fn",
-    "import_weights",
-    "on_device",
-    "weights",
-]
-
 _ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),

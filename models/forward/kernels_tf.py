@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-__all__ = ["gelu", "layer_norm"]
-
 _ROOT_HALF = math.sqrt(0.5)
 _PEAK = 1 / math.sqrt(2 * math.pi)
 

@@ -18,10 +18,6 @@ from torch.autograd.function import once_differentiable
 from howdah.core.machine import cpu_has_amx
 from howdah.models.weights import parameters
 
-__all__ = [
-    "attend_fused", "attend_plainly", "dropout_factors", "dropped", "linear", "mkl_product",
-]  # fmt: skip
-
 _ROW_MAJOR, _AS_IS, _TRANSPOSED = 101, 111, 112  # CBLAS's numbers
 
 

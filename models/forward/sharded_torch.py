@@ -14,8 +14,6 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["part_of", "rows_of", "shard"]
-
 
 def shard(net: torch.nn.Module, parts: Iterable[str], mesh: DeviceMesh, device: str) -> None:
     """Divide a model's parameters among the ranks of a mesh; their values are undefined then.

@@ -13,8 +13,6 @@ import numpy as np
 from howdah.errors import ModelError
 from howdah.models.metrics.metrics import Ranks, areas, areas_of_rows, class_scores, refuse
 
-__all__ = ["LabelSums", "binary_loss", "multi_label_metrics"]
-
 _HISTOGRAM_VALUES = 2**22
 _MOST_BINS = 4_096
 _LOG_ODDS = 20.0

@@ -13,8 +13,6 @@ import numpy as np
 from howdah.errors import ModelError
 from howdah.models.metrics.metrics import Ranks, refuse
 
-__all__ = ["TargetSums", "regression_metrics"]
-
 
 def regression_metrics(
     targets_N: np.ndarray, outputs_N1: np.ndarray, label_names: Sequence[str]

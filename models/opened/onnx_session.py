@@ -20,8 +20,6 @@ from howdah.errors import ModelError
 from howdah.models.forward.forward_onnx import IDS, LOGITS, MASK
 from howdah.models.weights.tensors import FormatError, read_tensors
 
-__all__ = ["mapped_tensors", "open_session"]
-
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _ERROR = 3
 """onnxruntime's severity: warnings are about its own optimisations."""

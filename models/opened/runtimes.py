@@ -22,11 +22,6 @@ from howdah.models.weights.pretrained import BaseModel
 from howdah.process import env
 from howdah.process.quiet import starting_tensorflow
 
-__all__ = [
-    "FRAMEWORKS", "ONNX", "RUNTIMES", "Forward", "choose_framework", "forward_of", "prepare",
-    "serving_framework", "without_weights",
-]  # fmt: skip
-
 FRAMEWORKS = ("torch", "tensorflow")
 """What models are trained with."""
 ONNX = "onnx"

@@ -27,8 +27,6 @@ from howdah.config.tasks import Task
 from howdah.errors import ModelError
 from howdah.models.decision import Decision, Rule
 
-__all__ = ["OTHERS", "SKIPPED", "TOP", "Bins", "Known", "damaged", "pack", "unpack"]
-
 TOP = 1024
 """Tokens with a cell of their own."""
 OTHERS = 1024

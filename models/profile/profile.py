@@ -29,11 +29,6 @@ from howdah.models.export_info import read_info
 from howdah.models.profile.bins import NANO, SKIPPED, Bins, Known, damaged, pack, unpack
 from howdah.models.registry import decision_hash, profile_path
 
-__all__ = [
-    "FORMAT_VERSION", "NO_PROFILE", "PROFILE", "Counts", "Profile", "Reference", "find_reference",
-    "read", "reference_of",
-]  # fmt: skip
-
 PROFILE = "profile.json"
 """Name of the file in an export, and beside a scored partition's marker."""
 NO_PROFILE = f"no {PROFILE}"

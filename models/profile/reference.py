@@ -23,11 +23,6 @@ from howdah.models.profile.bins import SKIPPED, TOP, Bins, Known, log_odds
 from howdah.models.profile.profile import Profile, Reference
 from howdah.models.profile.statistics import js_distance
 
-__all__ = [
-    "MOST_ROWS", "Tokenizer", "Tokens", "fit_calibration", "from_partitions", "make",
-    "redecided",
-]  # fmt: skip
-
 MOST_ROWS = 100_000
 """Rows of each split whose tokens are read: further ones would change no limit that matters."""
 _DECILES = np.arange(1, 10) / 10

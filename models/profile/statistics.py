@@ -10,10 +10,6 @@ from statistics import NormalDist
 
 import numpy as np
 
-__all__ = [
-    "chi2_quantile", "interpolated", "js_distance", "normal_quantile", "pool", "psi", "psi_noise",
-]  # fmt: skip
-
 _LEAST_EXPECTED = 20.0
 """Rows that a bin must be expected to have on the side with fewer rows: the quantile of a PSI's
 noise is that of chi-squared only then. The usual 5 (Cochran 1954) is for a test at 5 %; at 0.1 %

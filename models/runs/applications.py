@@ -26,8 +26,6 @@ from howdah.run_files import RUN_JSON
 if TYPE_CHECKING:
     from howdah.hadoop.resourcemanager import ResourceManager
 
-__all__ = ["complete", "note_submission"]
-
 _DIRECTORY = ("yarn", "applications")
 _PAUSE_SECONDS = 0.5
 _SETTLED_SECONDS = 10.0

@@ -29,11 +29,6 @@ from howdah.storage.shapes import fault
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = [
-    "FILE_NAME", "PREDICTIONS", "Baseline", "directory_of", "find", "options", "read", "require",
-    "write",
-]  # fmt: skip
-
 FILE_NAME = "baseline.json"
 PREDICTIONS = "baseline.npz"
 _BESIDE = "baselines"

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from howdah import redact
 
-__all__ = ["VARIABLE", "began_by", "shown_command"]
-
 VARIABLE = "HOWDAH_COMMAND"
 """Environment variable in which `howdah train` and its like give it to the ranks."""
 _NAME = re.compile(r"[\w.-]+(?=[\"']?\s*[:=])")

@@ -15,8 +15,6 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["GPU", "of_application", "of_run", "shown", "tags_of"]
-
 GPU = "yarn.io/gpu"
 """YARN's name of GPUs among a node's or an application's resources."""
 _DIGITS = 6

@@ -10,8 +10,6 @@ from typing import Any
 from howdah import storage
 from howdah.errors import CheckpointError, DataError, NotFound
 
-__all__ = ["Identity", "OtherPlan", "check_identity", "check_plan"]
-
 
 @dataclass(frozen=True)
 class Identity:

@@ -15,8 +15,6 @@ from howdah.faults import typed
 from howdah.storage import growing
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, fault
 
-__all__ = ["FILE_NAME", "MetricsLog", "flat", "position_of", "read_metrics"]
-
 FILE_NAME = "metrics.jsonl"
 
 

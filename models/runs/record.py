@@ -25,8 +25,6 @@ from howdah.storage.shapes import (
     one_of,
 )
 
-__all__ = ["METRICS_SHAPE", "read"]
-
 _TASK = one_of(TASKS)
 _CONFUSED = Kind(
     "[label, predicted, rows]",

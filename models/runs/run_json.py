@@ -30,11 +30,6 @@ from howdah.models.runs.identity import Identity
 from howdah.models.runs.settings import learnt_with
 from howdah.run_files import RUN_JSON
 
-__all__ = [
-    "CONFIG", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
-    "cpu_seconds", "freeze_config", "git_state", "readable_config", "versions",
-]  # fmt: skip
-
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Of a configuration that was written down without its secrets, these must be whole to train."""

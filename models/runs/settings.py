@@ -20,11 +20,6 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.run_files import RUN_JSON
 
-__all__ = [
-    "Stage", "already_finished", "described", "learnt_with", "of_finished", "settings_at",
-    "stages",
-]  # fmt: skip
-
 _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
     "gpu_collective_seconds", "threads_per_rank", "per_device_max_tokens",

@@ -15,17 +15,6 @@ from howdah.config.model import ModelSection
 from howdah.data.family import family_of
 from howdah.errors import ConfigError
 
-__all__ = [
-    "BLOCKED",
-    "decays",
-    "dropout_draw",
-    "dropout_rates",
-    "dropout_seed",
-    "start_weights",
-    "trainable_names",
-    "with_dropouts",
-]
-
 BLOCKED = -1e9
 """Added to attention scores of padding."""
 

@@ -30,8 +30,6 @@ from howdah.errors import ModelError
 from howdah.models import integrity
 from howdah.models.weights.tensors import read_header
 
-__all__ = ["BaseModel", "label_names_of", "load_base", "read_safetensors"]
-
 _WEIGHTS = "model.safetensors"
 _WEIGHTS_INDEX = "model.safetensors.index.json"
 _PICKLES = (

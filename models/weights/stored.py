@@ -10,8 +10,6 @@ import numpy as np
 
 from howdah.errors import StorageFull
 
-__all__ = ["Spool", "StoredArray", "spooled"]
-
 
 class StoredArray:
     """An array in a file: numpy reads it wherever it takes an array.

@@ -21,8 +21,6 @@ import numpy as np
 
 from howdah.models.weights.stored import StoredArray
 
-__all__ = ["FormatError", "read_header", "read_tensors", "stored_tensors", "write_tensors"]
-
 _CODES = {
     np.dtype("<f4"): "F32",
     np.dtype("<i4"): "I32",

@@ -16,8 +16,6 @@ from howdah.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ROWS", "rows_of"]
-
 ROWS = "label double, weight double, grams array<string>"
 _BATCH_ROWS = 1_000
 

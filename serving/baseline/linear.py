@@ -13,8 +13,6 @@ from howdah.errors import DataError
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["Linear", "all_classes", "fit"]
-
 _ITERATIONS = 1_000
 
 

@@ -24,8 +24,6 @@ from howdah.serving.baseline.measured import (
     wanted_splits,
 )
 
-__all__ = ["measure"]
-
 
 def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
     """The baseline of a dataset whose features fit into this process's memory.

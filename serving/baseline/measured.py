@@ -12,8 +12,6 @@ from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:

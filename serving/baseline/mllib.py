@@ -40,9 +40,6 @@ from howdah.spark.session import Application, session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["measure"]
-
-
 _FOLDS = 3
 """Of Spark's CrossValidator, over rows of the training split."""
 _VECTORS = 60

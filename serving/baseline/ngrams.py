@@ -18,8 +18,6 @@ from howdah.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
-__all__ = ["Chunk", "Vocabulary", "chunks", "estimated_bytes", "keys_of", "learn"]
-
 CHUNK_TOKENS = 2**18
 """Tokens that are read and counted at once."""
 

@@ -29,8 +29,6 @@ from howdah.serving.baseline import local, mllib
 from howdah.serving.report import report
 from howdah.storage import directories
 
-__all__ = ["measure_baseline"]
-
 
 def measure_baseline(
     config: Config, *, spark: bool = False, output: str | None = None, progress: Progress

@@ -25,8 +25,6 @@ from howdah.serving.deployment.requests import Refusal
 from howdah.serving.prediction.classify import predicted, usable
 from howdah.serving.prediction.rows import Prediction, Row
 
-__all__ = ["Batcher", "Work"]
-
 _ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 131_072
 """Texts, and characters of them, between two batches, so that a long queue delays no batch."""
 _KEPT, _KEPT_CHARACTERS = 8, 2000

@@ -16,8 +16,6 @@ from howdah.models.version import Version
 from howdah.serving.prediction.classify import outputs_of, usable
 from howdah.serving.prediction.rows import Outputs, Row
 
-__all__ = ["Generation", "open_generation", "try_out", "workers_of"]
-
 _WARM = (
     Row("0", "The elephant carries a howdah."),
     Row("1", "a"),

@@ -9,8 +9,6 @@ import numpy as np
 from howdah.serving.compute.generation import Generation
 from howdah.serving.prediction.rows import Prediction
 
-__all__ = ["Metrics"]
-
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -5,11 +5,6 @@ from __future__ import annotations
 
 from howdah.serving.deployment.requests import Refusal
 
-__all__ = [
-    "BadHead", "Broken", "CrossSite", "DeadlinePassed", "Draining", "Gone", "HeadTooLarge",
-    "NoToken", "QueueFull", "TooSlow", "UnknownModel", "WrongMedia",
-]  # fmt: skip
-
 
 class BadHead(Refusal):
     """The request's head is HTTP, but not such that its end is certain; the connection ends."""

@@ -39,8 +39,6 @@ from howdah.models.version import open_version
 from howdah.serving.report.findings.predictions import Predictions
 from howdah.serving.report.findings.sums import Sample
 
-__all__ = ["Asked", "decide", "lines"]
-
 Evaluate = Callable[..., Any]
 """Evaluates an export on a split of its dataset and keeps the predictions."""
 

@@ -32,8 +32,6 @@ from howdah.serving.registry import publish as publishing
 from howdah.serving.registry.gate import Evaluate, judge_version
 from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 
-__all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete", "publish_alias"]
-
 CHAMPION, CHALLENGER = "champion", "challenger"
 
 Say = Callable[[str], None]

@@ -27,8 +27,6 @@ from howdah.models.registry import DECISION_KEYS
 from howdah.models.version import Version
 from howdah.serving.deployment import references
 
-__all__ = ["Mode", "opened", "register", "require_mlflow"]
-
 Mode = Literal["reference", "full"]
 
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")

@@ -14,8 +14,6 @@ from howdah.core import processes
 from howdah.errors import ClusterError, Terminated, UsageError
 from howdah.ray_home import RayHome
 
-__all__ = ["own_ray", "require_ray"]
-
 _STORE_BYTES = 128 * 2**20
 _GONE_SECONDS = 10.0
 

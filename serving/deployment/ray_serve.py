@@ -19,8 +19,6 @@ from howdah.models.version import Version
 from howdah.serving.deployment import listening
 from howdah.serving.deployment.own_ray import own_ray, require_ray
 
-__all__ = ["Options", "parse_replicas", "serve"]
-
 _LOOK_SECONDS = 1.0
 _UPSCALE_SECONDS, _DOWNSCALE_SECONDS = 5.0, 120.0
 _REQUEST_SECONDS = 60.0

@@ -13,8 +13,6 @@ from howdah.models.registry import EXPORT_INFO
 from howdah.models.version import Version
 from howdah.storage.shapes import COUNT, TEXT, Fields
 
-__all__ = ["FILE_NAME", "resolve", "write"]
-
 FILE_NAME = "reference.json"
 _SAID = Fields(
     {"path": TEXT, "name": TEXT, "version": COUNT, "run_id": TEXT, "weights_sha256": TEXT},

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["Classifier", "Router"]
-
 PREDICT, HEALTH = "/predict", "/health"
 _READ_BYTES = 64 * 2**20
 _ROUTES = {PREDICT: "POST", HEALTH: "GET"}

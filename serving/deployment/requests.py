@@ -22,12 +22,6 @@ from howdah.data.clean import joined
 from howdah.errors import HowdahError
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
 
-__all__ = [
-    "MOST_BYTES", "MOST_TEXTS", "Asked", "BadRequest", "Overloaded", "Refusal", "TooLarge",
-    "UnknownRoute", "WrongHost", "WrongMethod", "WrongShape", "as_json", "check_known",
-    "check_texts", "kind_of", "loaded", "parse", "refusal_body", "rows_of",
-]  # fmt: skip
-
 MOST_TEXTS = 256
 """In one request; more belong to `howdah predict`."""
 MOST_BYTES = 4 * 2**20

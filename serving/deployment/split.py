@@ -8,8 +8,6 @@ import random
 from howdah.errors import ModelError, UsageError
 from howdah.models.version import Version
 
-__all__ = ["choose", "require_comparable"]
-
 
 def require_comparable(one: Version, other: Version, share: float | None) -> float:
     """The checked share of `other`.

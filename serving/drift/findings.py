@@ -16,8 +16,6 @@ from howdah.models.profile.bins import Bins
 from howdah.models.profile.profile import Profile
 from howdah.serving.drift.judge import Verdict
 
-__all__ = ["Findings", "Point"]
-
 _MOST_LABELS = 50
 _MOST_TOKENS = 20
 

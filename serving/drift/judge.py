@@ -20,8 +20,6 @@ from howdah.models.profile.statistics import (
     psi_noise,
 )
 
-__all__ = ["COLUMNS", "Column", "State", "Verdict", "judge"]
-
 State = Literal["alarm", "ok", "too few rows", "not measured"]
 
 COLUMNS = {

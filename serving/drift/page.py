@@ -13,8 +13,6 @@ from howdah import storage
 from howdah.serving.drift.findings import Findings
 from howdah.serving.drift.judge import COLUMNS
 
-__all__ = ["lines", "render", "write"]
-
 _WIDTH, _HEIGHT = 560.0, 150.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 8.0, 22.0
 

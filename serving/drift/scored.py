@@ -18,8 +18,6 @@ from howdah.models.profile.profile import PROFILE, Profile
 from howdah.models.registry import Published
 from howdah.models.scored import DIRECTORY, MARKER
 
-__all__ = ["Partition", "find", "history"]
-
 _MOST_COLUMNS = 8
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from howdah.errors import ConfigError, StorageError
 from howdah.storage import private_files
 
-__all__ = ["tokens"]
-
 _KEY = "serve.token_file"
 _SHORTEST = 16
 _METRICS = b"metrics "

@@ -10,8 +10,6 @@ from starlette.responses import Response
 from howdah.serving.compute.refusals import BadHead, NoToken, QueueFull
 from howdah.serving.deployment.requests import WrongMethod, refusal_body
 
-__all__ = ["json_response", "refused"]
-
 _CLOSING = (401, 403, 404, 408, 413, 431, 503)
 """After these the connection ends: the rest of the request may still be coming, or the client has
 no business here and must not hold a connection that others need."""

@@ -25,8 +25,6 @@ from howdah.serving.http.reading import deadline_ms, header, read_body
 from howdah.serving.http.state import State
 from howdah.serving.prediction.rows import EMPTY
 
-__all__ = ["build"]
-
 
 def build(state: State) -> FastAPI:
     """The application, without `Front`."""

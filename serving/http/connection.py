@@ -17,8 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from howdah.serving.deployment.requests import BadRequest, refusal_body
 
-__all__ = ["connection_class"]
-
 _DRAIN_SECONDS = 1.0
 _UNREAD_SECONDS = 30.0
 _DRAIN_BYTES = 16 * 2**20

@@ -24,8 +24,6 @@ from howdah.serving.deployment.requests import (
 from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 
-__all__ = ["plain", "tei"]
-
 
 def plain(body: bytes, most_texts: int, most_bytes: int) -> Question:
     """POST /v1/classify.

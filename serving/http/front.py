@@ -22,8 +22,6 @@ from howdah.serving.http.reading import header
 from howdah.serving.http.state import State
 from howdah.serving.http.tokens import RefusedAddresses
 
-__all__ = ["MOST_HEAD_BYTES", "Front"]
-
 MOST_HEAD_BYTES = 64 * 2**10
 _MOST_HEADERS = 100
 _VERSIONS = ("1.0", "1.1")

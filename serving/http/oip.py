@@ -29,8 +29,6 @@ from howdah.serving.deployment.requests import (
 from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 
-__all__ = ["EXPECTED", "EXTENSIONS", "HEADER", "PLATFORMS", "Tensors", "infer", "metadata"]
-
 EXTENSIONS = ["binary_tensor_data", "classification"]
 HEADER = "Inference-Header-Content-Length"
 EXPECTED = '{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["..."]}]}'

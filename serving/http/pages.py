@@ -9,8 +9,6 @@ from typing import Any
 from howdah.config.options.serve import ServeSection
 from howdah.serving.compute.generation import Generation
 
-__all__ = ["OIP", "PLAIN", "TEI", "docs"]
-
 
 def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
     media = {"schema": schema, "example": example}

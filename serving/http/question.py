@@ -9,8 +9,6 @@ from typing import Any
 from howdah.serving.compute.generation import Generation
 from howdah.serving.prediction.rows import Prediction, Row
 
-__all__ = ["Question"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Question:

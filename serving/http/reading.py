@@ -10,8 +10,6 @@ from typing import Any
 from howdah.serving.compute.refusals import Gone, QueueFull, TooSlow, WrongMedia
 from howdah.serving.deployment.requests import TooLarge, WrongShape
 
-__all__ = ["Held", "deadline_ms", "read_body"]
-
 _NUMBER = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{0,12})?(?:[eE][+-]?[0-9]{1,3})?")
 _DROPPED_BODIES = 16
 """Of a body that is too long so many times the limit is read and dropped: a client that is still

@@ -12,8 +12,6 @@ from howdah.serving.compute.metrics import Metrics
 from howdah.serving.http.reading import Held
 from howdah.serving.http.tokens import TokenFile
 
-__all__ = ["State"]
-
 _HELD_BYTES = 64 * 2**20
 _UNREADY, _DEAD = 0.5, 2.0
 """Parts of serve.request_seconds without any progress, while texts wait, after which the server is

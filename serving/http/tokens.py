@@ -12,8 +12,6 @@ from howdah.core import threads
 from howdah.errors import ConfigError
 from howdah.serving.http import access
 
-__all__ = ["RefusedAddresses", "TokenFile"]
-
 _METRICS = "/metrics"
 
 

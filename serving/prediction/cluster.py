@@ -27,8 +27,6 @@ from howdah.models.weights.tensors import read_header
 from howdah.serving.prediction.executor import ModelLocation
 from howdah.spark.sizing import JVM_MIB, OVERHEAD
 
-__all__ = ["ModelFiles", "environment_kind", "files_of", "memory_overhead_mib"]
-
 _FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
 """Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
 _FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 105)

@@ -26,8 +26,6 @@ from howdah.spark.errors import crossing
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ModelLocation", "Predictor", "Reader", "Worker", "summarize", "workers"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLocation:

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Files", "check", "find", "read", "table"]
-
 Form = Literal["csv", "jsonl"] | Kind
 
 _CHUNK_ROWS = 2048

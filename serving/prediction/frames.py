@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["id_and_text", "names_of"]
-
 _OPTIONS = "--text-column and --id-column name them"
 
 

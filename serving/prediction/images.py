@@ -24,8 +24,6 @@ from howdah.serving.prediction.judged import Reasons
 from howdah.serving.prediction.rows import Prediction, as_json, format_of, open_output
 from howdah.storage.charsets import spelled
 
-__all__ = ["ImageRow", "classify_images", "predict_image_lines", "predict_images"]
-
 _CHUNK_ROWS = 64
 """Images in memory at once, as files' bytes and as pixels."""
 

@@ -14,15 +14,6 @@ from howdah.serving.prediction.rows import Prediction, format_of
 if TYPE_CHECKING:
     from howdah.config.loader import Config
 
-__all__ = [
-    "LINE_OF_SPARK",
-    "SHOWN_REASONS",
-    "Reasons",
-    "lines",
-    "reason_of",
-    "require_few",
-]
-
 _MOST_REASONS = 1_000
 SHOWN_REASONS = 5
 _LINE = re.compile(r"^line \d+: ")

@@ -33,8 +33,6 @@ from howdah.serving.prediction.rows import (
     spark_format_of,
 )
 
-__all__ = ["predict", "predict_lines"]
-
 _CHUNK_ROWS = 2048
 _PROGRESS_SECONDS = 5.0
 

@@ -25,11 +25,6 @@ from howdah.serving.prediction.rows import EMPTY, SUFFIXES, Row, format_of
 from howdah.storage import Entry
 from howdah.storage.charsets import ESCAPE, SURROGATES, spelled
 
-__all__ = [
-    "NOT_DECODED", "Files", "Rows", "check_files", "choose_columns", "mapped", "no_ids",
-    "read_rows", "source_files",
-]  # fmt: skip
-
 _PARQUET_BATCH_ROWS = 2048
 NOT_DECODED = "the text is not in the file's encoding"
 _OPTIONS = "--text-column and --id-column name them"

@@ -22,11 +22,6 @@ from howdah.storage import commit
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "EMPTY", "SUFFIXES", "Outputs", "Prediction", "Row", "as_json", "format_of", "open_output",
-    "spark_format_of",
-]  # fmt: skip
-
 SUFFIXES = {
     ".csv": "csv",
     ".tsv": "csv",

@@ -20,8 +20,6 @@ from howdah.spark.sizing import OVERHEAD
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["explained", "ready", "refuse_other_spark"]
-
 _BATCHES = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
     # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.

@@ -38,8 +38,6 @@ from howdah.storage import commit
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["predict_spark"]
-
 _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"

@@ -26,11 +26,6 @@ from howdah.models.runs import baseline, record
 from howdah.run_files import RUN_JSON
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
-__all__ = [
-    "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
-    "judge_version",
-]  # fmt: skip
-
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
 _UNDECIDED = (

@@ -23,8 +23,6 @@ from howdah.models.registry import MLFLOW, Published
 from howdah.models.version import Version
 from howdah.run_files import RUN_JSON
 
-__all__ = ["Places", "of_dataset", "of_model", "of_row"]
-
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")

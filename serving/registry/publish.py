@@ -30,8 +30,6 @@ from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Publish
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge
 from howdah.storage import Entry, commit
 
-__all__ = ["publish", "republish", "roll_back"]
-
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")

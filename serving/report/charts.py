@@ -13,8 +13,6 @@ from collections.abc import Sequence
 
 from howdah.core.terminal import shown
 
-__all__ = ["Line", "bars", "dots", "lines", "ruler"]
-
 Line = tuple[str, Sequence[Sequence[float]]]
 """(name, [[x, y], ...])"""
 

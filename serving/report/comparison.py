@@ -16,8 +16,6 @@ from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report import charts, report
 
-__all__ = ["MOST", "compare"]
-
 MOST = 12
 """Runs on a page: the colours of more curves could not be distinguished."""
 

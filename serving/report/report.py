@@ -26,8 +26,6 @@ from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
 from howdah.serving.report.findings.verdict import Verdict
 
-__all__ = ["judged", "number", "page", "read_run", "render", "template", "write"]
-
 _STYLES = "'unsafe-inline'"
 
 

@@ -17,8 +17,6 @@ from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.intervals import differs
 from howdah.serving.report.findings.material import Material
 
-__all__ = ["context", "curves"]
-
 _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
 _BOOTSTRAP_ROWS = 10_000

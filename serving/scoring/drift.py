@@ -26,8 +26,6 @@ from howdah.serving.prediction.reading import Files, choose_columns, read_rows, 
 from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
 
-__all__ = ["LEAST_ROWS", "of_source", "of_table", "reference_from_table", "words_of"]
-
 LEAST_ROWS = 1_000
 """Scored rows that may stand for a model's dataset: fewer would themselves be noise."""
 

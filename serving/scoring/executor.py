@@ -17,8 +17,6 @@ from howdah.serving.prediction.rows import Prediction, Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowScorer", "columns_of", "profiles"]
-
 
 def columns_of(task: Task) -> dict[str, str]:
     """{column: Spark's type} that a worker returns for each row."""

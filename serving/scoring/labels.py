@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from howdah.config.loader import Config
 
-__all__ = ["joined_file", "joined_table"]
-
 
 def joined_file(
     path: str,

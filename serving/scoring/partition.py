@@ -28,8 +28,6 @@ from howdah.storage import commit
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Job", "output_columns", "reference_of", "state_of", "sweep"]
-
 _EXAMPLES = 5
 _STALE = 24 * 3600.0
 

@@ -33,8 +33,6 @@ from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
 from howdah.spark.interrupts import interrupts
 
-__all__ = ["MODEL", "Request", "score"]
-
 MODEL = "model"
 """The output's last partition column: the model's name."""
 

@@ -10,8 +10,6 @@ from howdah.config.options.partition import canonical, order_of, parse_spec
 from howdah.errors import DataError, HowdahError, UsageError
 from howdah.spark.hive_catalog import text_of
 
-__all__ = ["Selection", "chosen"]
-
 _NEWEST = 5
 """Partitions that a message lists."""
 

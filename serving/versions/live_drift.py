@@ -19,8 +19,6 @@ from howdah.serving.compute.metrics import Metrics
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.rows import Prediction
 
-__all__ = ["LiveDrift"]
-
 _WINDOW = 5000
 """Texts of one of the two windows."""
 _AT_ONCE = 64

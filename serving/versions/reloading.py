@@ -22,8 +22,6 @@ from howdah.serving.compute.batcher import Batcher
 from howdah.serving.compute.generation import Generation, open_generation, try_out
 from howdah.serving.compute.metrics import Metrics
 
-__all__ = ["Look", "Reloader", "decide", "require_same_answers"]
-
 _RESULTS = ("swapped", "refused", "labels changed")
 
 

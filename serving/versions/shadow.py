@@ -32,8 +32,6 @@ from howdah.serving.compute.metrics import Metrics
 from howdah.serving.deployment.split import require_comparable
 from howdah.serving.prediction.rows import Prediction, Row
 
-__all__ = ["Shadow", "challenger"]
-
 _QUEUE, _MOST_CHARACTERS = 256, 65_536
 """Texts that wait, and characters of one: together they bound the memory."""
 _NICENESS = 19

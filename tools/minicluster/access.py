@@ -14,8 +14,6 @@ from tools.minicluster.daemons import Record
 from tools.minicluster.plan import Plan
 from tools.minicluster.state import State
 
-__all__ = ["Access"]
-
 
 class Access:
     """The client's side of `MiniCluster`.

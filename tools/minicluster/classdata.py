@@ -16,8 +16,6 @@ from pathlib import Path
 from tools.minicluster.plan import Plan
 from tools.minicluster.settings import base_class_path, java_flags
 
-__all__ = ["archive", "flags", "make"]
-
 DUMP_LIMIT = 300.0  # seconds
 
 

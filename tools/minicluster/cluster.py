@@ -28,8 +28,6 @@ from tools.minicluster.daemons import Record
 from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
 
-__all__ = ["MiniCluster"]
-
 START_LIMIT = 180.0  # seconds; detects a hang; a start takes 15 s where the machine is free
 STOP_GRACE = 15.0
 

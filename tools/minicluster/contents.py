@@ -19,8 +19,6 @@ from howdah.errors import ClusterError
 from howdah.process import isolation
 from tools.minicluster.plan import HOST, Plan
 
-__all__ = ["Contents", "RestContents", "SecureContents"]
-
 FINAL = {"FINISHED", "FAILED", "KILLED"}
 END_LIMIT = 60.0  # seconds for applications to end
 

@@ -26,8 +26,6 @@ from tools.minicluster import classdata, kerberos, metastore, settings
 from tools.minicluster.plan import HOST, Plan
 from tools.minicluster.settings import MARK
 
-__all__ = ["Daemon", "Record", "catalogue", "cause_of_death", "ports_of", "problem", "start"]
-
 HEAP = "-Xmx256m"
 KILL_LIMIT = 20.0  # seconds for the kernel to end what was killed
 _HDFS = "org.apache.hadoop.hdfs.server"

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from howdah.errors import ClusterError
 from tools.minicluster.plan import HOST
 
-__all__ = ["find_java", "reserve_ports"]
-
 JAVA_MINIMUM = 17  # Hadoop 3.5's
 # Below what the kernel gives to outgoing connections (ip_local_port_range): a port stays free
 # while its daemon is down for a restart.

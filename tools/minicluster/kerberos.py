@@ -16,8 +16,6 @@ from typing import Any
 from howdah.errors import ClusterError, UsageError
 from tools.minicluster.plan import HOST, Plan
 
-__all__ = ["NAME", "argv", "client_environment", "keytab", "make_realm", "principal", "site"]
-
 NAME = "kdc"
 REALM = "HOWDAH.TEST"
 SERVICES = ("nn", "dn", "rm", "nm", "jhs", "hive", "HTTP")

@@ -10,8 +10,6 @@ import shlex
 from tools.minicluster import classdata, settings
 from tools.minicluster.plan import Plan
 
-__all__ = ["write"]
-
 _COMMON = {
     "jar": "org.apache.hadoop.util.RunJar",
     "version": "org.apache.hadoop.util.VersionInfo",

@@ -10,8 +10,6 @@ from howdah.errors import ClusterError
 from tools.minicluster import settings
 from tools.minicluster.plan import Plan
 
-__all__ = ["NAME", "argv", "forget", "uri", "write_conf"]
-
 NAME = "metastore"
 MAIN = "org.apache.hadoop.hive.metastore.HiveMetaStore"
 LOOPBACK = Path(__file__).parent / "maven" / "LoopbackMain.java"

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 from howdah.errors import UsageError
 
-__all__ = ["Account", "SHARED", "others", "refuse_root_among_others", "warning"]
-
 SHARED = "HOWDAH_MINICLUSTER_SHARED"
 """Environment variable that says what `--shared` does, for what starts a cluster in passing (tests,
 the demo, `make airflow CLUSTER=1`)."""

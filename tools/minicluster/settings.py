@@ -10,8 +10,6 @@ from xml.sax.saxutils import escape
 from tools.minicluster import kerberos
 from tools.minicluster.plan import HOST, Plan
 
-__all__ = ["base_class_path", "class_path", "daemon_conf", "java_flags", "write"]
-
 MARK = "HOWDAH_MINICLUSTER_DAEMON"  # set for all that a cluster runs, to its directory
 WHITELIST = (  # Hadoop's default
     "JAVA_HOME", "HADOOP_COMMON_HOME", "HADOOP_HDFS_HOME", "HADOOP_CONF_DIR",

@@ -15,8 +15,6 @@ from howdah.faults import typed
 from tools.minicluster.daemons import Record
 from tools.minicluster.plan import Plan
 
-__all__ = ["State"]
-
 FILE = "state.json"
 VERSION = 1
 

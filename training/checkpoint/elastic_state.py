@@ -16,8 +16,6 @@ import numpy as np
 
 from howdah.training.comm.base import Comm
 
-__all__ = ["ElasticState"]
-
 
 class ElasticState:
     """The state at the last commit: arrays as in a checkpoint, and its meta.

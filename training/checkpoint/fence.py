@@ -24,8 +24,6 @@ from howdah import storage
 from howdah.attempts import Attempt, fences, of_fence
 from howdah.errors import AlreadyExists, CheckpointError
 
-__all__ = ["Fence", "FencedOff"]
-
 _LOOKED_AT = 8
 """How many of the newest fences are searched for one of a later application's attempt. Numbers rise
 with attempts, except among a few that were taken at the same moment."""

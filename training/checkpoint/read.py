@@ -17,23 +17,6 @@ from howdah.models.weights.tensors import FormatError, read_tensors, stored_tens
 from howdah.storage import commit
 from howdah.training.checkpoint.throttle import WriteThrottle
 
-__all__ = [
-    "ADAM_M",
-    "ADAM_V",
-    "FORMAT_VERSION",
-    "MODEL",
-    "Checkpoint",
-    "Corrupt",
-    "Saved",
-    "load",
-    "metric_of",
-    "model_weights",
-    "read_manifest",
-    "saved_in",
-    "size_defect",
-    "verify",
-]
-
 FORMAT_VERSION = 1
 MANIFEST, META = "manifest.json", "meta.json"
 MODEL, ADAM_M, ADAM_V = "model/", "adam_m/", "adam_v/"

@@ -6,8 +6,6 @@ import time
 
 from howdah.config.model import CheckpointSection
 
-__all__ = ["CheckpointSchedule"]
-
 _RETRY_MINUTES = 1.0
 
 

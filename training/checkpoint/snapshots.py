@@ -16,8 +16,6 @@ import numpy as np
 
 from howdah.core import processes, threads
 
-__all__ = ["Arrays", "Snapshots"]
-
 Arrays = Iterable[tuple[str, np.ndarray]]
 """(name, array) pairs; an array may be the model's own memory, which the next step changes."""
 

@@ -12,8 +12,6 @@ from howdah.config.model import EarlyStopping
 from howdah.data.splits.planner import Planner
 from howdah.errors import CheckpointError
 
-__all__ = ["Judgement", "CheckpointProgress", "TrainState", "score_of"]
-
 
 def score_of(metrics: dict[str, Any], metric: str) -> float | None:
     """The metric as a score, greater is better; None where it is undefined.

@@ -15,8 +15,6 @@ from typing import BinaryIO
 
 from howdah.core import activity
 
-__all__ = ["WriteThrottle"]
-
 _LEAST_BYTES_PER_SECOND = 16 * 2**20
 _MOST_SECONDS = 30.0
 _PIECE_BYTES = 2**20

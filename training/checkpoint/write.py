@@ -15,8 +15,6 @@ from howdah.models.weights.tensors import write_tensors
 from howdah.training.checkpoint.read import FORMAT_VERSION, MANIFEST, META, MODEL
 from howdah.training.checkpoint.throttle import WriteThrottle
 
-__all__ = ["bytes_needed", "no_room", "unsaved", "write_files", "write_manifest"]
-
 
 def bytes_needed(tensors: dict[str, np.ndarray]) -> int:
     """Upper estimate of the bytes that a checkpoint of these tensors takes."""

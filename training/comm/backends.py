@@ -17,8 +17,6 @@ from howdah.process.env import rank_env
 from howdah.training.comm.base import Comm, SoloComm, Waits
 from howdah.training.comm.connections import Connections
 
-__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init", "require_parallel"]
-
 
 def init(
     framework: str,

@@ -13,8 +13,6 @@ import socket
 import threading
 from types import TracebackType
 
-__all__ = ["Connections"]
-
 _CLOSED, _LISTENS = 7, 10  # of the kernel's TCP states (tcp_states.h)
 
 

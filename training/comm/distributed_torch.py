@@ -23,8 +23,6 @@ from howdah.process.env import STORE, rank_env
 from howdah.training.comm.base import Comm, RankLost, Waits, lost
 from howdah.training.comm.connections import Connections
 
-__all__ = ["TorchComm"]
-
 _LONGEST_SECONDS = 366 * 24 * 3600.0
 """For no limit: torch has none, and its default would end a rank that rightly waits."""
 _AFTER_OURS_SECONDS = 300.0

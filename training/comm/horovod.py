@@ -13,8 +13,6 @@ from howdah.process.env import rank_env
 from howdah.training.comm.base import Comm, Waits, lost
 from howdah.training.comm.connections import Connections
 
-__all__ = ["HorovodComm"]
-
 
 class HorovodComm(Comm):
     """A world connected by Horovod; the constructor joins it.

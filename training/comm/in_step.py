@@ -16,8 +16,6 @@ from howdah.config.model import ParallelSection
 from howdah.training.comm.base import Comm
 from howdah.training.data.readers import Batch
 
-__all__ = ["InStep", "passes_together", "steps_in_step"]
-
 
 def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
     """The micro-batches of training, each step with those of the rank that has most. Every rank

@@ -41,8 +41,6 @@ from typing import Any
 from howdah.core import shorten, threads
 from howdah.errors import UsageError
 
-__all__ = ["ENVIRONMENT", "ControlChannel", "ChannelConsole", "World"]
-
 ENVIRONMENT = "HOWDAH_LINK_FD"
 _LINE_BYTES = 2**18
 """Of one message; an agent takes four times as much (jobs/training_process.py)."""

@@ -20,8 +20,6 @@ from howdah.core.activity import Activity, Snapshot
 from howdah.training.comm.base import Waits
 from howdah.training.elastic.control_channel import ControlChannel
 
-__all__ = ["Heartbeat"]
-
 _BEAT_SECONDS = 1.0
 _SAY_SECONDS = 30.0
 """A phase that takes longer is logged, and again after as long."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from howdah.models.opened.opened import Forward, ServedModel
     from howdah.training.evaluation.profile_writer import Kept
 
-__all__ = ["PredictionPart", "check_fit", "evaluate", "evaluate_run", "split_source"]
-
 _GROUP_ROWS = 20_000
 _GROUP_BYTES = 16 * 2**20
 """Rows wait in memory until they are so many, or take so many bytes: one row of 10,000 classes has

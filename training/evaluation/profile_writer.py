@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from howdah.data.encode import Encoder
     from howdah.training.data.readers import Batch
 
-__all__ = ["SPLITS", "Kept", "make_reference", "profile_of", "sampled_tokens"]
-
 SPLITS = (VALIDATION, TEST)
 """Splits that a profile's scores may be of: the first one that is evaluated."""
 _MOST_VALUES = 2**22

@@ -32,8 +32,6 @@ from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
 
-__all__ = ["conclude"]
-
 
 def conclude(
     job: Job,

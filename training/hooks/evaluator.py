@@ -16,8 +16,6 @@ from howdah.training.hooks.saver import CheckpointSaver, Evaluated
 from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
 
-__all__ = ["Evaluator", "Forward"]
-
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """(ids_BT, mask_BT) -> logits_BC."""
 

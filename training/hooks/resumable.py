@@ -12,8 +12,6 @@ from howdah.training.checkpoint.read import MODEL
 from howdah.training.checkpoint.snapshots import Arrays, Snapshots
 from howdah.training.checkpoint.state import TrainState
 
-__all__ = ["ResumableState"]
-
 
 class ResumableState:
     """A loop's state between two steps: counters, tensors, and the evaluation still to be done.

@@ -16,8 +16,6 @@ from howdah.training.hooks.resumable import ResumableState
 from howdah.training.preparation.job import Job
 from howdah.training.run.run import Run
 
-__all__ = ["CheckpointSaver", "Evaluated"]
-
 
 @dataclass(frozen=True)
 class Evaluated:

@@ -16,8 +16,6 @@ from howdah.errors import ClusterError, UsageError
 from howdah.process import isolation
 from howdah.process.env import STORE
 
-__all__ = ["command", "environment", "shown"]
-
 
 def command(
     config_path: str,

@@ -21,8 +21,6 @@ from howdah.core.processes import descendants, process_start
 from howdah.process import isolation
 from howdah.training.run.local_dir import RankRecord
 
-__all__ = ["guarded"]
-
 _POLL_SECONDS = 0.05
 
 

@@ -28,8 +28,6 @@ from howdah.training.launch.ranks import Ranks
 from howdah.training.process import failure
 from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
 
-__all__ = ["train"]
-
 
 def train(
     config: Config,

@@ -30,8 +30,6 @@ from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.launch.ranks import Ranks
 from howdah.training.process import failure
 
-__all__ = ["attempts", "cause", "not_finished", "summary", "taken_over", "write"]
-
 _BY_EXIT_CODE: dict[int, type[HowdahError]] = {
     error.exit_code: error
     for error in (UsageError, DataError, CheckpointError, StorageError, TrainingError,

@@ -14,8 +14,6 @@ from typing import TextIO
 
 from howdah.config.launchers import LAUNCHERS
 
-__all__ = ["Relay"]
-
 _PREFIX = re.compile("|".join(f"^(?:{row.prefix})" for row in LAUNCHERS.values() if row.prefix))
 _RULE = re.compile(r"^-{20,}$")
 _LAST_WORDS = re.compile("|".join(f"^(?:{row.failure_report})" for row in LAUNCHERS.values()))

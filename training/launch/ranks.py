@@ -17,8 +17,6 @@ from howdah.training.launch.output import Relay
 from howdah.training.process import failure
 from howdah.training.run.local_dir import RankRecord
 
-__all__ = ["Ranks"]
-
 _POLL_SECONDS = 0.1
 _EXIT_SECONDS = 1.0
 """Time that the launcher has to exit once all ranks are gone."""

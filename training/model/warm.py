@@ -14,8 +14,6 @@ from howdah.models.version import open_version
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import BaseModel, label_names_of, load_base
 
-__all__ = ["begin", "start_from"]
-
 
 def begin(
     config: Config, labels: Sequence[str], *, check: Callable[[BaseModel], None] = lambda base: None

@@ -20,8 +20,6 @@ from howdah.config.model import TrainingSection
 from howdah.models.weights.parameters import decays
 from howdah.training.checkpoint.read import ADAM_M, ADAM_V
 
-__all__ = ["AdamW"]
-
 
 class AdamW:
     """The optimizer with its moments.

@@ -20,8 +20,6 @@ from howdah.training.comm.base import NODE_MESSAGE, Comm
 from howdah.training.optim.flat_torch import Shares
 from howdah.training.optim.gradients_torch import FlatGradients
 
-__all__ = ["AdamW", "DividedAdamW", "WholeAdamW"]
-
 _MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
 """What torch's AdamW calls its moments, and what a checkpoint does."""
 _MESSAGE, _FETCHED = 2**24, 2**22

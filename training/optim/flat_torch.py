@@ -11,8 +11,6 @@ import torch
 
 from howdah.core.machine import return_free_memory
 
-__all__ = ["ALIGNED", "FlatLayout", "Shares", "flatten"]
-
 ALIGNED = 16
 """Elements of a cache line of float32. A tensor is cut at multiples of it alone: fused AdamW then
 divides it into the same vectors, whole or in parts, and computes the same bits."""

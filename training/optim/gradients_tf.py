@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from howdah.training.comm.base import Comm, split_apart, split_evenly
 
-__all__ = ["Gradients", "sums_in_order"]
-
 
 class Gradients:
     """The gradients of a model's trainable variables. Its methods are graph operations.

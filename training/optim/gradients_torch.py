@@ -11,8 +11,6 @@ import torch
 from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 
-__all__ = ["FlatGradients"]
-
 
 class FlatGradients:
     """The gradients of a model's trainable parameters: each `.grad` is a view of the buffer.

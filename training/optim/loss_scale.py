@@ -10,8 +10,6 @@ from __future__ import annotations
 from howdah.errors import TrainingError
 from howdah.training.checkpoint.state import TrainState
 
-__all__ = ["LossScale", "clip_factor", "not_finite"]
-
 _FIRST, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
 
 

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from howdah.config.tasks import Task
 
-__all__ = ["LABELS", "row_losses"]
-
 LABELS: dict[Task, tf.TensorSpec] = {
     "single_label": tf.TensorSpec([None], tf.int32),
     "multi_label": tf.TensorSpec([None, None], tf.float32),

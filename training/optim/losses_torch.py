@@ -11,8 +11,6 @@ import torch.nn.functional as F
 
 from howdah.config.tasks import Task
 
-__all__ = ["row_losses"]
-
 
 def row_losses(
     task: Task, *, label_smoothing: float = 0.0, positive_weights: np.ndarray | None = None

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from howdah.config.model import TrainingSection
 
-__all__ = ["Schedule", "peak_learning_rate", "total_steps", "warmup_steps"]
-
 
 def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
     """Optimizer steps of the whole run: `max_steps`, or `num_train_epochs` rounded up to a step.

@@ -15,8 +15,6 @@ from howdah.training.checkpoint.read import ADAM_M, ADAM_V, MODEL
 from howdah.training.comm.base import Comm
 from howdah.training.optim.adamw_torch import AdamW
 
-__all__ = ["ShardedAdamW", "ShardedGradients"]
-
 _FETCHED = 2**22
 """Elements of a message of a checkpoint's tensor."""
 

@@ -12,8 +12,6 @@ from howdah.training.data.readers import Batch
 from howdah.training.optim.gradients_tf import Gradients
 from howdah.training.optim.losses_tf import LABELS, row_losses
 
-__all__ = ["Steps"]
-
 
 def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
     """Arguments of a traced step."""

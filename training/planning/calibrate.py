@@ -34,8 +34,6 @@ from howdah.training.planning.scaling import Compute, Gradient, Network, Predict
 from howdah.training.preparation.job import training_planner
 from howdah.training.preparation.precision import precision_of
 
-__all__ = ["Calibration", "Sizes", "measure"]
-
 _SAMPLED_STEPS = 20
 _LOOPBACK_HOP = 30e-6
 _LINK_HOP = 50e-6

@@ -10,8 +10,6 @@ from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import family_of
 from howdah.models.weights import parameters
 
-__all__ = ["rank_state"]
-
 _FLOAT = 4
 
 

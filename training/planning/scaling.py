@@ -23,17 +23,6 @@ import numpy as np
 
 from howdah.errors import UsageError
 
-__all__ = [
-    "Compute",
-    "Gradient",
-    "Network",
-    "Prediction",
-    "Work",
-    "bits_per_second",
-    "fit",
-    "predict",
-]
-
 _ROW_ID_BYTES = 8
 _FLOAT_BYTES = 4
 _GOAL = 0.9

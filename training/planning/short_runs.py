@@ -21,8 +21,6 @@ from howdah.training.comm.backends import horovod_installed
 from howdah.training.launch import command as launch_command
 from howdah.training.process import failure
 
-__all__ = ["WARM_UP", "probe", "rates", "short", "steps", "steps_at_once"]
-
 WARM_UP = 2
 """First steps, which are not counted."""
 _LEAST_STEPS, _MOST_STEPS = 8, 60

@@ -24,8 +24,6 @@ from howdah.training.comm.base import Comm
 from howdah.training.model.warm import begin
 from howdah.training.run.run import Run
 
-__all__ = ["agreed_base", "broadcast_files"]
-
 
 def agreed_base(
     config: Config,

@@ -45,8 +45,6 @@ from howdah.training.preparation.base import agreed_base, broadcast_files
 from howdah.training.preparation.precision import agreed_precision, warn_of_emulation
 from howdah.training.run.run import Run
 
-__all__ = ["Job", "prepare", "training_planner"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -9,8 +9,6 @@ from howdah.process.devices import Device
 from howdah.training.comm.base import Comm
 from howdah.training.run.run import Run
 
-__all__ = ["agreed_precision", "precision_of", "warn_of_emulation"]
-
 
 def precision_of(config: Config, device: Device) -> str:
     """fp32, bf16 or fp16: training.precision, `auto` resolved for this machine and device."""

@@ -12,8 +12,6 @@ from howdah.errors import HowdahError
 from howdah.training.process.failure import Failure
 from howdah.training.process.stopping import StopSignals
 
-__all__ = ["FinalBarrier", "print_failure"]
-
 
 class FinalBarrier:
     """The last collective of a world whose ranks have agreed to end.

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from howdah import redact, storage
 from howdah.errors import HowdahError, TrainingError, render
 
-__all__ = ["DEFECT_EXIT_CODE", "Failure", "clear", "describe", "first", "of", "read_all", "write"]
-
 _TEXT_CHARACTERS, _MESSAGE_CHARACTERS = 20_000, 500
 """Of a traceback (its end) and of a message; longer ones are cut."""
 DEFECT_EXIT_CODE = TrainingError.exit_code

@@ -8,8 +8,6 @@ import sys
 import time
 from typing import TextIO
 
-__all__ = ["redirect"]
-
 
 def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
     """Send this process's stdout and stderr to `<directory>/logs/rank.<rank>`.

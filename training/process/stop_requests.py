@@ -8,8 +8,6 @@ from howdah.errors import HowdahError
 from howdah.training.process.stopping import StopSignals
 from howdah.training.process.token_expiry import TokenExpiry
 
-__all__ = ["StopRequests"]
-
 
 class StopRequests:
     """Stop requests to this rank.

@@ -25,8 +25,6 @@ from typing import Any
 from howdah.core import threads
 from howdah.errors import HowdahError, Interrupted, Terminated
 
-__all__ = ["StopSignals"]
-
 _MEANING = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,

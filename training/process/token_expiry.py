@@ -13,8 +13,6 @@ import time
 from howdah.errors import TokensExpiring
 from howdah.hadoop import tokens
 
-__all__ = ["TokenExpiry"]
-
 _LOOK_SECONDS = 1.0
 _DEAD_SECONDS = 60.0
 """Storage accepts no token with less time left than this to open a connection."""

@@ -21,8 +21,6 @@ from howdah.errors import ClusterError, render
 from howdah.training.comm.base import Waits
 from howdah.training.run.run import Run
 
-__all__ = ["CollectiveLimit"]
-
 _MARGIN_SECONDS = 10.0
 """To write down why this process ends, after the save."""
 

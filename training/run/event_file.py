@@ -16,8 +16,6 @@ import time
 from howdah.core.protobuf_wire import bytes_field, double_field, float_field, varint_field
 from howdah.data.record import frame
 
-__all__ = ["EventFile"]
-
 _FLUSH_SECONDS = 5.0
 
 # Field numbers of Event, Summary, Summary.Value and SessionLog.

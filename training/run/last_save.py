@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from howdah.errors import HowdahError
 
-__all__ = ["LastSave"]
-
 
 class LastSave:
     """How rank 0 saves the last completed step where its loop cannot: the main thread hangs in a

@@ -29,8 +29,6 @@ from howdah.core.processes import locked, process_start
 from howdah.errors import HowdahError, PermissionDenied, StorageError, UsageError
 from howdah.faults import typed
 
-__all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age"]
-
 _KEPT_SECONDS = 30 * 86400.0
 """How long local copies of a remote run are kept after their last change."""
 _NAMES = 20

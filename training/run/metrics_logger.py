@@ -19,9 +19,6 @@ from howdah.training.checkpoint.state import TrainState
 from howdah.training.run.progress import Progress, StepMetrics
 from howdah.training.run.tracking import Tracker
 
-__all__ = ["MetricsLogger"]
-
-
 _KEPT_LINES = 1000
 """Lines that a rank other than 0 keeps: those of the seconds between two publications."""
 

@@ -21,8 +21,6 @@ from howdah.errors import StorageError
 from howdah.storage import growing
 from howdah.training.checkpoint.fence import FencedOff
 
-__all__ = ["Mirror"]
-
 _FIRST_SECONDS = 10.0
 """Between two rounds: published lines and metrics of rank 0 are late by this much."""
 _OTHER_SECONDS = 60.0

@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from typing import TextIO
 
-__all__ = ["Progress", "StepMetrics", "clock"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:

@@ -10,8 +10,6 @@ from howdah.training.process.failure import Failure
 from howdah.training.run.local_dir import RankRecord
 from howdah.training.run.mirror import Mirror
 
-__all__ = ["RankFiles"]
-
 
 class RankFiles:
     """`ranks/N.json`, `logs/failure.N.json` and `logs/rank.N` of this process.

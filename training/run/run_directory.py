@@ -23,8 +23,6 @@ from howdah.training.run.metrics_logger import MetricsLogger
 from howdah.training.run.mirror import Mirror
 from howdah.training.run.tracking import MlflowTracker, Provenance, TensorBoard
 
-__all__ = ["RunDirectory"]
-
 
 class RunDirectory:
     """A run directory that this process has taken possession of.

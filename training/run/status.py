@@ -12,8 +12,6 @@ from howdah.errors import NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
 
-__all__ = ["lines", "run_status"]
-
 _LOCKS = (".launch.lock", ".lock")
 
 

@@ -18,8 +18,6 @@ from howdah.errors import ClusterError, StorageError
 from howdah.training.checkpoint.fence import FencedOff
 from howdah.training.run.event_file import EventFile
 
-__all__ = ["MlflowTracker", "Provenance", "TensorBoard", "Tracker"]
-
 _START_SECONDS = 900.0
 """MLflow's client retries a server that does not answer, two minutes each time, and then fails."""
 _CLOSE_SECONDS = 60.0

@@ -49,9 +49,6 @@ from howdah.serving.registry.gate import scalars
 from howdah.storage import directories
 from howdah.tuning.crossval.summary import summarize
 
-__all__ = ["cross_validate", "fold_config"]
-
-
 _GRACE_SECONDS = 30.0
 """Longer than `checkpoint.grace_seconds`: `howdah train` ends its own processes."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from howdah.config.metric_table import METRICS, SHOWN
 
-__all__ = ["summarize", "table"]
-
 
 def summarize(folds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """{metric: {mean, std, values}} of the folds' metrics.

@@ -17,9 +17,6 @@ from howdah.jobs.status import status_file
 from howdah.models.runs import applications
 from howdah.yarn.client.status import Job, job_status
 
-__all__ = ["kill", "scale", "scale_arguments", "wait"]
-
-
 KILL_SECONDS = 30.0
 """How long YARN may take to confirm a kill."""
 _POLL_SECONDS = 1.0

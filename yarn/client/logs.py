@@ -21,8 +21,6 @@ from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.jobs.status import rank_log
 from howdah.yarn.client.status import Job
 
-__all__ = ["lines", "of_containers", "of_rank"]
-
 TAIL_BYTES = 262_144
 """How much of the end of each file is shown."""
 _SECONDS = 10.0

@@ -14,8 +14,6 @@ from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging import cluster_paths
 from howdah.storage.shapes import TEXT, Fields
 
-__all__ = ["announce", "register", "run_directory"]
-
 _KEPT = 1000
 _ENTRY = Fields({"run_directory": TEXT}, needed=("run_directory",))
 

@@ -25,16 +25,6 @@ from howdah.yarn import spec
 from howdah.yarn.client import registry
 from howdah.yarn.client.submission_lock import claim_tag, read_claim
 
-__all__ = [
-    "Job",
-    "find_job",
-    "job_status",
-    "list_jobs",
-    "own_user",
-    "ps_lines",
-    "status_lines",
-]
-
 
 @dataclass(frozen=True)
 class Job:

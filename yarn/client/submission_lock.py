@@ -27,8 +27,6 @@ from howdah.jobs.status import beats
 from howdah.packaging import cluster_paths
 from howdah.storage.directories import owner_here
 
-__all__ = ["Claim", "SubmissionLock", "claim_tag", "read_claim", "submitter"]
-
 _SUBMITTING_SECONDS = 600.0
 """How long a submission on another machine may take before it counts as dead."""
 _TAKEOVER_SECONDS = 60.0

@@ -15,8 +15,6 @@ from howdah.config.model import Config
 from howdah.errors import ClusterError
 from howdah.models.runs.hours import GPU
 
-__all__ = ["find_queue", "problems", "slots_by_host"]
-
 _MIB = 2**20
 
 

@@ -18,8 +18,6 @@ from howdah.errors import HowdahError
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import ResourceManager
 
-__all__ = ["shared_user", "warning"]
-
 _EXECUTOR = "yarn.nodemanager.container-executor.class"
 _LIMIT = "yarn.nodemanager.linux-container-executor.nonsecure-mode.limit-users"
 _LOCAL_USER = "yarn.nodemanager.linux-container-executor.nonsecure-mode.local-user"

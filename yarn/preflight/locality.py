@@ -21,8 +21,6 @@ from howdah.hadoop import conf as settings
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.hadoop.web import identity, session
 
-__all__ = ["block_hosts", "hosts"]
-
 _MOST_FILES = 64
 """How many shards to look up: a sample shows which hosts hold the most bytes."""
 _SECONDS = 10.0

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from howdah.config.job import JobSection
 from howdah.errors import ClusterError
 
-__all__ = ["needed", "problem", "warning"]
-
 _DRIVER = 1
 """Of the driver's server, for agents, rendezvous and page."""
 _MPI_DAEMON = 1

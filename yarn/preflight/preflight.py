@@ -28,9 +28,6 @@ from howdah.packaging.staging import ready
 from howdah.storage import directories
 from howdah.yarn.preflight import capacity, isolation, ports, worker_memory
 
-__all__ = ["check"]
-
-
 _SKEW_SECONDS = 300.0
 """What Kerberos allows by default; YARN's tokens expire by the clock as well."""
 _WARN_SKEW_SECONDS = 30.0

@@ -15,8 +15,6 @@ from howdah.config.model import Config
 from howdah.data.family import family_of
 from howdah.data.manifest import DatasetManifest
 
-__all__ = ["Needed", "needed"]
-
 _FLOAT = 4
 _COPY = 3
 """A copy of the state: weights and AdamW's two moments."""

@@ -31,9 +31,6 @@ from howdah.yarn import shipping, spec
 from howdah.yarn.client.status import own_user
 from howdah.yarn.submit import write_private, zip_settings
 
-__all__ = ["Served", "start", "status", "stop"]
-
-
 START_SECONDS = 300.0
 """From the application's start to the first answer: a node may have to fetch the environment."""
 KILL_SECONDS = 30.0

@@ -8,8 +8,6 @@ from typing import Any
 
 from howdah.airflow import DEFAULT_CONNECTION
 
-__all__ = ["ON_FAILURE", "connection_of", "task_failed"]
-
 log = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from howdah.airflow.runner.settings import NotifierSettings  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402
 from howdah.policy import rules  # noqa: E402
 
-__all__ = ["Event", "NotSent", "made", "notify"]
-
 Event = Literal["failure", "drift"]
 
 

@@ -21,11 +21,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "CLAIM_KEY", "OWNER_KEY", "TaskKey", "claim_tag", "config_hash", "config_tag", "killed_by",
-    "new_claim", "new_token",
-]  # fmt: skip
-
 OWNER_KEY = "howdah_owner"
 """XCom key of the execution that watches the task's application: {"token", "try_number"}."""
 CLAIM_KEY = "howdah_claim"

@@ -20,8 +20,6 @@ from howdah.airflow.hook import HowdahHook  # noqa: E402
 from howdah.errors import HowdahError, NotFound  # noqa: E402
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager  # noqa: E402
 
-__all__ = ["TaskApplication"]
-
 _BUSY = "this run is being submitted at this moment"
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 120.0, 3.0
 _INTERRUPTED = "its submission was interrupted"

@@ -12,8 +12,6 @@ import threading
 from howdah.errors import ConfigError
 from howdah.hadoop import kerberos
 
-__all__ = ["hold"]
-
 _LOCK = threading.Lock()
 _held: tuple[str, str | None] | None = None
 

@@ -16,10 +16,6 @@ from howdah.errors import HowdahError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 
-__all__ = [
-    "ApplicationReport", "LogPosition", "fetch_report", "job_lines", "kill_and_wait", "new_lines",
-]  # fmt: skip
-
 _PAGE_SECONDS = 10.0
 _KILL_POLL_SECONDS = 0.5
 

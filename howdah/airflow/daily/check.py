@@ -16,8 +16,6 @@ from howdah.airflow.form import trigger_form  # noqa: E402
 from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
 
-__all__ = ["CheckDayOperator"]
-
 
 class CheckDayOperator(HowdahOperator):
     """Refuses what cannot be used or the policy does not allow; finds the day.

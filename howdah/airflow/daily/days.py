@@ -12,8 +12,6 @@ from howdah.airflow.retries import ENDED
 from howdah.config.options.partition import order_of, parse, text_of
 from howdah.errors import ConfigError
 
-__all__ = ["PARTITIONS", "Day", "ahead", "cooling", "merged", "of_date", "of_events", "since"]
-
 PARTITIONS = "data.partitions"
 """Key of an event's extra "howdah" that names the day."""
 

@@ -23,11 +23,6 @@ from howdah.errors import ConfigError, HowdahError  # noqa: E402
 from howdah.policy.check import Judge  # noqa: E402
 from howdah.policy.rules import Policy  # noqa: E402
 
-__all__ = [
-    "RETRAIN_KEYS", "asked", "check", "configuration", "day_of", "params", "retrain_params",
-    "settings",
-]  # fmt: skip
-
 _OPTIONAL = {"type": ["string", "null"]}
 _KINDS = {"model": "model", "source": "rows", "output": "table"}
 """{field: kind of its value for the policy}."""

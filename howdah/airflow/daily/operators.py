@@ -24,8 +24,6 @@ from howdah.config.options.partition import is_files  # noqa: E402
 from howdah.core.address import split_address  # noqa: E402
 from howdah.errors import ConfigError, DataError  # noqa: E402
 
-__all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
-
 _SPARK_GRACE_SECONDS = 90.0
 """A killed command kills its application with Spark's client, which starts a JVM first."""
 _ALARM = "CheckFailed"

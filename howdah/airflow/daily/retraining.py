@@ -25,8 +25,6 @@ from howdah.config.options.partition import expanded, is_files  # noqa: E402
 from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 
-__all__ = ["CheckRetrainOperator", "TurnSensor"]
-
 _BEGIN = "howdah_init_from"
 """Key of the model that the run begins from in the task's state: the same for all its tries."""
 _BEGAN = "howdah_retrain_began"

@@ -13,8 +13,6 @@ from airflow.sdk import AssetAny, AssetOrTimeSchedule, CronDataIntervalTimetable
 from howdah.airflow.assets import DATA, DRIFT  # noqa: E402
 from howdah.airflow.form.daily import DailySettings  # noqa: E402
 
-__all__ = ["of_daily", "of_retrain"]
-
 
 def of_daily(settings: DailySettings) -> Any:
     """The `schedule` of howdah_daily."""

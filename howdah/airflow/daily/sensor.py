@@ -17,8 +17,6 @@ from howdah.airflow.application.ownership import TaskKey  # noqa: E402
 from howdah.airflow.daily.waiting import PartitionTrigger, arguments, not_come  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
 
-__all__ = ["PartitionSensor"]
-
 _DEADLINE = "howdah_deadline"
 """Key of the deadline (seconds since 1970) in the task's state: it is the same for all tries."""
 

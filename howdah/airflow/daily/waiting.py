@@ -24,8 +24,6 @@ from howdah.airflow.failures import HowdahCommandFailed, HowdahCommandRefused  #
 from howdah.airflow.hook import HowdahHook  # noqa: E402
 from howdah.errors import DataError, HowdahError  # noqa: E402
 
-__all__ = ["PartitionTrigger", "arguments", "not_come"]
-
 _GROWTH = 1.5
 _END_SECONDS = 5.0
 """How long a look that is under way has to end when the trigger is cancelled."""

@@ -19,8 +19,6 @@ from howdah.config.options.partition import is_files
 from howdah.config.types import AnyPath, Section, Source, Table, problem_of
 from howdah.errors import ConfigError
 
-__all__ = ["DailySettings", "RetrainSettings", "from_defaults", "granted"]
-
 _MIDNIGHT = "0 0 * * *"
 
 

@@ -16,8 +16,6 @@ from howdah.airflow.form import trigger_form
 from howdah.config import loader as configs
 from howdah.errors import ConfigError
 
-__all__ = ["leave_out", "put_back"]
-
 
 def leave_out(config: Mapping[str, Any]) -> dict[str, Any]:
     """A nested configuration without its secrets."""

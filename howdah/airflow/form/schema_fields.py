@@ -15,10 +15,6 @@ from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN
 from howdah.config.types import parse_bytes
 
-__all__ = [
-    "MASTER", "NOT_SHOWN", "OF_INSTALLATION", "SECTIONS", "FormField", "all_fields", "bytes_text",
-]  # fmt: skip
-
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
     "evaluation": "Evaluation", "report": "Report", "baseline": "Baseline", "export": "Export",

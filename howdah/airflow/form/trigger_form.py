@@ -36,11 +36,6 @@ from howdah.policy.rules import Policy
 if TYPE_CHECKING:
     from airflow.sdk import Context, Param
 
-__all__ = [
-    "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
-    "own_params", "params", "secrets", "sections", "sent",
-]  # fmt: skip
-
 BACKENDS = ("local", "yarn")
 
 DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"

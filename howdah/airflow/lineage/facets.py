@@ -6,8 +6,6 @@ from typing import Any
 
 from howdah.airflow.lineage.touched import Item, Touched
 
-__all__ = ["of"]
-
 _SPEC = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunFacet"
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from howdah.airflow.lineage import facets, touched
 
-__all__ = ["ReportsLineage"]
-
 
 class ReportsLineage:
     """Base of operators: START, COMPLETE and FAIL events name what the task reads and writes.

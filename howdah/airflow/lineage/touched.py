@@ -19,10 +19,6 @@ from howdah.config.options.partition import is_files, parse
 from howdah.config.options.source import LAKES
 from howdah.core.address import split_address
 
-__all__ = [
-    "Item", "Places", "Touched", "etl", "judged", "places_of", "published", "scored", "trained",
-]  # fmt: skip
-
 _DATASET = re.compile(r"(.+)/v=([0-9A-Za-z]+)/?")
 _METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
               "hive.metastore.uris")  # fmt: skip

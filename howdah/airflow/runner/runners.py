@@ -24,8 +24,6 @@ from howdah.core import threads
 from howdah.errors import ClusterError, HowdahError, UsageError
 from howdah.process.supervisor import HELLO
 
-__all__ = ["CommandResult", "LocalRunner", "Runner", "Streams", "local_command"]
-
 OnLine = Callable[[str], None]
 
 _HELLO_SECONDS = 120.0

@@ -11,8 +11,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from howdah.config.types import Section, name_of_variable, problem_of
 from howdah.errors import ConfigError
 
-__all__ = ["ConnectionSettings", "NotifierSettings", "form_fields", "from_extra"]
-
 
 class NotifierSettings(Section):
     """A notifier of Airflow's: who is informed, and of what."""

@@ -10,8 +10,6 @@ from typing import Any
 from howdah.airflow.runner.runners import Runner, Streams
 from howdah.errors import ClusterError, ConfigError, HowdahError, UsageError
 
-__all__ = ["SshRunner"]
-
 
 class SshRunner(Runner):
     """Runs commands on the machine that an SSH Connection names.

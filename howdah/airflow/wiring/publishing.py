@@ -27,8 +27,6 @@ from howdah.airflow.retries import TRAINING_RETRIES  # noqa: E402
 from howdah.airflow.train import HowdahTrainOperator  # noqa: E402
 from howdah.config.splits import TEST  # noqa: E402
 
-__all__ = ["pool", "publishing"]
-
 
 def pool() -> str:
     """The pool of tasks that train."""

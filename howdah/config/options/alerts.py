@@ -11,8 +11,6 @@ from howdah import redact
 from howdah.config.types import AnyPath, Bytes, Names, Section
 from howdah.core.machine import is_loopback
 
-__all__ = ["KINDS", "AlertKind", "AlertsSection", "check_url"]
-
 AlertKind = Literal["failure", "stall", "gate", "drift", "disk"]
 KINDS: dict[AlertKind, str] = {
     "failure": "a command or a job has failed",

@@ -7,8 +7,6 @@ from pydantic import Field
 from howdah.config.splits import HeldOut
 from howdah.config.types import Section
 
-__all__ = ["AppendOptions"]
-
 
 class AppendOptions(Section):
     enabled: bool = False

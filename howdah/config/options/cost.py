@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from howdah.config.types import Section
 
-__all__ = ["CostSection"]
-
 
 class CostSection(Section):
     currency: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")

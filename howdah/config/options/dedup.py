@@ -8,8 +8,6 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.types import Section
 
-__all__ = ["ConflictOptions", "DedupOptions"]
-
 
 class ConflictOptions(Section):
     policy: Literal["reject", "majority", "keep"] = "reject"

@@ -6,8 +6,6 @@ from pydantic import Field
 
 from howdah.config.types import Fraction, Section
 
-__all__ = ["DriftSection"]
-
 
 class DriftSection(Section):
     """When `howdah drift` raises an alarm. Each limit must be exceeded together with what chance

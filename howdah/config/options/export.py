@@ -6,8 +6,6 @@ from typing import Literal
 
 from howdah.config.types import Section
 
-__all__ = ["ExportFormat", "ExportSection"]
-
 ExportFormat = Literal["hf", "onnx", "onnx-w8", "onnx-int8", "savedmodel"]
 """Formats of an export (models/export/formats.py)."""
 

@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from howdah.config.options.source import TABLE_NAME
 from howdah.errors import ConfigError, UsageError
 
-__all__ = [
-    "NULL", "canonical", "expanded", "is_files", "order_of", "parse", "parse_spec", "text_of",
-]  # fmt: skip
-
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The metastore's name of the partition whose value is null."""
 _INTEGRAL = ("tinyint", "smallint", "int", "bigint")

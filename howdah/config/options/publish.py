@@ -12,8 +12,6 @@ from howdah.config.options.registry import RegistryOptions
 from howdah.config.splits import TEST, HeldOut
 from howdah.config.types import AnyPath, Bytes, Section
 
-__all__ = ["BaselineSection", "GateSection", "PublishSection"]
-
 
 class GateSection(Section):
     split: HeldOut = TEST

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from howdah.config.types import Section
 
-__all__ = ["RegistryOptions"]
-
 
 class RegistryOptions(Section):
     enabled: bool = False

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from howdah.config.types import Section
 
-__all__ = ["ScoreSection"]
-
 
 class ScoreSection(Section):
     """Scoring partitions of a Hive table (`howdah score`), and predictions (`howdah predict`)."""

@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from howdah.config.types import AnyPath, Bytes, Section
 from howdah.errors import UsageError
 
-__all__ = ["OF_CONTAINER", "ServeSection", "require_implemented"]
-
 OF_CONTAINER: dict[str, Any] = {"host": "0.0.0.0", "port": 0}
 """What a server in a container on YARN sets itself: its node's interfaces, a free port."""
 

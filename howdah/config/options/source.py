@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 
 from howdah.config.types import AnyPath, Query, Section
 
-__all__ = ["LAKES", "TABLE_NAME", "JdbcOptions", "check_as_of", "moment_of"]
-
 LAKES = ("iceberg", "delta")
 """Values of `data.format` whose tables keep snapshots."""
 

@@ -12,8 +12,6 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
 from howdah.config.types import Section, Source
 
-__all__ = ["MOST_FOLDS", "SplitOptions", "SplitSources", "SplitTime", "is_number", "moment"]
-
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
 

@@ -19,8 +19,6 @@ from howdah.serving.report.findings.sums import (
     judged,
 )
 
-__all__ = ["WORST", "First", "Rival", "Second", "row_of"]
-
 WORST = 20
 _SAMPLE_VALUES = 2**22
 _SAMPLE_ROWS = 50_000

@@ -22,8 +22,6 @@ from howdah.serving.report.findings.material import BASELINE, Material
 from howdah.serving.report.findings.reference import NAMES, majority, most_frequent
 from howdah.serving.report.findings.verdict import Verdict, Versus, judge
 
-__all__ = ["against", "interval", "judged"]
-
 _BOOTSTRAP_ROWS = 10_000
 _OF_CLASSES = {
     "macro_precision": 0, "macro_recall": 1, "macro_f1": 2,

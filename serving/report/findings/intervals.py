@@ -8,11 +8,6 @@ import numpy as np
 
 from howdah.models.metrics.metrics import class_scores, counted, pair_metrics
 
-__all__ = [
-    "Interval", "bootstrapped", "differs", "of_counts", "of_difference", "of_mean", "of_pairs",
-    "wilson",
-]  # fmt: skip
-
 Interval = tuple[float, float]
 
 _Z = 1.959964

@@ -28,8 +28,6 @@ from howdah.serving.report.findings.several import FirstOfSeveral, SecondOfSever
 from howdah.serving.report.findings.sums import Slice, SliceSums, judged
 from howdah.serving.report.findings.texts import LONGEST, Texts, script_of
 
-__all__ = ["Findings", "for_verdict", "look"]
-
 FIRST: dict[Task, type[First]] = {
     "single_label": FirstOfOne,
     "multi_label": FirstOfSeveral,

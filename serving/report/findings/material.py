@@ -25,8 +25,6 @@ from howdah.serving.report.findings.look import Findings, for_verdict, look
 from howdah.serving.report.findings.texts import Texts
 from howdah.serving.report.findings.verdict import Versus
 
-__all__ = ["BASELINE", "Material", "figures", "gather"]
-
 BASELINE = "the baseline"
 """Its name among `Material.against`."""
 

@@ -9,8 +9,6 @@ import numpy as np
 from howdah.serving.report.findings.base import First, Second, row_of
 from howdah.serving.report.findings.predictions import Chunk
 
-__all__ = ["FirstOfNumbers", "SecondOfNumbers"]
-
 _DOTS = 400
 _BARS = 30
 

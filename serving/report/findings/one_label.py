@@ -22,8 +22,6 @@ from howdah.serving.report.findings.sums import (
     odds_bins,
 )
 
-__all__ = ["Counted", "FirstOfOne", "SecondOfOne", "curve_points"]
-
 PAIRS = 20
 EXAMPLES = 5
 _CURVE_VALUES = 2**20

@@ -15,8 +15,6 @@ from howdah.errors import DataError, NotFound
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Chunk", "Predictions"]
-
 _BATCH_VALUES = 2**20
 """Scores that are in memory at a time."""
 _BATCH_ROWS = 16_384

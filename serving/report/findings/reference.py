@@ -13,8 +13,6 @@ from howdah.config.tasks import Task
 from howdah.data.manifest import DatasetManifest
 from howdah.models.metrics.metrics import class_scores, pair_metrics
 
-__all__ = ["NAMES", "majority", "most_frequent"]
-
 NAMES: dict[Task, str] = {
     "single_label": "always the most frequent label",
     "multi_label": "always the most frequent labels",

@@ -15,8 +15,6 @@ from howdah.serving.report.findings.one_label import curve_points
 from howdah.serving.report.findings.predictions import Chunk
 from howdah.serving.report.findings.sums import ROW, lower_ends, odds_bins
 
-__all__ = ["FirstOfSeveral", "SecondOfSeveral"]
-
 _CURVE_VALUES = 2**20
 _MOST_BINS = 512
 

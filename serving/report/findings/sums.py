@@ -11,8 +11,6 @@ import numpy as np
 
 from howdah.serving.report.findings.intervals import Interval, differs, of_mean, wilson
 
-__all__ = ["Best", "Sample", "Slice", "SliceSums", "judged", "lower_ends", "odds_bins"]
-
 LONGEST_ROW = 16_384
 _LOG_ODDS = 16.0
 ROW = dict[str, Any]

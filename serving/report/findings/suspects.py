@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["of_one_label", "of_several"]
-
 
 def of_one_label(
     labels_N: np.ndarray, scores_NC: np.ndarray, own_C: np.ndarray

@@ -22,8 +22,6 @@ from howdah.data.splits.shard_cache import ShardCache
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import DataError, NotFound
 
-__all__ = ["LONGEST", "Place", "Texts", "script_of"]
-
 LONGEST = 700
 """Characters of a text that are shown."""
 _MOST_SCANNED = 1_000_000

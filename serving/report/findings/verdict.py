@@ -9,8 +9,6 @@ from typing import Literal, assert_never
 from howdah.config.metric_table import METRICS
 from howdah.serving.report.findings.intervals import Interval
 
-__all__ = ["FEWEST", "State", "Verdict", "Versus", "judge"]
-
 FEWEST = 30
 """Rows below which no figure says anything."""
 

@@ -18,8 +18,6 @@ from howdah.errors import ClusterError
 from howdah.packaging import maven
 from howdah.storage import commit
 
-__all__ = ["HADOOP_VERSION", "fetch"]
-
 HERE = Path(__file__).resolve().parent
 POM = HERE / "pom.xml"
 HASHES = HERE / "jars.sha256"
