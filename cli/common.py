@@ -30,7 +30,11 @@ ConfigPath = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
 ]
-MODEL_HELP = "Published model (NAME or NAME@3 below publish.directory), export or run directory"
+MODEL_HELP = (
+    "Published model (NAME or NAME@3 below publish.directory), or the path of one, of an export or"
+    " run directory, on any storage"
+)
+"""The same for each command: models/version.py."""
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RunWith = Annotated[
     str | None,
@@ -234,10 +238,3 @@ def load_to_begin(
         if asked != found:
             say(f"model.{key} {asked}: {found}")
     return pinned
-
-
-def addressed(model: str, config) -> str:
-    """The path of the model that a user named, on a checked configuration's publish.directory."""
-    from howdah.models.registry import address
-
-    return address(model, config.publish.directory)

@@ -121,7 +121,7 @@ def threshold(
     json: AsJson = False,
 ) -> None:
     """Fit on validation from which score on a label is given; write it into the run's export."""
-    allowed(("--model", "path", model))
+    allowed(("--model", "model", model))
     checked = load(config, set)
     from howdah.serving.decision.threshold import Asked, decide, lines
     from howdah.training.evaluation.evaluate import evaluate_run

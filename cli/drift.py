@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from howdah.cli.common import (
+    MODEL_HELP,
     AsJson,
     ConfigPath,
     IdColumn,
@@ -24,9 +25,7 @@ app = typer.Typer()
 
 @app.command()
 def drift(
-    model: Annotated[
-        str, typer.Option(help="Published model (NAME or NAME/v=3), export or run directory.")
-    ],
+    model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     table: Annotated[
         str | None, typer.Option(help="Output table of `howdah score --drift`: db.scored.")
     ] = None,
@@ -82,7 +81,7 @@ def drift(
         else:
             from howdah.training.evaluation.profile_writer import make_reference as make
 
-            path = make(checked, _directory(checked, model), progress=say)
+            path = make(checked, model, progress=say)
         answer({"profile": path}, json, [f"profile: {path}"])
         return
     from howdah.serving.scoring import drift as drifting
@@ -99,9 +98,11 @@ def drift(
         )  # fmt: skip
     paths = {}
     if output is not None:
+        from howdah.models.version import open_version
         from howdah.serving.drift.page import write
 
-        paths = write(found, output, drifting.words_of(_directory(checked, model)))
+        version = open_version(model, checked.publish.directory)
+        paths = write(found, output, drifting.words_of(version.path))
         say(f"page: {paths['html']}")
     for line in found.rows_without():
         say(line)
@@ -116,12 +117,6 @@ def drift(
     ]
     summary = {key: value for key, value in found.as_dict().items() if key != "history"}
     answer({**summary, "pages": paths}, json, [*lines, f"drift: {found.verdict.state}"])
-
-
-def _directory(config, model: str) -> str:
-    from howdah.models import variants
-
-    return variants.find(model, config.publish.directory).path
 
 
 def _check(

@@ -23,8 +23,7 @@ def lineage(
         typer.Option(help="Dataset (data.dataset), or one version; with ID repeatable."),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Published model: <publish.directory>/NAME, NAME@3 or NAME/v=3."),
+        str | None, typer.Option(help="Published model (NAME or NAME@3), or the path of one.")
     ] = None,
     runs: Annotated[
         list[str] | None, typer.Option(help="A directory with run directories below; repeatable.")
@@ -60,17 +59,17 @@ def lineage(
     if row is not None and not datasets:
         raise UsageError("in which datasets?", expected="--dataset, or --config")
     from howdah.config.options.publish import PublishSection
-    from howdah.models.registry import address
+    from howdah.models.version import open_version
     from howdah.serving.registry import lineage as lines
 
     if model is not None:
         below = checked.publish.directory if checked is not None else PublishSection().directory
-        model = address(model, below)
+        version = open_version(model, below)
     places = lines.Places(datasets=datasets, runs=runs, models=models)
     if row is not None:
         found = lines.of_row(row, places)
     elif model is not None:
-        found = lines.of_model(model, places)
+        found = lines.of_model(version, places)
     else:
         found = lines.of_dataset(datasets[0], places)
     not_asked = [f"--{key}" for key, given in (("runs", runs), ("models", models)) if not given]

@@ -159,10 +159,7 @@ def publish(
 def score(
     model: Annotated[
         str,
-        typer.Option(
-            help="Published model (NAME or NAME/v=3 below publish.directory), export or run"
-            " directory; a published one is held at the version that is current now."
-        ),
+        typer.Option(help=f"{MODEL_HELP}; held at the version that is current now."),
     ],
     source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
     output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],
@@ -264,10 +261,10 @@ def register(
             expected="tracking.mlflow.uri",
             remedy="for example --set tracking.mlflow.uri=http://127.0.0.1:5000",
         )
-    from howdah.models import variants
+    from howdah.models.version import open_version
     from howdah.serving.deployment import mlflow_registry
 
-    found = variants.find(model or checked.model_directory, checked.publish.directory)
+    found = open_version(model or checked.model_directory, checked.publish.directory)
     made = mlflow_registry.register(
         found,
         mlflow.uri,

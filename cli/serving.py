@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, answer, load, say
-from howdah.errors import UsageError
+from howdah.errors import ModelError, UsageError
 
 app = typer.Typer()
 
@@ -108,19 +108,20 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
     other, share = of_ray["and"], of_ray["share"]
     if other is None and share is not None:
         raise UsageError("--share is the share of --and", remedy="name the other model by --and")
-    from howdah.models import variants
+    from howdah.models.version import open_version
     from howdah.serving.deployment import ray_serve
+    from howdah.serving.deployment.split import require_comparable
 
     options = ray_serve.Options.of(
         checked.serve,
         replicas=ray_serve.parse_replicas(of_ray["replicas"] or "1"),
         queue=of_ray["queue"] or 64,
     )
-    found = [variants.find(model, checked.publish.directory)]
+    found = [open_version(model, checked.publish.directory)]
     part = 0.0
     if other is not None:
-        found.append(variants.find(other, checked.publish.directory))
-        part = variants.require_comparable(*found, share)
+        found.append(open_version(other, checked.publish.directory))
+        part = require_comparable(*found, share)
 
     def ready(what: dict) -> None:
         answer(what, as_json, [])
@@ -130,12 +131,18 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
 
 
 def _serve_on_yarn(model: str, checked: Any, as_json: bool) -> None:
-    from howdah import storage
     from howdah.cli.jobs import submit_to
+    from howdah.models.version import open_version
     from howdah.serving.http import access
     from howdah.yarn.server_cluster import ServerCluster
 
-    local = storage.is_local(model) and not model.startswith("/")
-    directory = storage.join(checked.publish.directory, model) if local else model
+    version = open_version(model, checked.publish.directory, key="--model")
+    if not version.follows:
+        raise ModelError(
+            "a server on YARN follows a published model", where=f"--model {model}",
+            expected="NAME below publish.directory, or a published model's directory",
+            got=f"{version.path}, which stays as it is",
+            remedy="leave the version out, or `howdah publish` the run",
+        )  # fmt: skip
     tokens = lambda: access.tokens(checked.serve.token_file)  # noqa: E731
-    submit_to(ServerCluster(checked, directory, tokens), json=as_json)
+    submit_to(ServerCluster(checked, version.root, tokens), json=as_json)

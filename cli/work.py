@@ -10,6 +10,7 @@ import typer
 
 from howdah.cli import alerting, streams
 from howdah.cli.common import (
+    MODEL_HELP,
     AsJson,
     ConfigPath,
     Folds,
@@ -19,7 +20,6 @@ from howdah.cli.common import (
     Ranks,
     RunWith,
     TextColumns,
-    addressed,
     allowed,
     answer,
     chosen,
@@ -331,7 +331,7 @@ def evaluate(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     framework: RunWith = None,
@@ -342,7 +342,6 @@ def evaluate(
     checked = load(chosen(config, set), set)
     from howdah.training.evaluation.evaluate import evaluate_run
 
-    model = model and addressed(model, checked)
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     answer({"split": split, "metrics": metrics}, json, lines)
@@ -381,9 +380,7 @@ def _add_profile(config, path: str) -> None:
 
 @app.command()
 def predict(
-    model: Annotated[
-        str, typer.Option(help="Published model (NAME, NAME@3), export or run directory, anywhere.")
-    ],
+    model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     source: Annotated[
         str | None, typer.Option(help="CSV, JSON lines or Parquet file(s), or images.")
     ] = None,
@@ -428,6 +425,7 @@ def predict(
         ("--master", "master", master),
     )  # fmt: skip
     checked = load(config, set)
+    from howdah.models.version import open_version
     from howdah.serving.prediction import judged
     from howdah.serving.prediction import predict as predictor
 
@@ -436,15 +434,14 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
-        given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(
-            addressed(model, checked), given, out, framework=framework, progress=say
-        )
+        given = streams.opened_stdin()
+        path = open_version(model, checked.publish.directory).path
+        predictor.predict_lines(path, given, streams.results(), framework=framework, progress=say)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
-        addressed(model, checked), source, output,
+        model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
         overwrite=overwrite, batch=batch, framework=framework, drift=drift,
         progress=say,

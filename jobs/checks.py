@@ -29,7 +29,7 @@ from howdah.errors import (
     NotFound,
     StorageFull,
 )
-from howdah.models.registry import located
+from howdah.models.version import open_version
 
 __all__ = ["base_config", "batch", "begins", "carrier", "dataset", "free_space", "gathered",
            "model", "parallel", "raise_all"]  # fmt: skip
@@ -199,15 +199,7 @@ def begins(config: Config) -> None:
     """The model and the checkpoint that the run begins from are there."""
     begun, checkpoint = config.model.init_from, config.checkpoint.resume
     if begun is not None:
-        export = located(begun) or begun
-        if not storage.exists(storage.join(export, "config.json")):
-            raise ModelError(
-                "there is no model to begin from",
-                where=f"model.init_from {begun}",
-                expected="a published model, one of its versions as <name>@N, or an export",
-                got="no config.json there",
-                remedy="publish a model first, or leave model.init_from out",
-            )
+        open_version(begun, config.publish.directory, key="model.init_from")
     if checkpoint not in ("auto", "never") and not storage.is_dir(checkpoint):
         raise CheckpointError(
             "there is no such checkpoint",

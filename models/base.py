@@ -16,13 +16,13 @@ from howdah.config.model import Config
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import DataError, ModelError, NotFound
 from howdah.models.export_info import read_info
-from howdah.models.registry import located
+from howdah.models.version import find_version
 from howdah.run_files import RUN_JSON
 
 
 def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
-    """The configuration with versions in `model.base` and `model.init_from`; itself where neither
-    names a published model.
+    """The configuration with the paths of the versions and exports that `model.base` and
+    `model.init_from` name (models/version.py); itself where both are such paths, or of the hub.
 
     Args:
         as_begun: the versions that the run in `run.directory` has begun with, if it has; None:
@@ -31,16 +31,20 @@ def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
         ModelError: the model has no such version.
     """
     model = config.model
-    asked = {"base": model.base, "init_from": model.init_from}
-    found = {key: located(name) for key, name in asked.items() if name is not None}
-    changed = {key: path for key, path in found.items() if path is not None}
-    if not changed:
+    versions = {}
+    for key, address in (("base", model.base), ("init_from", model.init_from)):
+        version = address and find_version(address, config.publish.directory)
+        if version and version.path != address.rstrip("/"):
+            versions[key] = version
+    if not versions:
         return config
     begun = _begun_with(config, as_begun)
-    for key in changed:
+    changed = {key: version.path for key, version in versions.items()}
+    for key, version in versions.items():
         before = {"base": begun.get("source"), "init_from": begun.get("init_from")}[key]
         # NAME@VERSION is the user's word: another one than the run began with is refused later
-        if isinstance(before, str) and storage.parent(before) == asked[key].rstrip("/"):
+        root = storage.parent(version.path)
+        if version.follows and isinstance(before, str) and storage.parent(before) == root:
             changed[key] = before
     return config.model_copy(update={"model": model.model_copy(update=changed)})
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.errors import ModelError, NotFound
-from howdah.models.registry import MANIFEST, VERSION, Published
+from howdah.models.registry import manifest_of
 
 Files = Mapping[str, Mapping[str, Any]]
 """{name: {bytes, sha256}}, as a manifest has it."""
@@ -25,11 +25,8 @@ _CHUNK = 8 * 2**20
 
 def files_of(directory: str) -> Files | None:
     """The files of a published version by its manifest; None: it is another directory."""
-    directory = directory.rstrip("/")
-    version = VERSION.fullmatch(storage.name(directory))
-    if version is None or not storage.exists(storage.join(directory, MANIFEST)):
-        return None
-    return Published(storage.parent(directory)).version(int(version[1]), whole=True)["files"]
+    manifest = manifest_of(directory, whole=True)
+    return manifest and manifest["files"]
 
 
 def digest(path: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
+from howdah.core.address import split_address
 from howdah.data.manifest import content_hash
 from howdah.errors import ModelError, NotFound
 from howdah.storage.shapes import (
@@ -49,8 +50,6 @@ MLFLOW = "mlflow.json"
 HISTORY = "history"
 VERSION = re.compile(r"v=([1-9][0-9]*)")
 """Name of a version's directory."""
-_PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
-_MOST_NAMED = 20
 _ENTRY = re.compile(r"([0-9]{6,})\.json")
 
 _PARTS: dict[str, Shape] = {
@@ -92,6 +91,13 @@ class Published:
     def pointer(self) -> str:
         """Path of current.json."""
         return storage.join(self.root, POINTER)
+
+    def exists(self) -> bool:
+        """True once a version was published: to be current, or to be tried."""
+        files = (POINTER, CHALLENGER)
+        return any(storage.exists(storage.join(self.root, name)) for name in files) or bool(
+            self.entries()
+        )
 
     def path_of(self, version: int) -> str:
         """Path of a version, which need not exist."""
@@ -196,6 +202,20 @@ class Published:
             return []
 
 
+def manifest_of(path: str, *, whole: bool = False) -> dict | None:
+    """The manifest of the version in a directory; None: it is another directory.
+
+    Args:
+        whole: as of `Published.version`.
+    Raises:
+        DataError: the manifest is damaged.
+    """
+    root, number = split_address(path)
+    if number is None or not storage.exists(storage.join(path, MANIFEST)):
+        return None
+    return Published(root).version(number, whole=whole)
+
+
 def decision_hash(info: Mapping[str, Any]) -> str | None:
     """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
     another decision give other predictions: it belongs to whatever names a model's results."""
@@ -216,80 +236,3 @@ def profile_path(directory: str, name: str) -> str:
     if VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):
         return storage.join(root, "profiles", f"{version}.json")
     return storage.join(directory, name)
-
-
-def resolve(path: str) -> str | None:
-    """The current version's directory where `path` is a published model's, else None."""
-    published = Published(path)
-    current = published.current()
-    return None if current is None else published.path_of(current["version"])
-
-
-def address(model: str, publish_directory: str) -> str:
-    """The path that a user's name of a model stands for, in every command that takes one.
-
-        news          <publish_directory>/news, at the version that is current
-        news@3        <publish_directory>/news/v=3
-        news/v=3      the same
-        a path        a published model, a version, an export or a run directory, on any storage
-
-    A path that is a model comes before a name below `publish_directory`.
-
-    Raises:
-        ModelError: it names none; those that are published there are listed.
-    """
-    local = "://" not in model and not model.startswith("/") and ".." not in model.split("/")
-    candidates = [model, storage.join(publish_directory, model)] if local else [model]
-    for place in candidates if model else []:
-        pinned = _PINNED.fullmatch(place)
-        if pinned is not None and Published(pinned[1]).numbers():
-            published, number = Published(pinned[1]), int(pinned[2])
-            published.version(number)
-            return published.path_of(number)
-        if _is_model(place):
-            return place.rstrip("/")
-    published_names = _published_in(publish_directory)
-    raise ModelError(
-        "there is no such model",
-        where=model,
-        expected="a published model (NAME, NAME@3 or NAME/v=3), an export or a run directory",
-        got=f"nothing at {' nor at '.join(candidates)}; published in {publish_directory}: "
-        + (", ".join(published_names) or "none"),
-        remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
-        " the model's path",
-    )
-
-
-def _is_model(place: str) -> bool:
-    """True if a path is an export, a run directory with one, or a published model."""
-    files = ("config.json", "export/config.json", POINTER)
-    return any(storage.exists(storage.join(place, *name.split("/"))) for name in files)
-
-
-def _published_in(directory: str) -> list[str]:
-    """Names of the published models below a directory, with the numbers of their versions."""
-    try:
-        roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
-    except (NotFound, NotADirectoryError):
-        return []
-    published = []
-    for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
-        if versions := Published(root.path).versions():
-            published.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
-    return published
-
-
-def located(wanted: str) -> str | None:
-    """The directory of one version where `wanted` names a published model: of the version that is
-    current now, or of NAME@VERSION; None where it names anything else.
-
-    Raises:
-        ModelError: the model has no such version.
-    """
-    pinned = _PINNED.fullmatch(wanted)
-    if pinned is not None:
-        published, number = Published(pinned[1]), int(pinned[2])
-        if published.numbers() or published.entries():
-            published.version(number)
-            return published.path_of(number)
-    return resolve(wanted)

@@ -24,7 +24,7 @@ from howdah.config.options.serve import MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
 from howdah.core.processes import limit
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.serving.compute.generation import Generation, open_generation, workers_of
 from howdah.serving.deployment import listening
 from howdah.serving.http.state import READ_SECONDS, REQUEST_SECONDS
@@ -100,7 +100,7 @@ def serve(
     """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
 
     Args:
-        model: name of a published model, or a path (models/variants.py: find).
+        model: its address (models/version.py).
         settings: where it listens, and its limits.
         publish_directory: publish.directory of the configuration.
         say: takes a line.
@@ -121,11 +121,11 @@ def serve(
     tokens = None if settings.token_file is None else TokenFile(settings.token_file, say)
     _raise_descriptors()
     with listening.listen(settings.host, settings.port, guarded=guarded) as listener:
-        variant = find(model, publish_directory)
-        say(f"opening {variant.title}")
+        version = open_version(model, publish_directory)
+        say(f"opening {version.title}")
         settings = settings.model_copy(update={"threads": settings.threads or machine.cores()})
-        first = open_generation(variant, threads=settings.threads)
-        server = _Server(first, model, settings, tokens, listener, publish_directory, say, limits)
+        first = open_generation(version, threads=settings.threads)
+        server = _Server(first, settings, tokens, listener, publish_directory, say, limits)
         number = server.run(ready)
     if number == signal.SIGINT:
         raise Interrupted("interrupted")
@@ -138,7 +138,6 @@ class _Server:
     def __init__(
         self,
         first: Generation,
-        model: str,
         settings: ServeSection,
         tokens: TokenFile | None,
         listener: socket.socket,
@@ -150,13 +149,13 @@ class _Server:
         from howdah.serving.compute.metrics import Metrics
         from howdah.serving.http.state import State
         from howdah.serving.versions.live_drift import LiveDrift
-        from howdah.serving.versions.reloading import Reloader, published_root
+        from howdah.serving.versions.reloading import Reloader
 
         self._settings, self._listener, self._say = settings, listener, say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._signals: list[int] = []
         metrics = self._metrics = Metrics()
-        root = published_root(model, publish_directory)
+        root = first.version.root if first.version.follows else None
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
             first, budget=settings.max_batch_tokens, most=MAX_QUEUE,
@@ -240,7 +239,7 @@ class _Server:
         port = self._listener.getsockname()[1]
         url = f"http://{listening.shown(self._settings.host)}:{port}"
         self._say(
-            f"serving {generation.variant.title} ({generation.model.framework}) at {url}"
+            f"serving {generation.version.title} ({generation.model.framework}) at {url}"
             f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
         )
         if not listening.is_loopback(self._settings.host):
@@ -264,7 +263,7 @@ class _Server:
         if self._loop is not None:
             raise ModelError(
                 "the model does not answer: the process ends, so that another one can be started",
-                where=self.batcher.generation.variant.path,
+                where=self.batcher.generation.version.path,
                 expected=f"texts computed within {REQUEST_SECONDS:g} s",
                 got=f"none for {self.batcher.stalled_seconds:.0f} s",
             )

@@ -11,7 +11,7 @@ from howdah.cli import app
 from howdah.config.loader import keys
 from tests import ROOT
 
-FOLDERS = (".", "docs", "docs/decisions", "docs/lessons", "examples")
+FOLDERS = (".", "docs", "docs/decisions", "docs/ideas", "docs/lessons", "examples")
 PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md")]
 _TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")

@@ -63,14 +63,15 @@ class RunSection(Section):
 # ----------------------------------------------------------------------------------- model
 class ModelSection(Section):
     base: Usual[Model] = "distilbert-base-uncased"
-    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa or ViT): a directory (any storage) or a
-    hub name."""
+    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa, ViT): a directory (any storage), a
+    published model (NAME or NAME@3 below publish.directory, or its path) or a hub name."""
     revision: Rare[Revision | None] = None
     """Revision of a hub model: a branch, tag or commit."""
     init_from: RankPath | None = None
-    """Model whose weights a run begins with: a published model, <publish.directory>/<name>, or
-    <name>@N for its version N, or an export (any storage). The dataset has all of its labels, and
-    may have new ones. A run that may be resumed after the next publication names the version."""
+    """Model whose weights a run begins with: a published model (NAME or NAME@3 below
+    publish.directory, or its path), an export or a run (any storage). The dataset has all of its
+    labels, and may have new ones. A run that may be resumed after the next publication names the
+    version."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout rate of the transformer, of its attention weights and before the classifier. null:
     the base model's rates."""

@@ -27,16 +27,16 @@ from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.errors import AlreadyExists, ModelError
 from howdah.models import decided
-from howdah.models import registry as models
 from howdah.models.export import onnx_graph
 from howdah.models.export.formats import Source, require
 from howdah.models.export.formats import write as write_formats
 from howdah.models.export.onnx_graph import WEIGHTS
 from howdah.models.export.run_info import RunInfo
 from howdah.models.profile.profile import PROFILE
+from howdah.models.registry import EXPORT_INFO
 from howdah.storage import commit
 
-INFO = models.EXPORT_INFO
+INFO = EXPORT_INFO
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 
@@ -311,28 +311,4 @@ def _model_card(
         cleaning=[name for name, on in info.clean.items() if on],
         weights_sha256=weights_sha256,
         graph=graph,
-    )
-
-
-# ------------------------------------------------------------------------------- finding exports
-def resolve_export(path: str) -> str:
-    """The export directory of `path`: itself, export/ of a run directory, or the current version of
-    a published model.
-
-    Raises:
-        ModelError: it is none of these.
-    """
-    for candidate in (path, storage.join(path, "export")):
-        if storage.exists(storage.join(candidate, "config.json")):
-            return candidate
-    current = models.resolve(path)
-    if current is not None:
-        return current
-    raise ModelError(
-        "there is no model",
-        where=path,
-        expected="an export (config.json, model.safetensors, ...), a run directory with export/, or"
-        " a published model with current.json",
-        got="nothing" if not storage.exists(path) else "a directory without config.json",
-        remedy="train first, or `howdah export` a checkpoint of the run",
     )

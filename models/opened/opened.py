@@ -7,14 +7,14 @@ the training data was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from howdah import storage
 from howdah.config.data import CleanOptions, Columns, InputKind
-from howdah.config.tasks import Task, task_of
+from howdah.config.tasks import Task
 from howdah.data import modelfiles
 from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.encode import most_characters
@@ -25,8 +25,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
-from howdah.models.export.export import INFO, resolve_export
-from howdah.models.export_info import read_config, read_info
+from howdah.models.export.export import INFO
 from howdah.models.opened.runtimes import (
     FRAMEWORKS,
     RUNTIMES,
@@ -37,7 +36,8 @@ from howdah.models.opened.runtimes import (
     serving_framework,
     without_weights,
 )
-from howdah.models.weights.pretrained import label_names_of, load_base
+from howdah.models.version import Version, open_version
+from howdah.models.weights.pretrained import load_base
 
 __all__ = [
     "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "choose_framework",
@@ -87,8 +87,6 @@ class ServedModel:
     """Texts are pairs, joined (data/clean.py)."""
     decision: Decision = field(default_factory=Decision)
     """What `howdah model threshold` has put into the export; `scores` have its temperature."""
-    directory: str | None = None
-    """The export that was opened: of a published model the version that was current then."""
     own_width: bool = False
     """Rows of one batch have one width, each its own: no score depends on which rows are near."""
 
@@ -235,29 +233,22 @@ def open_model(
             version whose files are not those of its manifest.
         UsageError: `framework` is not known, or not installed.
     """
-    directory = resolve_export(path)
-    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
-    chosen = choose_framework(framework, trained_with=info.get("framework"))
+    version = open_version(path)
+    directory = version.path
+    chosen = choose_framework(framework, trained_with=version.info.get("framework"))
     patterns = patterns_of(chosen)
     local = modelfiles.fetch(directory, patterns=patterns)
     files = files or integrity.files_of(directory)
     with integrity.unchanged(directory, files, local, patterns):
-        return _opened(path, directory, local, chosen, threads)
+        return _opened(version, local, chosen, threads)
 
 
-def _opened(path: str, directory: str, local: str, chosen: str, threads: int | None) -> ServedModel:
-    """The export in `local`, a copy of `directory` or itself."""
+def _opened(version: Version, local: str, chosen: str, threads: int | None) -> ServedModel:
+    """The export in `local`, a copy of the version's directory or itself."""
+    directory = version.path
     info_path = storage.join(directory, INFO)
-    info = read_info(local) if storage.exists(storage.join(local, INFO)) else {}
-    config = read_config(local)
-    labels = label_names_of(config)
-    if not labels:
-        raise ModelError(
-            "the model names no labels",
-            where=storage.join(directory, "config.json"),
-            expected="id2label of a classifier",
-            remedy="give a model exported by `howdah train` or `howdah export`",
-        )
+    copied = replace(version, path=local)
+    info, labels, task = copied.info, list(copied.labels), copied.task
     count = prepare(chosen, threads)
     unread = without_weights(chosen, info)
     base = load_base(local, label_names=labels, weights=not unread)
@@ -281,7 +272,6 @@ def _opened(path: str, directory: str, local: str, chosen: str, threads: int | N
             remedy="restore the export's files, or export the run again",
         )
     pairs = bool(info.get("pairs", False))
-    task = task_of(config.get("problem_type"))
     decision = Decision.of(info, labels, task, where=info_path)
     forward, gpu = forward_of(
         chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
@@ -289,8 +279,7 @@ def _opened(path: str, directory: str, local: str, chosen: str, threads: int | N
     )  # fmt: skip
     cleaned = info.get("clean") or {}
     return ServedModel(
-        path=path,
-        directory=directory,
+        path=version.address,
         framework=chosen,
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),

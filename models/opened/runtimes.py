@@ -16,9 +16,8 @@ from howdah.config.model import ModelSection, TrainingSection
 from howdah.core.processes import environ
 from howdah.errors import ModelError, UsageError
 from howdah.models.export import onnx_graph
-from howdah.models.export.export import INFO, resolve_export
-from howdah.models.export_info import read_info
 from howdah.models.forward import forward_onnx
+from howdah.models.version import Version
 from howdah.models.weights.pretrained import BaseModel
 from howdah.process import env
 from howdah.process.quiet import starting_tensorflow
@@ -63,17 +62,14 @@ def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
     )
 
 
-def serving_framework(path: str, requested: str | None = None) -> str:
+def serving_framework(version: Version, requested: str | None = None) -> str:
     """What a server or a scoring job runs a model with: the requested one, else onnx where the
     export has its graph and onnxruntime is installed, else as `choose_framework`.
 
-    Args:
-        path: an export, a run directory or a published model, on any storage.
     Raises:
         As `open_model`.
     """
-    directory = resolve_export(path)
-    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
+    info = version.info
     if requested is None and onnx_graph.entry(info, ONNX) is not None and _installed(ONNX):
         return ONNX
     return choose_framework(requested, trained_with=info.get("framework"))

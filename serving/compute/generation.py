@@ -12,7 +12,7 @@ from howdah import storage
 from howdah.errors import ModelError
 from howdah.models.opened.opened import ServedModel, open_model
 from howdah.models.opened.runtimes import ONNX, serving_framework
-from howdah.models.variants import Variant
+from howdah.models.version import Version
 from howdah.serving.prediction.classify import outputs_of, usable
 from howdah.serving.prediction.rows import Outputs, Row
 
@@ -27,18 +27,16 @@ _WARM = (
 class Generation:
     """One opened version."""
 
-    variant: Variant
+    version: Version
     model: ServedModel
 
     @cached_property
     def name(self) -> str:
-        """Of the model, for answers and URLs."""
-        return served_name(self.variant)
-
-    @property
-    def version(self) -> int | None:
-        """Of the published model; None: an export."""
-        return self.variant.version
+        """Of the model, in answers and URLs: the published model's, else the run's, else the
+        directory's."""
+        if self.version.number is not None:
+            return self.version.name
+        return str(self.version.info.get("run_name") or storage.name(self.version.path))
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -48,14 +46,7 @@ class Generation:
     @cached_property
     def identity(self) -> dict[str, object]:
         """{model, version, run_id} of each answer."""
-        return {"model": self.name, "version": self.version, "run_id": self.model.run_id}
-
-
-def served_name(variant: Variant) -> str:
-    """The name in answers and URLs: the published model's, else the run's, else the directory's."""
-    if variant.version is not None:
-        return variant.name
-    return str(variant.info.get("run_name") or storage.name(variant.path.rstrip("/")))
+        return {"model": self.name, "version": self.version.number, "run_id": self.model.run_id}
 
 
 def workers_of(generation: Generation, threads: int) -> int:
@@ -67,7 +58,7 @@ def workers_of(generation: Generation, threads: int) -> int:
     return threads if generation.model.own_width else 1
 
 
-def open_generation(variant: Variant, *, threads: int) -> Generation:
+def open_generation(version: Version, *, threads: int) -> Generation:
     """Open a model, which compares a published version with its hashes, and compute with it once.
 
     Args:
@@ -75,11 +66,11 @@ def open_generation(variant: Variant, *, threads: int) -> Generation:
     Raises:
         ModelError, StorageError: it is damaged, cannot be read, or does not give finite scores.
     """
-    framework = serving_framework(variant.path)
+    framework = serving_framework(version)
     each = 1 if framework == ONNX else threads
-    model = open_model(variant.path, framework=framework, threads=each)
+    model = open_model(version.path, framework=framework, threads=each)
     model.require("text", where="howdah serve", remedy="use `howdah predict` for images")
-    generation = Generation(variant=variant, model=model)
+    generation = Generation(version=version, model=model)
     try_out(generation, _WARM)
     return generation
 
@@ -106,7 +97,7 @@ def try_out(generation: Generation, rows: Sequence[Row]) -> None:
     if not np.isfinite(scores_NC).all():
         raise ModelError(
             "the model gives scores that are no numbers",
-            where=generation.variant.path,
+            where=generation.version.path,
             expected="finite scores",
             got=f"{int((~np.isfinite(scores_NC)).any(axis=1).sum())} of {len(texts)} texts without",
             remedy="roll back to another version",

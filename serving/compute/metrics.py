@@ -72,7 +72,7 @@ class Metrics:
     def serving(self, generation: Generation) -> None:
         """A version answers from now on."""
         self.info.clear()
-        version = "" if generation.version is None else str(generation.version)
+        version = "" if generation.version.number is None else str(generation.version.number)
         model = generation.model
         self.info.labels(generation.name, version, model.run_id, model.framework).set(1)
 

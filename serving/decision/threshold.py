@@ -17,14 +17,14 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.options.publish import PublishSection
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, UsageError
 from howdah.models import decided
 from howdah.models.decision import Decision
-from howdah.models.export.export import INFO, resolve_export, with_decision
-from howdah.models.export_info import read_info
+from howdah.models.export.export import INFO, with_decision
 from howdah.models.fit_decision import (
     LABEL_METRICS,
     best_threshold,
@@ -33,8 +33,9 @@ from howdah.models.fit_decision import (
     reject_threshold,
 )
 from howdah.models.metrics.metrics import ECE_BINS, calibration, calibration_bins, class_scores
-from howdah.models.registry import MANIFEST, resolve
+from howdah.models.registry import MANIFEST
 from howdah.models.runs import record
+from howdah.models.version import open_version
 from howdah.serving.report.findings.predictions import Predictions
 from howdah.serving.report.findings.sums import Sample
 
@@ -122,7 +123,7 @@ def decide(
     """Fit a decision, write the export with it (whole or not at all), and measure it on test.
 
     Args:
-        model: a run directory or its export, on any storage.
+        model: its address (models/version.py); a published version is refused.
         config: whose dataset is evaluated where the run has no predictions; None: the dataset that
             the export names.
         evaluate: `howdah.training.evaluation.evaluate.evaluate_run`, for an export whose run has no
@@ -136,7 +137,8 @@ def decide(
         DataError: no rows of validation, or none that reach the accuracy.
     """
     asked.check()
-    export, info = _open(model)
+    directory = PublishSection().directory if config is None else config.publish.directory
+    export, info = _open(model, directory)
     labels, task = list(info["labels"]), info.get("task") or "single_label"
     _check_task(asked, task, labels)
     before = Decision.of(info, labels, task, storage.join(export, INFO))
@@ -174,20 +176,16 @@ def decide(
     }  # fmt: skip
 
 
-def _open(model: str) -> tuple[str, dict[str, Any]]:
+def _open(model: str, publish_directory: str) -> tuple[str, dict[str, Any]]:
     """The export and its howdah.json."""
-    published = resolve(model) is not None
-    export = resolve_export(model)
-    if published or storage.exists(storage.join(export, MANIFEST)):
+    version = open_version(model, publish_directory)
+    export, info = version.path, version.info
+    if version.number is not None or storage.exists(storage.join(export, MANIFEST)):
         raise ModelError(
             "a published version is never altered",
             where=model,
             remedy="give the run's directory, then `howdah publish`: it becomes the next version",
         )
-    try:
-        info = read_info(export)
-    except NotFound:
-        info = {}
     if not info.get("labels") or not info.get("weights_sha256"):
         raise ModelError(
             "the model is no export of a run",

@@ -18,8 +18,8 @@ from typing import Any
 from howdah import redact, storage
 from howdah.config.model import Config
 from howdah.errors import ClusterError, HowdahError, ModelError, NotFound
-from howdah.models import variants
 from howdah.models.registry import MLFLOW, Published
+from howdah.models.version import open_version
 from howdah.serving.deployment import mlflow_registry
 from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 
@@ -146,7 +146,7 @@ def _wanted(model: Published, known: _Record) -> list[int]:
 
 def _register(config: Config, model: Published, number: int, known: _Record, say: Say) -> bool:
     made = mlflow_registry.register(
-        variants.find(model.path_of(number), config.publish.directory),
+        open_version(model.path_of(number)),
         _uri(config),
         name=name_of(config),
         experiment=config.tracking.mlflow.experiment,

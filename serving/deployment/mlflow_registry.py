@@ -24,7 +24,7 @@ from howdah.errors import ClusterError, ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.opened.opened import EXPORT_PATTERNS
 from howdah.models.registry import DECISION_KEYS
-from howdah.models.variants import Variant
+from howdah.models.version import Version
 from howdah.serving.deployment import references
 
 Mode = Literal["reference", "full"]
@@ -36,7 +36,7 @@ _CARD = "README.md"
 
 
 def register(
-    variant: Variant,
+    variant: Version,
     uri: str,
     *,
     name: str,
@@ -65,7 +65,7 @@ def register(
         ClusterError: the server refuses, or does not answer.
     """
     _check(name, alias)
-    run_id, weights = variant.info.get("run_id"), variant.info.get("weights_sha256")
+    run_id, weights = variant.run_id, variant.weights
     if not run_id or not weights:
         raise ModelError(
             "the model does not say which run made it",
@@ -179,14 +179,14 @@ def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], No
         say(f"models:/{name}/{made} could not be deleted: it is the same as models:/{name}/{first}")
 
 
-def _decision(variant: Variant) -> str | None:
+def _decision(variant: Version) -> str | None:
     """What `howdah model threshold` has put into the export, as a tag."""
     found = variant.info.get("decision") or {}
     used = {key: found[key] for key in DECISION_KEYS if key in found}
     return json.dumps(used, sort_keys=True) if used else None
 
 
-def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str, mode: Mode) -> str:
+def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str, mode: Mode) -> str:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
@@ -236,19 +236,19 @@ def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str,
     return registered.version
 
 
-def _tags(variant: Variant) -> dict[str, str]:
+def _tags(variant: Version) -> dict[str, str]:
     info, dataset = variant.info, variant.info.get("dataset") or {}
     tags = {
         "run_id": info["run_id"],
         "weights_sha256": info["weights_sha256"],
-        "published": variant.title if variant.version is not None else None,
+        "published": variant.title if variant.number is not None else None,
         "framework": info.get("framework"),
         "step": info.get("step"),
         "decision": _decision(variant),
         "dataset": dataset.get("hash"),
         "labels": ", ".join(variant.labels),
-        "version": variant.version,
-        "path": variant.path,
+        "version": variant.number,
+        "path": variant.absolute_path,
         "software": __version__,
     }
     return _shown(tags)
@@ -262,7 +262,7 @@ def _shown(tags: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _metrics(variant: Variant) -> list[Any]:
+def _metrics(variant: Version) -> list[Any]:
     """The export's metrics, under the names that a run's tracking has."""
     from mlflow.entities import Metric
 

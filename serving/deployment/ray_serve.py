@@ -15,7 +15,7 @@ from typing import Any
 from howdah.config.options.serve import ServeSection, require_implemented
 from howdah.core import machine
 from howdah.errors import ClusterError, UsageError
-from howdah.models.variants import Variant
+from howdah.models.version import Version
 from howdah.serving.deployment import listening
 from howdah.serving.deployment.own_ray import own_ray, require_ray
 
@@ -78,7 +78,7 @@ def parse_replicas(text: str) -> tuple[int, int]:
 
 
 def serve(
-    variants: Sequence[Variant],
+    variants: Sequence[Version],
     share: float,
     options: Options,
     *,
@@ -125,7 +125,7 @@ def serve(
         _watch()
 
 
-def _deploy(variants: Sequence[Variant], share: float, options: Options, port: int) -> None:
+def _deploy(variants: Sequence[Version], share: float, options: Options, port: int) -> None:
     import logging
 
     from ray import serve
@@ -148,7 +148,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
                 "upscale_delay_s": _UPSCALE_SECONDS, "downscale_delay_s": _DOWNSCALE_SECONDS,
             },
         )
-        .bind(one.path, options.threads or 1, options.framework)
+        .bind(one.absolute_path, options.threads or 1, options.framework)
         for number, one in enumerate(variants)
     ]  # fmt: skip
     router = serve.deployment(Router).options(
@@ -169,7 +169,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
         )  # fmt: skip
         serve.run(
             router.bind(
-                [{"name": one.name, "version": one.version, "run_id": one.run_id}
+                [{"name": one.name, "version": one.number, "run_id": one.run_id}
                  for one in variants],
                 share, listening.host_names(options.host), *handles,
             ),

@@ -10,7 +10,7 @@ from howdah import storage
 from howdah.errors import ModelError, NotFound
 from howdah.models.export_info import read_info
 from howdah.models.registry import EXPORT_INFO
-from howdah.models.variants import Variant
+from howdah.models.version import Version
 from howdah.storage.shapes import COUNT, TEXT, Fields
 
 FILE_NAME = "reference.json"
@@ -20,19 +20,19 @@ _SAID = Fields(
 )
 
 
-def write(directory: str, variant: Variant) -> None:
+def write(directory: str, version: Version) -> None:
     """Write reference.json and a copy of howdah.json into a local directory."""
     body = {
-        "path": variant.path,
-        "name": variant.name,
-        "version": variant.version,
-        "run_id": variant.run_id,
-        "weights_sha256": variant.info.get("weights_sha256"),
+        "path": version.absolute_path,
+        "name": version.name,
+        "version": version.number,
+        "run_id": version.run_id,
+        "weights_sha256": version.weights,
     }
     with open(os.path.join(directory, FILE_NAME), "w") as file:
         json.dump(body, file, indent=1)
     with (
-        storage.open_read(storage.join(variant.path, EXPORT_INFO)) as source,
+        storage.open_read(storage.join(version.path, EXPORT_INFO)) as source,
         open(os.path.join(directory, EXPORT_INFO), "wb") as target,
     ):
         shutil.copyfileobj(source, target)

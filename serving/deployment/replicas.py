@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from howdah.models.variants import choose
 from howdah.serving.deployment.requests import (
     MOST_BYTES,
     BadRequest,
@@ -24,6 +23,7 @@ from howdah.serving.deployment.requests import (
     refusal_body,
     rows_of,
 )
+from howdah.serving.deployment.split import choose
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -131,7 +131,7 @@ def _ready(state: State) -> Response:
 def _require_model(state: State, name: str, version: str | None) -> None:
     """Raise UnknownModel for another model, or a version that is not loaded."""
     here = state.batcher.generation
-    loaded = "" if here.version is None else str(here.version)
+    loaded = str(here.version.number or "")
     if name != here.name or (version is not None and version != loaded):
         known = here.name + (f", version {loaded}" if loaded else "")
         raise UnknownModel(

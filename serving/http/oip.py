@@ -105,8 +105,8 @@ def infer(
                 got=", ".join(name[:40] for name in missing[:5]),
             )  # fmt: skip
         head: dict[str, Any] = {"model_name": generation.name}
-        if generation.version is not None:
-            head["model_version"] = str(generation.version)
+        if generation.version.number is not None:
+            head["model_version"] = str(generation.version.number)
         if request_id is not None:
             head["id"] = request_id
         head["parameters"] = {"run_id": generation.model.run_id}
@@ -346,7 +346,7 @@ def metadata(generation: Generation) -> dict[str, Any]:
     for name, tensor in tensors.items():
         tensor.pop("data")
         tensor["shape"] = [-1, len(outputs.labels)] if name == "scores" else [-1]
-    version = [] if generation.version is None else [str(generation.version)]
+    version = [] if generation.version.number is None else [str(generation.version.number)]
     return {
         "name": generation.name,
         "versions": version,

@@ -71,7 +71,7 @@ def docs(generation: Generation, settings: ServeSection) -> str:
         for path, body in asked.items()
     )
     rows = "".join(f"<tr><td>{code}<td>{html.escape(text)}" for code, text in _CODES)
-    version = "" if generation.version is None else f", version {generation.version}"
+    version = "" if generation.version.number is None else f", version {generation.version.number}"
     labels = ", ".join(generation.outputs.labels[:50])
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>{name}</title>

@@ -19,10 +19,10 @@ from howdah.data.family import ModelFamily, family_of
 from howdah.data.manifest import content_hash
 from howdah.errors import ConfigError, ModelError, UsageError
 from howdah.models import integrity
-from howdah.models.export.export import INFO, resolve_export
 from howdah.models.export.onnx_graph import FILES as ONNX_FILES
-from howdah.models.export_info import read_config, read_info
+from howdah.models.export_info import read_config
 from howdah.models.opened.opened import patterns_of
+from howdah.models.version import Version
 from howdah.models.weights.tensors import read_header
 from howdah.serving.prediction.executor import ModelLocation
 from howdah.spark.sizing import JVM_MIB, OVERHEAD
@@ -41,25 +41,44 @@ _ODD = re.compile(r"[,#%\s]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """A model's files, on any storage."""
+class ModelFiles:
+    """The files that executors open a model from, on any storage."""
 
-    path: str
-    """The export's directory."""
+    version: Version
     files: Mapping[str, int]
     """{name: bytes} of the files needed to open it."""
     patterns: list[str]
     """Of their names."""
     key: str
     """Hash of the path and of the files' sizes and times."""
-    info: Mapping[str, Any]
-    """howdah.json; empty for a foreign model."""
     decoded_bytes: int
     """Its weights in memory, in float32."""
     hidden_dim: int
     """Width of its feed-forward layers."""
     hashes: integrity.Files | None
     """Hashes in the manifest of a published version; None: the model is not one."""
+
+    @property
+    def path(self) -> str:
+        """The export's directory."""
+        return self.version.path
+
+    @property
+    def name(self) -> str:
+        """The model's value in a partition column: the published model's name, else the run's
+        id."""
+        if self.version.number is not None:
+            return self.version.name
+        return self.version.run_id or f"model-{self.key}"
+
+    @property
+    def identity(self) -> dict[str, str | int | None]:
+        """What makes scored rows those of another model; the weights of a third-party one are
+        known by its files' sizes and times."""
+        return {
+            "name": self.name, "version": self.version.number, "run_id": self.version.run_id,
+            "weights": self.version.weights or self.key, "decision": self.version.decision,
+        }  # fmt: skip
 
     def urls(self) -> dict[str, str]:
         """{name in the container: the file's URL}, for `spark.yarn.dist.files`.
@@ -113,17 +132,16 @@ def environment_kind(framework: str) -> str:
     return "score" if framework in ONNX_FILES else f"predict-{framework}"
 
 
-def find_model(model: str, framework: str | None = None) -> Model:
-    """Find a model's files without reading its weights.
+def files_of(version: Version, framework: str | None = None) -> ModelFiles:
+    """A model's files, without reading its weights.
 
     Args:
-        model: an export, a run directory or a published model.
         framework: that is asked for; None: none.
     Raises:
-        ModelError: no model, an unknown family, or broken safetensors headers.
+        ModelError: an unknown family, or broken safetensors headers.
         UsageError: it is a model of images.
     """
-    path = resolve_export(model)
+    path = version.path
     patterns = patterns_of(framework)
     found = {
         entry.name: entry
@@ -146,12 +164,11 @@ def find_model(model: str, framework: str | None = None) -> Model:
             " can each take a part of the files",
         )
     state = [path, [[e.name, e.size, str(e.modified)] for _, e in sorted(found.items())]]
-    return Model(
-        path=path,
+    return ModelFiles(
+        version=version,
         files={name: entry.size for name, entry in found.items()},
         patterns=patterns,
         key=content_hash(state),
-        info=read_info(path) if INFO in found else {},
         decoded_bytes=decoded,
         hidden_dim=_inner(family, config, where=config_path),
         hashes=integrity.files_of(path),
@@ -187,7 +204,7 @@ def _decoded_bytes(path: str) -> int:
         ) from None
 
 
-def memory_overhead_mib(options: SparkOptions, framework: str, model: Model) -> int | None:
+def memory_overhead_mib(options: SparkOptions, framework: str, model: ModelFiles) -> int | None:
     """MiB outside the JVM's heap that an executor needs for its Python workers, one per task.
 
     None where the user's Spark settings set it. Measured in docs/on-the-cluster.md.

@@ -16,10 +16,9 @@ from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
 from howdah.data.clean import joined
 from howdah.errors import DataError, UsageError
-from howdah.models.export.export import resolve_export
 from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import Profile, reference_of
-from howdah.models.variants import published
+from howdah.models.version import open_version
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
 from howdah.serving.prediction.images import predict_image_lines, predict_images
@@ -58,7 +57,7 @@ def predict(
     """Classify all rows of `source`, in order, in bounded memory.
 
     Args:
-        model: an export or a run directory, on any storage.
+        model: its address (models/version.py).
         source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
             which Spark reads. For a model of images: serving/prediction/images.py.
         output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
@@ -70,7 +69,8 @@ def predict(
         csv_options: how CSV is read; None: as in `config`.
         master: Spark master; None: no Spark, or where it is needed (a table) the master of
             `config`.
-        config: its `data.csv`, and for Spark its `data.spark` and `run.user`; None: the defaults.
+        config: its `data.csv` and `publish.directory`, and for Spark its `data.spark` and
+            `run.user`; None: the defaults.
         framework: tensorflow or torch; None: the one that the model was trained with.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
@@ -121,9 +121,8 @@ def predict(
             batch=batch,
             progress=progress,
         )
-    served = open_model(model, framework=framework, threads=threads)
-    opened = served.directory or model
-    version = published(opened)[1]
+    version = open_version(model, config.publish.directory)
+    served = open_model(version.path, framework=framework, threads=threads)
     if served.kind == "image":
         if drift:
             raise UsageError(
@@ -140,8 +139,8 @@ def predict(
             overwrite=overwrite,
             progress=progress,
         )
-        return made | {"version": version}
-    reference = _reference(opened) if drift else None
+        return made | {"version": version.number}
+    reference = _reference(version.path) if drift else None
     profile = None if reference is None else Profile.like(reference)
     files = source_files(source, progress)
     columns = choose_columns(served.columns, text_columns, id_column)
@@ -180,7 +179,7 @@ def predict(
     return {
         **judged,
         "model": model,
-        "version": version,
+        "version": version.number,
         "output": output,
         "run_id": served.run_id,
         "rows": rows,
@@ -199,7 +198,7 @@ def _reference(export: str) -> Profile:
     Raises:
         ModelError: it has none.
     """
-    reference = reference_of(resolve_export(export))
+    reference = reference_of(export)
     if reference is None:
         raise no_profile(export)
     return reference

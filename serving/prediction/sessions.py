@@ -11,7 +11,7 @@ from howdah.config.data import SparkOptions
 from howdah.config.loader import Config
 from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
-from howdah.serving.prediction.cluster import Model, environment_kind, memory_overhead_mib
+from howdah.serving.prediction.cluster import ModelFiles, environment_kind, memory_overhead_mib
 from howdah.serving.prediction.executor import ModelLocation
 from howdah.spark import applications, shipping
 from howdah.spark.session import Application, is_local_master, session
@@ -63,7 +63,7 @@ def explained(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ready(
-    model: Model, config: Config, framework: str, progress: Progress, *, hive: bool, name: str
+    model: ModelFiles, config: Config, framework: str, progress: Progress, *, hive: bool, name: str
 ) -> Iterator[tuple[SparkSession, ModelLocation, str | None]]:
     """A session, the model's location in its Python workers, and its application id on YARN.
 
@@ -123,7 +123,7 @@ def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> I
 
 
 def _shipped(
-    config: Config, model: Model, framework: str, progress: Progress
+    config: Config, model: ModelFiles, framework: str, progress: Progress
 ) -> tuple[SparkOptions, dict[str, str]]:
     """Options, and settings that ship Python, Howdah and the model to executors."""
     options = config.data.spark

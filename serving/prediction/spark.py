@@ -15,17 +15,15 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
-from howdah.config.tasks import task_of
 from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.export_info import read_config
 from howdah.models.opened.opened import choose_framework
-from howdah.models.variants import published
+from howdah.models.version import open_version
 from howdah.packaging import cluster_paths
 from howdah.serving.prediction import files, frames, sessions
-from howdah.serving.prediction.cluster import Model, find_model
+from howdah.serving.prediction.cluster import ModelFiles, files_of
 from howdah.serving.prediction.executor import Predictor, Reader, summarize, workers
 from howdah.serving.prediction.files import Files
 from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
@@ -85,22 +83,23 @@ def predict_spark(
     _check(config, source, output)
     form = _output_form(output, overwrite)
     with interrupts("the prediction"), logged_in(*options.login):
+        version = open_version(model, config.publish.directory)
         request = _Request(
-            model=find_model(model, framework), source=source, output=output, form=form,
+            model=files_of(version, framework), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
-        chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
+        chosen = choose_framework(framework, trained_with=version.info.get("framework"))
         with sessions.explained(config):
             made = _predict(request, config, chosen, progress)
-        return {"model": model, "version": published(request.model.path)[1], **made}
+        return {"model": model, "version": version.number, **made}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     """A prediction's source, model and output."""
 
-    model: Model
+    model: ModelFiles
     source: str
     output: str
     form: str
@@ -115,8 +114,7 @@ class _Request:
     @property
     def outputs(self) -> Outputs:
         """What the predictions have."""
-        config = read_config(self.model.path)
-        return Outputs(task=task_of(config.get("problem_type")), labels=())
+        return Outputs(task=self.model.version.task, labels=())
 
     @property
     def schema(self) -> str:
@@ -149,7 +147,7 @@ def _classify(
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
     kind = _kind(config, request.source)
     columns = choose_columns(
-        Columns(**(request.model.info.get("columns") or {})),
+        Columns(**(request.model.version.info.get("columns") or {})),
         request.text_columns,
         request.id_column,
     )
@@ -264,11 +262,11 @@ def _rows(
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
-    id_column = (request.model.info.get("columns") or {}).get("id")
+    id_column = (request.model.version.info.get("columns") or {}).get("id")
     if id_column and not request.id_column and id_column not in table.columns:
         progress(no_ids(id_column))
     rows = frames.id_and_text(
-        table, request.model.info, source=source, text_columns=request.text_columns,
+        table, request.model.version.info, source=source, text_columns=request.text_columns,
         id_column=request.id_column,
     )  # fmt: skip
     return rows, None
@@ -296,7 +294,7 @@ def _write_table(
     from pyspark.errors import AnalysisException
 
     table = request.output.removeprefix(TABLE)
-    run_id = request.model.info.get("run_id")
+    run_id = request.model.version.run_id
     batch = {} if request.batch is None else {"batch": request.batch}
     summary: dict = {}
 

@@ -19,7 +19,8 @@ from howdah.data.lineage import forgotten, rejects, shards
 from howdah.data.manifest import Dataset, described
 from howdah.errors import ModelError, NotFound
 from howdah.models import scored
-from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
+from howdah.models.registry import MLFLOW, Published
+from howdah.models.version import Version
 from howdah.run_files import RUN_JSON
 
 _DEEPEST = 4
@@ -113,24 +114,29 @@ def of_dataset(path: str, places: Places) -> dict[str, Any]:
     return {"datasets": listed, **_downwards(roles, {}, _known(places), places)}
 
 
-def of_model(wanted: str, places: Places) -> dict[str, Any]:
+def of_model(version: Version, places: Places) -> dict[str, Any]:
     """A published version: all that it came from, and what came of it.
 
-    Args:
-        wanted: directory of a published model (its current version), NAME@VERSION, or a version.
     Returns:
         {model: {name, version, path, current, challenger, weights_sha256}, run, dataset, base,
         gate, published, mlflow, models: versions that began from it, runs: likewise, scored}.
     Raises:
-        ModelError: there is no such version.
+        ModelError: it is not a published one.
     """
-    model, number = version_of(wanted)
+    model, number = Published(storage.parent(version.path)), version.number
+    if number is None:
+        raise ModelError(
+            "the model is not published",
+            where=version.address,
+            expected="a published model: NAME, NAME@3 or NAME/v=3",
+            got=f"the export {version.path}",
+            remedy="`howdah publish` publishes a run",
+        )
     manifest, path = model.version(number), model.path_of(number)
     kept = manifest.get("lineage") or {}
     run_directory = str(manifest.get("run_directory") or "")
     run = storage.read_fields(storage.join(run_directory, RUN_JSON)) if run_directory else {}
     said = run if run.get("run_id") == manifest.get("run_id") else {}
-    info = storage.read_fields(storage.join(path, EXPORT_INFO))
     entries = [one for one in model.history() if one["version"] == number]
     published = next((one for one in entries if one["action"] == "publish"), None)
     attempts = said.get("attempts") or [{}]
@@ -154,7 +160,7 @@ def of_model(wanted: str, places: Places) -> dict[str, Any]:
             **{k: attempts[-1].get(k) or kept.get(k) for k in ("user", "host", "command")},
         },
         "dataset": _dataset_of(manifest.get("dataset") or {}, of_run("source")),
-        "base": of_run("base") or info.get("base"),
+        "base": of_run("base") or version.info.get("base"),
         "metrics": manifest.get("metrics"),
         "gate": (published or {}).get("gate"),
         "published": [
@@ -163,26 +169,6 @@ def of_model(wanted: str, places: Places) -> dict[str, Any]:
         "mlflow": _mlflow(model.root).get(str(number)),
         **_downwards({}, {_place(path): "itself"}, known, places, without=path),
     }  # fmt: skip
-
-
-def version_of(wanted: str) -> tuple[Published, int]:
-    """The published model and the version that a path or NAME@VERSION names.
-
-    Raises:
-        ModelError: it names none.
-    """
-    path = located(wanted) or wanted.rstrip("/")
-    name = storage.name(path)
-    if name.startswith("v=") and name[2:].isdigit():
-        model = Published(storage.parent(path))
-        model.version(int(name[2:]))
-        return model, int(name[2:])
-    raise ModelError(
-        "there is no such published model",
-        where=wanted,
-        expected="<publish.directory>/<name>, <name>@3, or <name>/v=3",
-        remedy="`howdah publish` publishes a run",
-    )
 
 
 # ------------------------------------------------------------------------------------ downwards

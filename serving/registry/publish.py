@@ -10,7 +10,6 @@ completes what it began.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
 import json
@@ -27,7 +26,7 @@ from howdah.core.user import user_and_host
 from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
-from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
+from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
 from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge
 from howdah.storage import Entry, commit
 
@@ -186,9 +185,8 @@ def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -
     remedy = "train again on the dataset's newest version, and publish that run"
     said = f"dataset {dataset.get('path')}, marked by `howdah model forget` on {marked}"
     if marked is None:
-        for path in _began_from(base):
-            of = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
-            marked = forgotten.of_dataset(of.get("dataset") or {})
+        for path, manifest in _began_from(base):
+            marked = forgotten.of_dataset(manifest.get("dataset") or {})
             if marked is not None:
                 said = f"it began from {path}, whose dataset was marked on {marked}"
                 remedy += "; begin from a model that never had these rows (model.base, and"
@@ -204,24 +202,19 @@ def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -
         )
 
 
-def _began_from(base: dict | None) -> Iterator[str]:
-    """The published versions that a model began from, those of these as well, as far as they are
-    still there."""
+def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
+    """(path, manifest) of the published versions that a model began from, those of these as well,
+    as far as they are still there."""
     waiting, seen = [base or {}], set()
     while waiting:
         found = waiting.pop()
         for path in (found.get("source"), found.get("init_from")):
-            if (
-                not isinstance(path, str)
-                or path in seen
-                or not VERSION.fullmatch(storage.name(path))
-            ):
+            if not isinstance(path, str) or path in seen:
                 continue
             seen.add(path)
-            with contextlib.suppress(ModelError):
-                manifest = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+            if (manifest := manifest_of(path)) is not None:
                 waiting.append((manifest.get("lineage") or {}).get("base") or {})
-                yield path
+                yield path, manifest
 
 
 # ---------------------------------------------------------------------------------- a version

@@ -14,9 +14,10 @@ from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError, ModelError
-from howdah.models import registry, variants
+from howdah.models import registry
 from howdah.models.profile import reference as references
 from howdah.models.profile.profile import PROFILE, Profile, find_reference, reference_of
+from howdah.models.version import open_version
 from howdah.serving.drift import scored
 from howdah.serving.drift.findings import Findings, Point
 from howdah.serving.drift.judge import judge
@@ -24,7 +25,6 @@ from howdah.serving.prediction.classify import classify, count_failed, no_profil
 from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
-from howdah.serving.scoring.target import root_of
 
 SHOWN_PARTITIONS = 30
 """Partitions that drift.html shows, the newest last: a month of days. `howdah drift --last` shows
@@ -63,15 +63,15 @@ def of_table(
         ModelError: no model, or one without a profile.
         UsageError: the partition is not scored.
     """
-    found = variants.find(model, config.publish.directory)
-    root = root_of(found)
+    found = open_version(model, config.publish.directory)
+    root = found.root
     this = scored.find(root, table, partition)
     reference = scored.reference_for(root, this, found.path)
     if reference is None:
         raise no_profile(found.path)
     labelled = None
     if labels is not None:
-        name = found.name if found.version is not None else found.run_id
+        name = found.name if found.number is not None else found.run_id
         labelled = joined_table(
             config, table, {**parse_spec(partition, "--partition"), "model": str(name)}, labels,
             id_column=id_column, label_column=label_column, progress=progress,
@@ -89,7 +89,7 @@ def of_table(
     return Findings(
         model=model,
         version=this.version,
-        run_id=found.run_id if this.version == found.version else None,
+        run_id=found.run_id if this.version == found.number else None,
         what=f"{table}/{this.name}",
         reference=reference,
         current=this.profile,
@@ -120,7 +120,7 @@ def of_source(
     Raises:
         ModelError: no model, or one without a profile. DataError: no rows, a broken file.
     """
-    found = variants.find(model, config.publish.directory)
+    found = open_version(model, config.publish.directory)
     reference = reference_of(found.path)
     if reference is None:
         raise no_profile(found.path)
@@ -150,7 +150,7 @@ def of_source(
         progress(f"labels of {labelled[0]:,} rows were found in {labels}")
     return Findings(
         model=model,
-        version=found.version,
+        version=found.number,
         run_id=found.run_id,
         what=source,
         reference=reference,
@@ -183,15 +183,15 @@ def reference_from_table(
         UsageError: the partition is not scored.
         DataError: too few rows to compare others with.
     """
-    variant = variants.find(model, config.publish.directory)
-    profile, why = find_reference(variant.path)
+    version = open_version(model, config.publish.directory)
+    profile, why = find_reference(version.path)
     if profile is None:
         raise ModelError(
             "the model has no profile of its own, whose bins the partitions are counted in",
-            where=variant.path, expected=PROFILE, got=why,
+            where=version.path, expected=PROFILE, got=why,
             remedy="`howdah drift --make-reference` makes it from data.dataset",
         )  # fmt: skip
-    root = root_of(variant)
+    root = version.root
     this = scored.find(root, table, partition)
     partitions = scored.history(root, table, until=this.name, most=last)
     taken = [one for one in partitions if one.profile.bins_id == profile.bins_id]
@@ -206,7 +206,7 @@ def reference_from_table(
         )
     progress(f"{rows:,} rows of {', '.join(one.name for one in taken)}")
     reference = references.from_partitions(profile, [one.profile for one in taken])
-    path = registry.profile_path(variant.path, PROFILE)
+    path = registry.profile_path(version.absolute_path, PROFILE)
     storage.make_dirs(storage.parent(path))
     storage.write_whole(path, reference.to_bytes())
     return path

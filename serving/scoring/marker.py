@@ -28,7 +28,7 @@ class Wanted:
     """What a scored partition depends on."""
 
     model: Mapping[str, Any]
-    """{name, version, run_id, weights, decision}: see `Scorer.identity`."""
+    """{name, version, run_id, weights, decision}: see `ModelFiles.identity`."""
     source: Files
     options: Mapping[str, Any]
     """Columns of text and id."""

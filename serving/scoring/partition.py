@@ -18,10 +18,10 @@ from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
 from howdah.models.profile import profile
 from howdah.models.profile.profile import Profile
 from howdah.serving.prediction import frames
+from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
-from howdah.serving.scoring.target import Scorer
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
 from howdah.storage import commit
 
@@ -48,9 +48,9 @@ def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> mar
     return markers.files_of(location, listed([location] if location else []))
 
 
-def reference_of(scorer: Scorer, progress: Callable[[str], None]) -> Profile | None:
+def reference_of(model: ModelFiles, progress: Callable[[str], None]) -> Profile | None:
     """The model's reference profile; None, said in a line, where it has none."""
-    reference, why = profile.find_reference(scorer.model.path)
+    reference, why = profile.find_reference(model.path)
     if reference is None:
         progress(
             f"no profiles for `howdah drift`: the model has none of its own ({why});"
@@ -64,7 +64,7 @@ class Job:
     """What all partitions of a command have in common."""
 
     spark: Any
-    scorer: Scorer
+    model: ModelFiles
     source: Table
     output: str
     columns: Mapping[str, str]
@@ -110,7 +110,7 @@ class Job:
             names.update(posixpath.basename(path) for path in written.inputFiles())
             self._require_few_errors(counts, spec)
 
-        target = {**spec, self.partition_column: self.scorer.name}
+        target = {**spec, self.partition_column: self.model.name}
         replace_partition(
             self.spark, self._scored(spec, found, now), self.output, columns=self.columns,
             partition=target, what="scored rows", check=check, progress=self.progress,
@@ -118,7 +118,7 @@ class Job:
         output = self._written(target, names)
         markers.remove(directory)  # it describes the rows before, and the profile of those
         made = markers.Marker(
-            model=dict(self.scorer.identity), source_table=self.source.name, source=source,
+            model=dict(self.model.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,
             partition=text_of(spec), **counts, profile=self._profile(found, directory),
             framework=self.framework, scored_at=now.isoformat(),
@@ -137,7 +137,7 @@ class Job:
         values = {column: [value] for column, value in spec.items()}
         rows = rows_of(self.spark.table(self.source.name), values)
         chosen = frames.id_and_text(
-            rows, self.scorer.model.info, source=self.source.name, text_columns=self.text_columns,
+            rows, self.model.version.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,
         )  # fmt: skip
         own = {name: kind for name, kind in self.columns.items() if name != "run_id"}
@@ -146,7 +146,7 @@ class Job:
         scorer = RowScorer(
             self.location, self.framework, self.seen, reference=self.reference, found=found
         )
-        version = F.lit(self.scorer.version).cast("int")
+        version = F.lit(self.model.version.number).cast("int")
         at = F.lit(now.strftime("%Y-%m-%d %H:%M:%S")).cast("timestamp")  # the session's zone is UTC
         scored = chosen.mapInArrow(scorer, schema)
         return scored.withColumns({"model_version": version, "scored_at": at})

@@ -16,19 +16,18 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.options.partition import NULL
 from howdah.config.options.source import TABLE_NAME
-from howdah.config.tasks import Task, task_of
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.export_info import read_config
 from howdah.models.opened.opened import serving_framework
 from howdah.models.scored import MARKER
+from howdah.models.version import open_version
 from howdah.serving.prediction import frames, sessions
+from howdah.serving.prediction.cluster import ModelFiles, files_of
 from howdah.serving.prediction.executor import summarize, workers
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring import partition as partitions
 from howdah.serving.scoring.selection import Selection, Spec, chosen
-from howdah.serving.scoring.target import Scorer, find_scorer
 from howdah.spark import shipping
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
@@ -46,7 +45,7 @@ class Request:
     """What is to be scored with what."""
 
     model: str
-    """A published model (the current version, or NAME/v=N), an export or a run directory."""
+    """Its address (models/version.py)."""
     source: str
     """Hive table, database.table."""
     output: str
@@ -133,20 +132,23 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
         "scoring", remedy="run it again: it goes on with what has no marker; partitions are whole"
     )
     with stopped, logged_in(*spark.login):
-        scorer = find_scorer(request.model, config.publish.directory, request.framework)
-        progress(f"model: {scorer.title}, run {scorer.run_id or 'unknown'}, {scorer.model.path}")
-        framework = serving_framework(scorer.model.path, request.framework)
+        version = open_version(request.model, config.publish.directory)
+        model = files_of(version, request.framework)
+        _check_name(model)
+        run, labels = version.run_id or "unknown", len(version.labels)
+        progress(f"model: {version.title}, run {run}, {labels} labels, {version.path}")
+        framework = serving_framework(version, request.framework)
         with reading(spark, user=config.run.user) as catalogue:
-            tables = _tables(catalogue, request, scorer, progress)
-            done, todo = _planned(catalogue, request, scorer, tables, progress)
+            tables = _tables(catalogue, request, model, progress)
+            done, todo = _planned(catalogue, request, model, tables, progress)
         made: dict = {"framework": framework, "application": None, "workers": None}
         if todo:
             with sessions.explained(config):
-                made = _run(todo, request, config, scorer, tables, framework, progress, done)
+                made = _run(todo, request, config, model, tables, framework, progress, done)
     return {
-        "model": scorer.name,
-        "version": scorer.version,
-        "run_id": scorer.run_id,
+        "model": model.name,
+        "version": version.number,
+        "run_id": version.run_id,
         "source": request.source,
         "output": request.output,
         "partitions": sorted(done, key=lambda one: one["partition"]),
@@ -155,7 +157,9 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
 
 
 # ------------------------------------------------------------------------------ what is to be done
-def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Progress) -> _Tables:
+def _tables(
+    catalogue: Catalogue, request: Request, model: ModelFiles, progress: Progress
+) -> _Tables:
     """Both tables, checked; every problem at once."""
     source = catalogue.table(request.source, where="--source")
     if source is None:
@@ -172,7 +176,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
     _require_partitions(source, problems)
     own = [name for name in source.columns if name not in source.partition_columns]
     columns, key = frames.names_of(
-        scorer.model.info, own, source=request.source, text_columns=request.text_columns,
+        model.version.info, own, source=request.source, text_columns=request.text_columns,
         id_column=request.id_column,
     )  # fmt: skip
     if key is None:
@@ -189,7 +193,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
                     remedy="--text-column names others",
                 )
             )
-    wanted = partitions.output_columns(_task_of(scorer))
+    wanted = partitions.output_columns(model.version.task)
     there = catalogue.table(request.output, where="--output")
     if there is not None:
         refuse_unreadable(there, where="--output")
@@ -198,7 +202,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
         raise problems[0]
     if problems:
         raise DataError(f"{len(problems)} problems of the tables", problems=problems)
-    reference = partitions.reference_of(scorer, progress)
+    reference = partitions.reference_of(model, progress)
     return _Tables(
         source=source,
         columns=wanted,
@@ -208,9 +212,15 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
     )
 
 
-def _task_of(scorer: Scorer) -> Task:
-    config = read_config(scorer.model.path)
-    return task_of(config.get("problem_type"))
+def _check_name(model: ModelFiles) -> None:
+    """Refuse a name that cannot be the value of a partition."""
+    if not model.name.isprintable() or "/" in model.name:
+        raise UsageError(
+            "the model's name cannot be the value of a partition",
+            where=model.path,
+            expected="a name without slashes and control characters",
+            got=repr(model.name),
+        )
 
 
 def _require_partitions(source: Table, problems: list[HowdahError]) -> None:
@@ -273,7 +283,7 @@ def _output_problems(there: Table, source: Table, columns: Mapping[str, str]) ->
 
 
 def _planned(
-    catalogue: Catalogue, request: Request, scorer: Scorer, tables: _Tables, progress: Progress
+    catalogue: Catalogue, request: Request, model: ModelFiles, tables: _Tables, progress: Progress
 ) -> tuple[list[dict], list[Work]]:
     """(partitions that are done, those to do), by their markers and the present state."""
     specs = catalogue.specs(tables.source)
@@ -291,16 +301,16 @@ def _planned(
     done: list[dict] = []
     todo: list[Work] = []
     for spec in selected:
-        directory = markers.directory_of(scorer.root, request.output, spec)
+        directory = markers.directory_of(model.version.root, request.output, spec)
         there = markers.read(directory)
         wanted = markers.Wanted(
-            model=scorer.identity,
+            model=model.identity,
             source=partitions.state_of(catalogue, tables.source, spec),
             options=tables.options,
         )
         scored = None
         if output is not None and there is not None:
-            scored = partitions.state_of(catalogue, output, {**spec, MODEL: scorer.name})
+            scored = partitions.state_of(catalogue, output, {**spec, MODEL: model.name})
         reason = markers.reason(
             there, wanted, scored, profile=tables.profile is not None, force=request.force
         )
@@ -333,7 +343,7 @@ def _run(
     todo: Sequence[Work],
     request: Request,
     config: Config,
-    scorer: Scorer,
+    model: ModelFiles,
     tables: _Tables,
     framework: str,
     progress: Progress,
@@ -341,13 +351,11 @@ def _run(
 ) -> dict:
     """Score each partition in one session; adds them to `done`."""
     failed: list[DataError] = []
-    ready = sessions.ready(
-        scorer.model, config, framework, progress, hive=True, name="howdah score"
-    )
+    ready = sessions.ready(model, config, framework, progress, hive=True, name="howdah score")
     with ready as (spark, location, application):
         seen = spark.sparkContext.accumulator({}, workers())
         job = partitions.Job(
-            spark=spark, scorer=scorer, source=tables.source, output=request.output,
+            spark=spark, model=model, source=tables.source, output=request.output,
             columns=tables.columns, options=tables.options, location=location,
             framework=framework, seen=seen, reference=tables.profile, application=application,
             text_columns=request.text_columns, id_column=request.id_column,

@@ -50,7 +50,7 @@ class LiveDrift:
         """A new version answers: collect anew, in its bins."""
         reference = None
         try:
-            reference, why = find_reference(generation.variant.path)
+            reference, why = find_reference(generation.version.path)
             if reference is None and why != NO_PROFILE:
                 self._say(f"no drift is shown: {why}")
         except HowdahError as error:

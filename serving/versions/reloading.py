@@ -17,7 +17,7 @@ from howdah import storage
 from howdah.core import threads
 from howdah.errors import HowdahError, ModelError
 from howdah.models.registry import Published
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.serving.compute.batcher import Batcher
 from howdah.serving.compute.generation import Generation, open_generation, try_out
 from howdah.serving.compute.metrics import Metrics
@@ -47,20 +47,6 @@ def decide(serving: int | None, current: Look, refused: Look | None) -> Literal[
     return "open"
 
 
-def published_root(model: str, publish_directory: str) -> str | None:
-    """The directory of the published model that `model` names without a version; None: it names a
-    version or an export, which stay."""
-    candidates = [model]
-    if storage.is_local(model) and not model.startswith("/") and ".." not in model.split("/"):
-        candidates.append(storage.join(publish_directory, model))
-    for place in candidates:
-        if storage.exists(storage.join(place, "config.json")):
-            return None
-        if Published(place).current() is not None:
-            return place
-    return None
-
-
 def require_same_answers(old: Generation, new: Generation) -> None:
     """Refuse a version whose answers clients of the old one could not read.
 
@@ -75,7 +61,7 @@ def require_same_answers(old: Generation, new: Generation) -> None:
         if before != after:
             raise _OtherLabels(
                 f"the new version has other {what}",
-                where=new.variant.path,
+                where=new.version.path,
                 expected=str(before),
                 got=str(after),
                 remedy="start the server again to serve it: clients must know",
@@ -144,9 +130,9 @@ class Reloader:
         if self._away:
             self._say("current.json can be read again")
             self._away = False
-        if look is not None and decide(self._batcher.generation.version, look, self._refused) == (
-            "open"
-        ):
+        if look is not None and decide(
+            self._batcher.generation.version.number, look, self._refused
+        ) == ("open"):
             self._refused = None if self._open(look) else look
         elif self._unswept:
             self._sweep()
@@ -154,8 +140,8 @@ class Reloader:
     def _current(self) -> Look | None:
         """None: the version that answers is current."""
         current = Published(self._root).current()
-        number = self._batcher.generation.version if current is None else current["version"]
-        if number == self._batcher.generation.version:
+        number = self._batcher.generation.version.number if current is None else current["version"]
+        if number == self._batcher.generation.version.number:
             return None
         entries = storage.list_dir(Published(self._root).path_of(number))
         files = sorted((one.name, one.size, str(one.modified)) for one in entries)
@@ -166,8 +152,8 @@ class Reloader:
         old = self._batcher.generation
         result = "refused"
         try:
-            variant = find(Published(self._root).path_of(look.version), "")
-            new = open_generation(variant, threads=self._threads)
+            version = open_version(Published(self._root).path_of(look.version))
+            new = open_generation(version, threads=self._threads)
             require_same_answers(old, new)
             try_out(new, self._batcher.kept())
         except Exception as error:  # noqa: BLE001 - whatever a damaged model does to its readers
@@ -175,14 +161,14 @@ class Reloader:
                 result = "labels changed"
             what = error.what if isinstance(error, HowdahError) else type(error).__name__
             self._say(
-                f"v={look.version} is not served, {old.variant.title} stays: {what}"
+                f"v={look.version} is not served, {old.version.title} stays: {what}"
                 + (f" ({error.where})" if getattr(error, "where", None) else "")
             )
             self._metrics.reloads.labels(result).inc()
             return False
         self._batcher.swap(new)
         self._metrics.reloads.labels("swapped").inc()
-        self._say(f"serving {new.variant.title} (run {new.model.run_id})")
+        self._say(f"serving {new.version.title} (run {new.model.run_id})")
         self._swapped(new)
         self._unswept = 2  # requests of the old one may be under way at the first look
         return True

@@ -11,7 +11,7 @@ import yaml
 
 from howdah import storage
 from howdah.airflow.form import trigger_form
-from howdah.models.registry import resolve
+from howdah.models.version import open_version
 from tests import ROOT
 from tests.fixtures.etl_yarn import SPARK
 from tests.support.airflow.browser import link_of, log_in, open_form, send, task_page
@@ -132,7 +132,11 @@ def test_from_the_form_to_a_published_model(airflow_standalone, place, dag, brow
     result = airflow.xcom(DAG, run, "train")
     assert result["application"] == trained
     published = airflow.xcom(DAG, run, "publish")
-    assert published["path"] == f"{place}/models/words/v=1" == resolve(f"{place}/models/words")
+    assert (
+        published["path"]
+        == f"{place}/models/words/v=1"
+        == open_version(f"{place}/models/words").path
+    )
     found = storage.read_json(f"{result['run_directory']}/run.json")
     assert found["status"] == "finished"
     assert found["world_size"] == 2

@@ -146,10 +146,10 @@ def test_a_command_outlives_the_process_that_reads_its_lines(kind, tmp_path):
 HOWDAH = f"{shlex.quote(sys.executable)} -m howdah.cli"
 PREDICT = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
     "from types import SimpleNamespace as Some\n"
-    "from howdah.models import registry\n"
+    "from howdah.models import version\n"
     "from howdah.serving.prediction import predict\n"
     "from howdah.cli import main\n"
-    "registry.address = lambda model, directory: model\n"
+    "version.open_version = lambda model, directory: Some(path=model)\n"
     "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r')\n"
     "predict.outputs_of, predict.classify = lambda model: None, lambda model, rows: rows\n"
     "predict.as_json = lambda row, *_: row.id\n"

@@ -20,6 +20,7 @@ from howdah.jobs import checks
 from howdah.models.export.export import export
 from howdah.models.export.run_info import describe_run
 from howdah.models.opened.opened import open_model
+from howdah.models.version import open_version
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import load_base
 from howdah.policy.rules import Policy
@@ -124,7 +125,13 @@ def test_a_family_that_is_not_known_is_refused_with_the_known_ones(config):
 
 
 @pytest.mark.parametrize(
-    "use", [load_base, open_model, predict_cluster.find_model, checks.base_config]
+    "use",
+    [
+        load_base,
+        open_model,
+        lambda path: predict_cluster.files_of(open_version(path)),
+        checks.base_config,
+    ],
 )
 def test_each_way_to_a_model_refuses_such_a_family(use, tmp_path, tiny_model_dir):
     for entry in storage.list_dir(tiny_model_dir):
@@ -195,7 +202,7 @@ def test_gradient_messages_and_worker_memory_go_by_its_names(other, tiny_model_d
         for base in (tiny_model_dir, other)
     ]
     assert 0 < needed[1].total - needed[0].total < 2**14
-    assert predict_cluster.find_model(other).hidden_dim == 64
+    assert predict_cluster.files_of(open_version(other)).hidden_dim == 64
 
 
 def test_its_export_says_what_it_is(other, tmp_path):

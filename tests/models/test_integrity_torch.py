@@ -9,10 +9,10 @@ from howdah.errors import ModelError
 from howdah.models import integrity
 from howdah.models.opened import opened as serve
 from howdah.models.opened.opened import open_model
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.deployment import references
-from howdah.serving.prediction.cluster import find_model
+from howdah.serving.prediction.cluster import files_of
 from howdah.serving.prediction.predict import predict_lines
 from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
@@ -44,7 +44,7 @@ def test_predict_refuses_the_weights_of_another_version(zoo):
 
 
 def test_what_mlflow_refers_to_is_compared(zoo, tmp_path):
-    variant = find("zoo", str(zoo.parent))
+    variant = open_version("zoo", str(zoo.parent))
     references.write(str(tmp_path), variant)
     mixed_up(zoo)  # howdah.json still says the right thing
     with pytest.raises(ModelError, match="damaged"):
@@ -59,7 +59,7 @@ def test_a_model_begun_from_a_published_one_has_its_weights(zoo):
 
 
 def test_copies_that_sparks_workers_got_are_compared(zoo, tmp_path):
-    location = find_model(str(zoo)).location(shipped=False)
+    location = files_of(open_version(str(zoo))).location(shipped=False)
     copies = tmp_path / "copies"
     shutil.copytree(zoo / "v=2", copies)
     os.unlink(copies / "manifest.json")

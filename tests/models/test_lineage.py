@@ -12,6 +12,7 @@ from howdah.errors import DataError, ForgottenRows, ModelError
 from howdah.etl.history import forget
 from howdah.models import scored
 from howdah.models.registry import Published
+from howdah.models.version import open_version
 from howdah.serving.registry import lineage
 from howdah.serving.registry.lineage import Places, of_dataset, of_model, of_row
 from howdah.serving.registry.publish import publish, republish
@@ -135,7 +136,7 @@ def test_a_shard_without_an_index_is_refused(place):
 
 
 def test_a_model_leads_back_to_its_source(place):
-    found = of_model(f"{place}/models/zoo@1", places(place))
+    found = of_model(open_version(f"{place}/models/zoo@1"), places(place))
     assert found["model"]["version"] == 1 and not found["model"]["current"]
     assert found["run"] | {"path": 0, "hours": 0} == {
         "path": 0, "run_id": "one", "there": True, "step": 12, "finished": None,
@@ -148,12 +149,12 @@ def test_a_model_leads_back_to_its_source(place):
     assert [one["version"] for one in found["models"]] == [2]  # downwards
     # What run.json said is kept with the version.
     storage.remove(f"{place}/runs/two", recursive=True)
-    later = of_model(f"{place}/models/zoo", places(place))
+    later = of_model(open_version(f"{place}/models/zoo"), places(place))
     assert not later["run"]["there"] and later["run"]["command"] == "howdah train -c a.yaml"
     assert later["dataset"]["source"]["partitions"] == ["ds=2026-10-31"]
     assert not later["dataset"]["there"] and later["base"]["init_from"].endswith("zoo/v=1")
     with pytest.raises(ModelError):
-        of_model(f"{place}/models/zoo@7", places(place))
+        of_model(open_version(f"{place}/models/zoo@7"), places(place))
 
 
 def test_a_dataset_leads_both_ways(place):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from howdah.models.opened.opened import ServedModel
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.serving.compute.batcher import Batcher, Work
 from howdah.serving.compute.generation import open_generation
 from howdah.serving.compute.metrics import Metrics
@@ -17,7 +17,7 @@ from tests.runs.finished_runs import finished_run
 def generation(tmp_path_factory, tiny_model_dir):
     run = str(tmp_path_factory.mktemp("turns") / "run")
     finished_run(run, tiny_model_dir, run_id="run-1")
-    return open_generation(find(run, ""), threads=1)
+    return open_generation(open_version(run), threads=1)
 
 
 def batcher_of(generation) -> Batcher:

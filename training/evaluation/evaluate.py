@@ -328,7 +328,7 @@ def evaluate_run(
     """Evaluate an export on a split of the configuration's dataset, in this process.
 
     Args:
-        model: an export or a run directory; None: the configuration's run.
+        model: its address (models/version.py); None: the configuration's run.
         split: train, validation or test.
         predictions_dir: where to write predictions; None: nowhere.
         framework: to run it with; None: the one that it was trained with.
@@ -338,10 +338,11 @@ def evaluate_run(
         DataError: no dataset, or no rows in the split.
     """
     from howdah.models.opened.opened import open_model
+    from howdah.models.version import open_version
 
+    path = open_version(model or config.run.directory, config.publish.directory).path
     dataset = load_dataset(config.data.dataset)
     _check_split(dataset, split)
-    path = model or config.run.directory
     served = open_model(path, framework=framework, threads=config.training.threads_per_rank)
     check_fit(served, dataset)
     progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")

@@ -177,13 +177,13 @@ def make_reference(
             has rows.
     """
     from howdah.data.manifest import load_dataset
-    from howdah.models.export.export import resolve_export
     from howdah.models.opened.opened import open_model
+    from howdah.models.version import open_version
     from howdah.training.evaluation.evaluate import check_fit, split_source
 
+    directory = open_version(model, config.publish.directory).path
     dataset = load_dataset(config.data.dataset)
     chosen = _split_of(dataset)
-    directory = resolve_export(model)
     _check_dataset(directory, dataset)
     served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
     check_fit(served, dataset)

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ModelError
-from howdah.models.registry import located
+from howdah.models.version import open_version
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import BaseModel, label_names_of, load_base
 
@@ -36,27 +35,6 @@ def begin(
     return start_from(config.model.init_from, base, labels, config.training.seed)
 
 
-def locate(wanted: str) -> str:
-    """The directory that `model.init_from` names: that of a published model's current version, of
-    NAME@VERSION, or an export as it is.
-
-    Raises:
-        ModelError: there is none.
-    """
-    found = located(wanted)
-    if found is not None:
-        return found
-    if not storage.exists(storage.join(wanted, "config.json")):
-        raise ModelError(
-            "there is no model to begin from",
-            where="model.init_from",
-            expected="<publish.directory>/<name>, one of its versions as <name>@N, or an export",
-            got=wanted,
-            remedy="publish a model first, or leave model.init_from out",
-        )
-    return wanted
-
-
 def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -> BaseModel:
     """The base with the weights of the model that `model.init_from` names, classifier included.
 
@@ -68,7 +46,7 @@ def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -
     Raises:
         ModelError: another family or shape, or a label that the dataset has not.
     """
-    path = locate(wanted)
+    path = open_version(wanted, key="model.init_from").path
     base_labels = label_names_of(load_base(path, weights=False).config) or []
     theirs = load_base(path, label_names=base_labels)
     missing = [name for name in base_labels if name not in labels]

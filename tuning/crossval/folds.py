@@ -40,11 +40,11 @@ from howdah.errors import (
     Terminated,
     TerminationSignal,
 )
-from howdah.models.registry import EXPORT_INFO, located
 from howdah.models.runs import baseline as baselines
 from howdah.models.runs import record
 from howdah.models.runs.baseline import options
 from howdah.models.runs.run_json import config_hash, readable_config
+from howdah.models.version import find_version
 from howdah.process import isolation
 from howdah.serving.registry.gate import scalars
 from howdah.storage import directories
@@ -170,7 +170,7 @@ def _check(config: Config, *, baseline: bool) -> None:
             remedy="leave it out: each fold goes on from its own",
         )
     begun = {"model.init_from": config.model.init_from}
-    if _is_trained(config.model.base):
+    if _is_trained(config.model.base, config.publish.directory):
         begun["model.base"] = config.model.base
     for key, name in begun.items():
         if name is not None and not baseline:
@@ -185,10 +185,10 @@ def _check(config: Config, *, baseline: bool) -> None:
             )
 
 
-def _is_trained(model: str) -> bool:
+def _is_trained(model: str, publish_directory: str) -> bool:
     """True if it is a published model or a Howdah export, which has learnt labelled rows."""
-    path = located(model) or model
-    return storage.exists(storage.join(path, EXPORT_INFO))
+    version = find_version(model, publish_directory)
+    return version is not None and bool(version.info)
 
 
 # ------------------------------------------------------------------------------------- one fold

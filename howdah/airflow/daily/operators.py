@@ -19,6 +19,7 @@ from howdah.airflow.hook import refusals
 from howdah.airflow.lineage import touched
 from howdah.airflow.operators import HowdahOperator, task_key
 from howdah.config.options.partition import is_files
+from howdah.core.address import split_address
 from howdah.errors import ConfigError, DataError
 
 _SPARK_GRACE_SECONDS = 90.0
@@ -223,9 +224,8 @@ class DriftOperator(HowdahOperator, SkipMixin):
     def _scorer(self) -> str:
         """The model at the version that has scored; one that is not published: as it is."""
         version = self.scored.get("version")
-        if version is None or touched.version_of(self.model) is not None:
-            return self.model
-        return f"{self.model.rstrip('/')}/v={version}"
+        model, number = split_address(self.model)
+        return self.model if version is None or number is not None else f"{model}/v={version}"
 
     def lineage(self) -> touched.Touched:
         """What was judged in; a page is no dataset."""

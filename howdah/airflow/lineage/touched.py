@@ -17,8 +17,9 @@ from urllib.parse import urlsplit
 
 from howdah.config.options.partition import is_files, parse
 from howdah.config.options.source import LAKES
+from howdah.core.address import split_address
 
-_VERSION = re.compile(r"v=([0-9A-Za-z]+)/?$")
+_DATASET = re.compile(r"(.+)/v=([0-9A-Za-z]+)/?")
 _METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
               "hive.metastore.uris")  # fmt: skip
 
@@ -139,8 +140,8 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
     path = str((made or {}).get("dataset") or data["dataset"])
     rows_made = (made or {}).get("rows") or {}
     total = sum(rows_made.values()) if made else None
-    version = version_of(path)
-    base = path[: -len(f"/v={version}")] if version and path.endswith(f"/v={version}") else path
+    found = _DATASET.fullmatch(path)
+    base, version = found.groups() if found else (path, None)
     return Touched(inputs=inputs, outputs=(places.path(base, version=version, rows=total),))
 
 
@@ -152,8 +153,9 @@ def trained(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touc
     begin = model.get("init_from") or model["base"]
     inputs = [places.path(config["data"]["dataset"])]
     if model.get("init_from") or ("/" in begin.rstrip("/") and _is_path(begin)):
-        root, _, number = begin.partition("@")
-        inputs.append(places.path(root, version=number or None, kind="model"))
+        root, number = split_address(begin)
+        version = None if number is None else str(number)
+        inputs.append(places.path(root, version=version, kind="model"))
     run_id = (made or {}).get("run_id")
     facts = {"run_directory": directory, **({"run_id": run_id} if run_id else {})}
     output = places.path(directory, version=run_id, kind="run")
@@ -193,17 +195,16 @@ def scored(
         made: what the command printed; empty: it has not, or has failed.
     """
     specs = () if is_files(source) else tuple(map(parse, partitions))
-    version = made.get("version")
     rows = made.get("rows")
     if rows is None and made.get("partitions"):
         rows = sum(each.get("rows") or 0 for each in made["partitions"])
-    number = version_of(model)
-    root = model[: -len(f"/v={number}")] if number else model
-    number = str(version) if version is not None else number
-    facts = {"model": root, **({"version": number} if number else {})}
+    root, spelt = split_address(model)
+    number = made.get("version") or spelt
+    facts = {"model": root, **({"version": str(number)} if number else {})}
     if made.get("run_id"):
         facts["run_id"] = str(made["run_id"])
-    inputs = (places.of(source, partitions=specs), places.path(root, version=number, kind="model"))
+    scorer = places.path(root, version=None if number is None else str(number), kind="model")
+    inputs = (places.of(source, partitions=specs), scorer)
     return Touched(
         inputs=inputs, outputs=(places.of(output, partitions=specs, rows=rows),), facts=facts
     )
@@ -218,12 +219,6 @@ def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
     specs = () if scored.get("files") else tuple(map(parse, names))
     facts = {"model": str(scored["model"])} if scored.get("model") else {}
     return Touched(inputs=(places.of(read, partitions=specs),), facts=facts)
-
-
-def version_of(path: str) -> str | None:
-    """The version that a path names, as text; None: it names none."""
-    found = _VERSION.search(path)
-    return found and found.group(1)
 
 
 def _is_path(name: str) -> bool:

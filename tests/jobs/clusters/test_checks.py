@@ -61,7 +61,7 @@ def refused(config, *, etl=False):
 @pytest.mark.parametrize(
     ("section", "key", "text"),
     [
-        ("model", "init_from", "there is no model to begin from"),
+        ("model", "init_from", "there is no such model"),
         ("checkpoint", "resume", "there is no such checkpoint"),
     ],
 )

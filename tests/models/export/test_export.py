@@ -17,12 +17,12 @@ from howdah.config.loader import from_dict
 from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry, commit
 from howdah.data.manifest import load_dataset as load
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, StorageError
-from howdah.models.export.export import INFO, export, resolve_export
+from howdah.models.export.export import INFO, export
 from howdah.models.export.run_info import RunInfo, describe_run
 from howdah.models.metrics.metrics import classification_metrics
 from howdah.models.opened.opened import open_model
 from howdah.models.runs.run_json import freeze_config
-from howdah.models.variants import find
+from howdah.models.version import open_version
 from howdah.models.weights.pretrained import load_base
 from howdah.training.checkpoint.fence import Fence
 from howdah.training.checkpoint.manager import Checkpoints, Identity
@@ -267,14 +267,14 @@ def test_wrong_weights_are_refused_and_nothing_is_written(tmp_path, base, info, 
     assert not os.path.exists(target)
 
 
-def test_resolve_export(tmp_path, base, info):
+def test_an_export_is_opened_by_its_path_or_its_run(tmp_path, base, info):
     target = write(str(tmp_path / "run" / "export"), base, info)
-    assert resolve_export(target) == target
-    assert resolve_export(str(tmp_path / "run")) == target
-    with pytest.raises(ModelError, match="no model"):
-        resolve_export(str(tmp_path / "data"))
-    with pytest.raises(ModelError, match="no model"):
-        resolve_export(str(tmp_path / "nowhere"))
+    assert open_version(target).path == target
+    assert open_version(str(tmp_path / "run")).path == target
+    with pytest.raises(ModelError, match="no such model"):
+        open_version(str(tmp_path / "data"))
+    with pytest.raises(ModelError, match="no such model"):
+        open_version(str(tmp_path / "nowhere"))
 
 
 # --------------------------------------------------------------------- from a run's checkpoints
@@ -384,5 +384,6 @@ def test_an_export_whose_json_is_of_another_shape_is_refused(
     with pytest.raises(ModelError, match=said) as caught:
         open_model(target, framework="onnx")
     assert caught.value.where.startswith(path) and caught.value.remedy
+    version = open_version(target)
     with pytest.raises(ModelError, match=said):
-        find(target, str(tmp_path))
+        assert version.info and version.labels

@@ -9,9 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 from howdah.data.family import DISTILBERT
 from howdah.errors import ModelError
+from howdah.models.version import find_version, open_version
 from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import load_base
-from howdah.training.model.warm import locate, start_from
+from howdah.training.model.warm import start_from
 from tests.support.models.tiny_model import write_tiny_model
 
 OLD = ["cat", "dog"]
@@ -97,10 +98,10 @@ def test_a_published_model_is_found_by_its_pointer_or_its_version(tmp_path):
         (root / f"v={number}").mkdir(parents=True)
         (root / f"v={number}" / "manifest.json").write_text("{}")
     (root / "current.json").write_text('{"version": 2}')
-    assert locate(str(root)) == str(root / "v=2")
-    assert locate(f"{root}@1") == str(root / "v=1")
+    assert find_version(str(root)).path == str(root / "v=2")
+    assert find_version(f"{root}@1").path == str(root / "v=1")
     with pytest.raises(ModelError) as caught:
-        locate(f"{root}@3")
+        find_version(f"{root}@3")
     assert "one of 1, 2" in str(caught.value)
     with pytest.raises(ModelError):
-        locate(str(tmp_path / "none"))
+        open_version(str(tmp_path / "none"))

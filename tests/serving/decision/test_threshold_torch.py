@@ -15,12 +15,13 @@ from howdah.models.export.export import export
 from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import PROFILE, Profile, find_reference, read
 from howdah.models.profile.reference import make
+from howdah.models.version import open_version
 from howdah.serving.decision.threshold import Asked, decide
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify
+from howdah.serving.prediction.cluster import files_of
 from howdah.serving.prediction.rows import Outputs, Row, as_json
 from howdah.serving.registry.publish import publish
-from howdah.serving.scoring.target import find_scorer
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
 
@@ -205,9 +206,9 @@ def test_a_profile_of_another_decision_is_no_reference(run):
 
 
 def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
-    before = find_scorer(run, "models").identity
+    before = files_of(open_version(run, "models")).identity
     decide(run, Asked(reject_below=0.75))
-    after = find_scorer(run, "models").identity
+    after = files_of(open_version(run, "models")).identity
     assert before["decision"] is None and after["decision"]
     assert {key for key in before if before[key] != after[key]} == {"decision"}
 

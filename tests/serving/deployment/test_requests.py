@@ -1,6 +1,5 @@
 """What a request must be, which model answers it, and what `howdah serve` refuses at once."""
 
-import dataclasses
 import json
 import socket
 
@@ -9,9 +8,10 @@ import pytest
 
 from howdah.cli import app, run
 from howdah.errors import ModelError, UsageError
-from howdah.models import variants
+from howdah.models.version import open_version
 from howdah.serving.deployment import mlflow_registry, ray_serve
 from howdah.serving.deployment.requests import MOST_BYTES, MOST_TEXTS, Refusal, as_json, parse
+from howdah.serving.deployment.split import choose, require_comparable
 from howdah.serving.prediction.rows import Outputs, Prediction
 from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
@@ -65,14 +65,14 @@ def test_an_answer_names_the_label_and_all_scores_or_the_error():
 
 def test_a_key_always_goes_to_one_model_and_keys_are_shared_out():
     keys = [f"user-{number}" for number in range(4000)]
-    chosen = [variants.choose(key, 0.1, "zoo") for key in keys]
-    assert chosen == [variants.choose(key, 0.1, "zoo") for key in keys]
+    chosen = [choose(key, 0.1, "zoo") for key in keys]
+    assert chosen == [choose(key, 0.1, "zoo") for key in keys]
     assert 0.08 < sum(chosen) / len(chosen) < 0.12
     # A larger share keeps those that had the second model.
-    more = [variants.choose(key, 0.5, "zoo") for key in keys]
+    more = [choose(key, 0.5, "zoo") for key in keys]
     assert all(late >= early for early, late in zip(chosen, more, strict=True))
-    assert chosen != [variants.choose(key, 0.1, "other") for key in keys]
-    assert {variants.choose(None, 0.5, "zoo") for _ in range(200)} == {0, 1}
+    assert chosen != [choose(key, 0.1, "other") for key in keys]
+    assert {choose(None, 0.5, "zoo") for _ in range(200)} == {0, 1}
 
 
 @pytest.fixture(scope="module")
@@ -87,27 +87,28 @@ def models(tmp_path_factory, tiny_model_dir) -> str:
 
 
 def test_a_model_is_found_by_name_version_or_path(models):
-    current = variants.find("zoo", models)
-    assert (current.title, current.version, current.run_id) == ("zoo v=2", 2, "run-2")
+    current = open_version("zoo", models)
+    assert (current.title, current.number, current.run_id) == ("zoo v=2", 2, "run-2")
     assert current.path == f"{models}/zoo/v=2" and current.labels == tuple(LABELS)
-    assert variants.find("zoo/v=1", models).as_dict()["run_id"] == "run-1"
-    assert variants.find(f"{models}/zoo", "nowhere") == current
+    assert open_version("zoo/v=1", models).as_dict()["run_id"] == "run-1"
+    assert open_version(f"{models}/zoo", "nowhere") == current
     run_directory = models.removesuffix("models") + "run-1"
-    export = variants.find(run_directory, models)
-    assert (export.name, export.version, export.run_id) == (run_directory, None, "run-1")
+    export = open_version(run_directory, models)
+    assert (export.name, export.number, export.run_id) == (run_directory, None, "run-1")
     for name in ("nothing", "zoo/v=3", ""):
         with pytest.raises(ModelError):
-            variants.find(name, models)
+            open_version(name, models)
 
 
 def test_two_models_need_a_share_and_equal_labels(models):
-    one, other = variants.find("zoo/v=1", models), variants.find("zoo", models)
-    assert variants.require_comparable(one, other, 0.1) == 0.1
+    one, other = open_version("zoo/v=1", models), open_version("zoo", models)
+    assert require_comparable(one, other, 0.1) == 0.1
     for share in (None, 0.0, 1.0, float("nan"), -1.0):
         with pytest.raises(UsageError, match="--share"):
-            variants.require_comparable(one, other, share)
+            require_comparable(one, other, share)
+    vars(other)["labels"] = ("cat", "cow")
     with pytest.raises(ModelError, match="different labels"):
-        variants.require_comparable(one, dataclasses.replace(other, labels=("cat", "cow")), 0.1)
+        require_comparable(one, other, 0.1)
 
 
 def serve(capsys, *words):
@@ -136,11 +137,12 @@ def test_a_server_that_cannot_be_is_refused_before_ray_starts(models, capsys, mo
 
 
 def test_names_and_aliases_that_mlflow_refuses_are_refused_before_it_starts(models):
-    zoo = variants.find("zoo", models)
+    zoo = open_version("zoo", models)
     for changes in ({"name": "a/b"}, {"name": ".."}, {"alias": "latest"}, {"alias": "v3"}):
         settings = {"name": "zoo", "experiment": "howdah", "alias": None, **changes}
         with pytest.raises(UsageError, match="MLflow takes no such"):
             mlflow_registry.register(zoo, "sqlite:///nowhere.db", **settings)
-    foreign = dataclasses.replace(zoo, info={})
+    foreign = open_version("zoo", models)
+    vars(foreign)["info"] = {}
     with pytest.raises(ModelError, match="which run made it"):
         mlflow_registry.register(foreign, "sqlite:///nowhere.db", name="zoo", experiment="howdah")

@@ -19,6 +19,7 @@ from howdah.data.encode import Encoder
 from howdah.errors import ConfigError, ModelError
 from howdah.models.export.export import export
 from howdah.models.export.run_info import RunInfo
+from howdah.models.version import Version, open_version
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.prediction import cluster as predict_cluster
 from tests.fixtures.etl_yarn import SPARK
@@ -265,7 +266,7 @@ def test_paths_of_this_machine_are_refused_on_yarn(tmp_path):
 
 # ----------------------------------------------------------------------- what executors are given
 def test_a_model_is_described_without_reading_its_weights(tmp_path, tiny_model_dir):
-    found = predict_cluster.find_model(tiny_model_dir)
+    found = predict_cluster.files_of(open_version(tiny_model_dir))
     base = load_base(tiny_model_dir)
     assert found.decoded_bytes == sum(4 * array.size for array in base.weights.values())
     assert found.hidden_dim == base.config["hidden_dim"]
@@ -276,19 +277,18 @@ def test_a_model_is_described_without_reading_its_weights(tmp_path, tiny_model_d
     copy = tmp_path / "a, b"
     shutil.copytree(tiny_model_dir, copy)
     with pytest.raises(ConfigError, match="cannot hold the model's path"):
-        predict_cluster.find_model(str(copy)).urls()
+        predict_cluster.files_of(open_version(str(copy))).urls()
     (copy / "model.safetensors").write_bytes(b"not whole")
     with pytest.raises(ModelError, match="safetensors"):
-        predict_cluster.find_model(str(copy))
+        predict_cluster.files_of(open_version(str(copy)))
 
 
 def test_python_s_memory_depends_on_the_model_and_the_tasks():
-    base = predict_cluster.Model(
-        path="m",
+    base = predict_cluster.ModelFiles(
+        version=Version(address="m", path="m"),
         files={},
         patterns=[],
         key="k",
-        info={},
         decoded_bytes=267_838_720,
         hidden_dim=3072,
         hashes=None,

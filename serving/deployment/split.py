@@ -1,0 +1,58 @@
+"""The split of requests between two models."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+from howdah.errors import ModelError, UsageError
+from howdah.models.version import Version
+
+
+def require_comparable(one: Version, other: Version, share: float | None) -> float:
+    """The checked share of `other`.
+
+    Raises:
+        UsageError: the share is none.
+        ModelError: the models have different labels: their answers would not be comparable.
+    """
+    if share is None or not 0.0 < share < 1.0:
+        raise UsageError(
+            "--and needs the share of requests that go to the other model",
+            where="--share",
+            expected="more than 0 and less than 1, for example 0.1",
+            got="none" if share is None else str(share),
+        )
+    tasks = [each.info.get("task", "single_label") for each in (one, other)]
+    if tasks[0] != tasks[1] or bool(one.info.get("pairs")) != bool(other.info.get("pairs")):
+        raise ModelError(
+            "the two models are of different tasks",
+            where=other.path,
+            expected=f"{tasks[0]} ({one.path})",
+            got=tasks[1],
+            remedy="serve them apart, or train both on datasets of one task",
+        )
+    if one.labels != other.labels:
+        raise ModelError(
+            "the two models have different labels",
+            where=other.path,
+            expected=", ".join(one.labels) + f" ({one.path})",
+            got=", ".join(other.labels),
+            remedy="serve them apart, or train both on datasets with the same labels",
+        )
+    return share
+
+
+def choose(key: str | None, share: float, salt: str) -> int:
+    """0 or 1: which of two models answers; 1 for `share` of all keys.
+
+    Requests with one key always get the same answer for one `salt`, on every server and after a
+    restart; those without are split at random.
+
+    >>> [choose(f"user-{n}", 0.5, "zoo") for n in range(8)]
+    [0, 0, 0, 1, 1, 0, 1, 1]
+    """
+    if key is None:
+        return int(random.random() < share)
+    digest = hashlib.sha256(f"{salt}\n{key}".encode("utf-8", "surrogatepass")).digest()
+    return int(int.from_bytes(digest[:8], "big") < share * 2**64)
