@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from howdah.errors import ClusterError, ForeignPackages
+from howdah.errors import ClusterError
 from tests import ROOT
 from tests.fixtures.spark import FEW_JOBS
 from tests.runs import studies
@@ -17,7 +17,7 @@ from tests.runs.training_runs import _nested as nested
 pytest.importorskip("torch")
 HOWDAH = os.path.join(os.path.dirname(sys.executable), "howdah")
 MODULES = ("training", "random", "html", "difflib", "queue", "horovod", "pyspark", "torch")
-PACKAGES = ("howdah", "jobs", "etl", "places", "serving", "yarn", "tuning")
+PACKAGES = ("howdah", "jobs", "etl", "serving", "yarn", "tuning", "data", "models")
 PLANTED = "import os; open(os.environ['PLANTED'], 'a').write(__name__ + ' ')\n"
 """What a planted file does in any process that imports or runs it."""
 full, mpi, spark = pytest.mark.full, pytest.mark.mpi, pytest.mark.spark
@@ -169,21 +169,15 @@ def test_a_bare_rank_imports_nothing_else_from_it(project):
 
 
 # ----------------------------------------------------------------------------------- PYTHONPATH
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [(name, ("train",)) for name in ("training", "jobs", "etl", "serving", "tuning")]
-    + [("etl", ("submit", "--on", "local")), ("jobs", ("etl",))],
-)
-def test_a_package_of_pythonpath_is_refused_in_one_message(project, tmp_path, name, words):
-    folder = plant(tmp_path / "path", name)
-    done = project.command(
-        *words, "--config", "run.yaml", cwd=tmp_path, PYTHONPATH=str(folder), HOWDAH_PYTHONPATH=""
-    )
-    assert done.returncode == ForeignPackages.exit_code == 7
-    assert f"named like Howdah's: {name}" in done.stderr
-    assert str(folder) in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not project.mark.exists() and not project.run.exists()
+@pytest.mark.parametrize("words", [("train",), ("submit", "--on", "local", "--wait")])
+def test_packages_of_pythonpath_named_like_rooms_do_no_harm(project, tmp_path, words):
+    """Howdah has one import name: a site's `training`, `jobs` or `etl` is another package."""
+    folder = plant(tmp_path / "path", "training", "jobs", "etl", "serving", "tuning", "data")
+    project.ends_well(
+        *words, "--config", "run.yaml", cwd=project.folder, PYTHONPATH=str(folder),
+        HOWDAH_PYTHONPATH="",
+    )  # fmt: skip
+    assert project.trained() == ("finished", 3, True)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +187,13 @@ def test_a_package_of_pythonpath_is_refused_in_one_message(project, tmp_path, na
 )  # fmt: skip
 def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path, np, launcher):
     """Whatever they have run: here a program that the environment asks for."""
-    folder = plant(tmp_path / "path", "training")
+    folder = tmp_path / "path" / "howdah" / "training"
+    folder.mkdir(parents=True)
+    for path in (folder.parent / "__init__.py", folder / "__init__.py", folder / "__main__.py"):
+        path.write_text(PLANTED)
     done = project.command(
         "train", "--config", "run.yaml", "--np", np, "--launcher", launcher, cwd=project.folder,
-        HOWDAH_PYTHONPATH=str(folder),
+        HOWDAH_PYTHONPATH=str(tmp_path / "path"),
     )  # fmt: skip
     assert "training" in project.mark.read_text() or "__main__" in project.mark.read_text()
     assert done.returncode == ClusterError.exit_code, done.stderr

@@ -25,7 +25,6 @@ from howdah.models.weights import parameters
 from howdah.models.weights.pretrained import load_base
 from howdah.policy.rules import Policy
 from howdah.serving.prediction import cluster as predict_cluster
-from howdah.training.model.stages import Stage
 from howdah.training.planning import calibrate
 from howdah.yarn.preflight import worker_memory
 from tests import ROOT
@@ -80,15 +79,11 @@ def test_the_pooler_is_bert_s_and_behind_the_last_layer():
         "classifier.bias",
     ]  # fmt: skip
     assert ROBERTA.pooler_names == ()
-    stages = [Stage.of(number, 3, 12) for number in range(3)]
     for family in (BERT, ROBERTA):
         shapes = family.encoder_shapes(family.defaults) | family.head_shapes(family.defaults, 2)
-        assert [sum(stage.has(family, name) for stage in stages) for name in shapes] == [1] * len(
-            shapes
-        )
-        assert all(stages[2].has(family, name) for name in family.classifier_names)
+        assert set(family.classifier_names) <= set(shapes)
         table = family.token_type_embeddings
-        assert table in shapes and stages[0].has(family, table)
+        assert table in shapes
         assert not parameters.decays(f"{family.prefix}embeddings.LayerNorm.weight")
         assert parameters.decays(table)
 

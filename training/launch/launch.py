@@ -21,7 +21,6 @@ from howdah.models.runs import settings
 from howdah.models.runs.run_json import NEEDED, readable_config
 from howdah.storage import directories
 from howdah.training.comm import backends
-from howdah.training.comm.groups import check_ranks
 from howdah.training.launch import command as launch_command
 from howdah.training.launch import outcome
 from howdah.training.launch.ranks import Ranks
@@ -58,7 +57,6 @@ def train(
             got=str(config.training.global_batch_size),
             remedy="raise it, or start fewer ranks",
         )
-    check_ranks(config.training.parallel, np)
     if np > 1 or hosts is not None:
         training = config.training
         row = launchers.require(launcher)

@@ -21,7 +21,6 @@ from howdah.training.checkpoint.elastic_state import ElasticState
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import SoloComm
-from howdah.training.comm.groups import Groups
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState
@@ -52,7 +51,6 @@ class Training:
         )  # fmt: skip
         assert not values
         self.comm, self.console = SoloComm(), io.StringIO()
-        self.groups = Groups.of(self.comm, config.training.parallel)
         self.run = Run(config, RankEnv(), console=self.console)
         self.run.open()
         self.job = prepare(config, self.comm, self.run, device=CPU)
@@ -71,7 +69,7 @@ class Training:
         )
         self.saver = CheckpointSaver(self.job, self.comm, self.run, self.resumable)
         self.evaluator = Evaluator(
-            self.job, self.groups, self.run, self.resumable, self.saver, forward=self.forward
+            self.job, self.comm, self.run, self.resumable, self.saver, forward=self.forward
         )
         self.due = self.evaluator.due
         self.run.begin(self.state, total_steps=self.job.schedule.steps)
@@ -102,7 +100,7 @@ class Training:
 
     def conclude(self) -> None:
         conclude(
-            self.job, self.groups, self.run, self.resumable, self.saver,
+            self.job, self.comm, self.run, self.resumable, self.saver,
             served=self.forward, restore=self.restore,
         )  # fmt: skip
 
