@@ -45,14 +45,14 @@ LEDGER = "ledger"
 BEAT_SECONDS = 60.0
 EXPIRED_SECONDS = 600.0
 _AGAIN_SECONDS = 3.0
-"""Between two attempts at a beat while storage is away."""
+"""Pause between two attempts at a beat while storage is away."""
 SECOND_LOOK_SECONDS = 10.0
 """How long a sweep gives a run whose lease has expired: storage may have been away for all."""
 _END_SECONDS = 60.0
 """How long the end of a lease waits for storage: a file that stays is swept by the next run."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _THREADS = 8
-"""That sweep versions at once."""
+"""Threads that sweep versions."""
 LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 """A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
@@ -123,7 +123,7 @@ class Lease:
     def _beats(self) -> None:
         pause = BEAT_SECONDS
         while not self._stop.wait(pause):
-            # A missed beat is no failure: the next one may succeed, and nine more are allowed.
+            # A missed beat is not a failure: the next one may succeed, and nine more are allowed.
             # Each is one attempt, so that the end of the run does not wait for a storage.
             pause = BEAT_SECONDS
             try:
@@ -142,15 +142,15 @@ def _process(pid: int | None = None) -> list[str] | None:
     None where /proc does not say; without `pid` only boot and namespace.
     """
     try:
-        found = [boot_id(), pid_space()]
+        values = [boot_id(), pid_space()]
     except OSError:
         return None
     if pid is not None:
         fields = stat_fields(pid)
         if fields is None:
             return None
-        found.append(fields[19])
-    return found
+        values.append(fields[19])
+    return values
 
 
 def _alive(entry: Entry, now: float, over: Collection[str]) -> bool | None:
@@ -197,10 +197,10 @@ def _scratch(version: str) -> list[Entry]:
 def _owner(entry: Entry) -> str | None:
     """The token of the run that made a file or directory, by its name."""
     if entry.is_dir:
-        found = _SCRATCH.fullmatch(entry.name)
+        match = _SCRATCH.fullmatch(entry.name)
     else:
-        found = _OURS.search(entry.name) or LEASE.search(entry.name)
-    return found.group(1) if found else None
+        match = _OURS.search(entry.name) or LEASE.search(entry.name)
+    return match.group(1) if match else None
 
 
 def _named(version: str) -> set[str] | None:
@@ -236,8 +236,8 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
         for shard in (one for one in shards if one.version is None):
             sizes |= {shard.name: shard.bytes, shard.index_name: None}
     if manifest.ledger is not None:
-        own = [file for file in manifest.ledger.files if file.version is None]
-        sizes |= {file.name: file.bytes for file in own}
+        files = [file for file in manifest.ledger.files if file.version is None]
+        sizes |= {file.name: file.bytes for file in files}
     wrong = commit.size_defect(directory, sizes)
     if wrong is not None:
         raise DataError(
@@ -300,9 +300,9 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
     entries = list(_walk(version))
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
     now = _storage_time(version) if leases else 0.0
-    found = {token: _alive(entry, now, over) for token, entry in leases.items()}
-    live = {token for token, alive in found.items() if alive}
-    live |= _beat_again({t: leases[t] for t, alive in found.items() if alive is None})
+    states = {token: _alive(entry, now, over) for token, entry in leases.items()}
+    live = {token for token, alive in states.items() if alive}
+    live |= _beat_again({t: leases[t] for t, alive in states.items() if alive is None})
     if own_token:
         live.add(own_token)
     named = _named(version)
@@ -333,16 +333,16 @@ def is_live(version: str, token: str) -> bool:
 
 
 def _beat_again(expired: dict[str, Entry]) -> set[str]:
-    """Of runs whose leases have expired those that beat again within SECOND_LOOK_SECONDS."""
+    """The runs that beat again within SECOND_LOOK_SECONDS although their leases had expired."""
     if not expired:
         return set()
     time.sleep(SECOND_LOOK_SECONDS)
-    found = set()
+    beating = set()
     for token, entry in expired.items():
         with contextlib.suppress(NotFound):
             if storage.modified(entry.path) != entry.modified:
-                found.add(token)
-    return found
+                beating.add(token)
+    return beating
 
 
 def _relative(version: str, path: str) -> str:
