@@ -173,7 +173,8 @@ class Judging:
             progress(
                 f"{self.full_buckets:,} buckets of near duplicates have more than"
                 f" {near.MAX_BUCKET_SIZE:,} old rows: new rows in them were compared with all"
-                f" held-out rows, but {self.uncompared:,} not with all training rows: these go to train"
+                f" held-out rows, but {self.uncompared:,} not with all training rows:"
+                " these go to train"
             )
         return {"full_past_buckets": self.full_buckets, "uncompared_rows": self.uncompared}
 
