@@ -208,7 +208,7 @@ class ImageEntry(_Frozen):
 
 
 class RecordEntry(_Frozen):
-    """How a record is laid out (record.RecordLayout)."""
+    """The layout of a record (record.RecordLayout)."""
 
     ids_dtype: Literal["uint8", "uint16", "uint32", "int64_list"]
     columns: dict[str, str]

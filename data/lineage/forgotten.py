@@ -119,7 +119,7 @@ def add(root: str, ids: Collection[str], versions: Collection[str], by: str) -> 
 
     Args:
         versions: hashes of versions that have, or had, one of the ids.
-        by: who asks, for the file.
+        by: user and host, for the file.
     """
     directory = storage.join(root, DIRECTORY)
     storage.make_dirs(directory)

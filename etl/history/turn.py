@@ -1,9 +1,9 @@
-"""One commit at a time on top of a version: the part of a run that is outrun would be lost.
+"""One commit at a time on top of a version: two would lose the part of the run that is slower.
 
 Right before its commit a run creates `<data.dataset>/_turn-<version>.<n>.json`, exclusively, and
-removes it when it has committed. Only then it looks whether another version has come: who comes
-later meets the file, or the new version. The file of a run that has died stays, and the next one
-takes the next n: were it removed, two that find it dead could both go on.
+removes it when it has committed. Only then it looks for a newer version: a later run meets the
+file, or the new version. The file of a dead run stays, and the next run takes the next n: if it
+were removed, two runs that find it dead could both continue.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Files of unfinished runs: who owns them, and when they may go.
+"""Files of unfinished runs: their owners, and when they may be removed.
 
 A run writes every file under a name of its own (its token in it) into the version directory; only
 the manifest makes them part of a dataset. While it works it keeps a lease file; what belongs to no
 manifest and to no run with a live lease is swept by the next run.
 
-While storage is away no lease can be renewed, and all look expired when it is back. So a
-run renews its lease within seconds of that, and a sweep that finds one expired looks again before
-it removes anything. A run whose files were taken for a dead one's all the same finds that out right
-before it commits (`refuse_missing`).
+During an outage of storage no lease can be renewed, and all look expired after it. So a run renews
+its lease within seconds of the outage, and a sweep that meets an expired lease looks again before
+it removes anything. A run whose files were removed nevertheless detects it right before it commits
+(`refuse_missing`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEDGER = "ledger"
 BEAT_SECONDS = 60.0
 EXPIRED_SECONDS = 600.0
 _AGAIN_SECONDS = 3.0
-"""Pause between two attempts at a beat while storage is away."""
+"""Pause between two attempts at a beat during an outage of storage."""
 SECOND_LOOK_SECONDS = 10.0
 """How long a sweep gives a run whose lease has expired: storage may have been away for all."""
 _END_SECONDS = 60.0
@@ -154,8 +154,8 @@ def _process(pid: int | None = None) -> list[str] | None:
 
 
 def _alive(entry: Entry, now: float, over: Collection[str]) -> bool | None:
-    """Whether the run of a lease lives: by its process where that can be seen, else by its beat.
-    None: all that is known is that its last beat is too old."""
+    """Whether the run of a lease is alive, by its process if that is visible, else by its beat.
+    None: only the age of its last beat is known, and it is too old."""
     by_beat = True if now - entry.modified < EXPIRED_SECONDS else None
     try:
         body = storage.read_json(entry.path)
@@ -323,7 +323,7 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
 
 
 def is_live(version: str, token: str) -> bool:
-    """Whether the run lives whose lease in a version directory has this token."""
+    """Whether the run whose lease in a version directory has this token is alive."""
     try:
         entry = storage.entry(storage.join(version, f"_run-{token}.json"))
         alive = _alive(entry, _storage_time(version), ())
