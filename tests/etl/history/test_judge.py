@@ -45,7 +45,7 @@ def written(spark, tmp_path, old: list[tuple], data: DataSection) -> SimpleNames
     rows = [path for of_bucket in paths(ledger.ROWS).values() for path, _ in of_bucket]
     return SimpleNamespace(
         parent=True, part="day-1", buckets=2, secrets=None, paths=paths,
-        paths_of_rows=lambda own: [] if own else rows,
+        paths_of_rows=lambda same_part: [] if same_part else rows,
     )  # fmt: skip
 
 
