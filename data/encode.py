@@ -98,7 +98,7 @@ class Encoder:
         """Tokens around texts, and padding."""
         at = pair.type_ids.index(1) if 1 in pair.type_ids else None
         self.first_type_ends: int | None = None if at is None else pair.ids[at - 1]
-        """Of a pair the token that ends the first text: all behind it have token type 1. None:
+        """The token that ends the first text of a pair: all behind it have token type 1. None:
         all tokens have type 0, as RoBERTa's. No text can hold it (see `encode_special_tokens`)."""
         # If the text is split at blanks first, the tokens of its beginning do not depend on what
         # follows: true for BERT's chain without added tokens, which may contain blanks.
@@ -193,7 +193,7 @@ class Encoder:
         """Ids of texts or of pairs, some characters at a time.
 
         Raises:
-            ModelError: the library panicked, which is no Exception to Python.
+            ModelError: the library panicked, which is not an Exception to Python.
         """
         encoded: list[np.ndarray] = []
         for chunk in _chunks(texts):
@@ -349,7 +349,6 @@ def _from_json(data: bytes, settings: dict, source: str):
             "tokenizer.json cannot be read",
             where=source,
             got=f"{type(error).__name__}: {error}",
-            remedy="restore the file from the model's source",
         ) from None
 
 
@@ -399,7 +398,7 @@ def _from_vocab(data: bytes, settings: dict, source: str):
 
 
 def _from_merges(files: dict[str, bytes], settings: dict, source: str):
-    """As transformers' RobertaConverter makes it."""
+    """The tokenizer that transformers' RobertaConverter makes of the same files."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.models import BPE

@@ -377,14 +377,14 @@ VIT = ImageFamily(
 FAMILIES: dict[str, ModelFamily] = {
     family.model_type: family for family in (DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, VIT)
 }
-"""By model_type."""
+"""{model_type: family}"""
 
 TOKENIZERS: dict[str, TokenizerKind] = {
     family.tokenizer.algorithm: family.tokenizer
     for family in FAMILIES.values()
     if family.kind == "text"
 }
-"""By algorithm."""
+"""{algorithm: tokenizer}"""
 
 TOKENIZER_FILES: tuple[str, ...] = tuple(
     dict.fromkeys(name for kind in TOKENIZERS.values() for name in kind.files)

@@ -113,7 +113,7 @@ class ModelFamily:
     activations: tuple[str, ...]
     """The values of that key that the models support."""
     norm_epsilon: float = 0.0
-    """Of every LayerNorm, where config.json does not give it."""
+    """Epsilon of every LayerNorm if config.json does not give it."""
     epsilon_key: str = ""
     """The key of every LayerNorm's epsilon; "": it is `norm_epsilon`."""
     position_offset: int = 0
@@ -174,7 +174,7 @@ class ModelFamily:
         return self.keys.all()
 
     def epsilon(self, config: Mapping) -> float:
-        """Of every LayerNorm."""
+        """Epsilon of every LayerNorm."""
         return float(config[self.epsilon_key]) if self.epsilon_key else self.norm_epsilon
 
     def first_position(self, config: Mapping) -> int:
@@ -321,7 +321,7 @@ class ImageFamily(ModelFamily):
     class_token: str
     """Below `embeddings`, as the next one."""
     projection: str
-    """Of a patch's pixels, a convolution."""
+    """The convolution that projects a patch's pixels."""
     final_norm: str
     """Below `prefix`: behind the last layer."""
     added: tuple[str, ...] = ("image_mean", "image_std")

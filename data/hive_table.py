@@ -64,13 +64,13 @@ def replace_partition(
         f"CREATE TABLE IF NOT EXISTS {name} ({declared})"
         f" PARTITIONED BY ({', '.join(f'{key} string' for key in partition)}) STORED AS PARQUET"
     )
-    there = spark.table(table).columns
-    if there != [*columns, *partition]:
+    table_columns = spark.table(table).columns
+    if table_columns != [*columns, *partition]:
         raise DataError(
             f"the table for {what} has other columns",
             where=table,
             expected=", ".join((*columns, *partition)),
-            got=", ".join(there),
+            got=", ".join(table_columns),
             remedy="name another table; it is created if it does not exist",
         )
     literals = {key: _literal(value) for key, value in partition.items()}
@@ -82,8 +82,8 @@ def replace_partition(
     form = _format(about)
     if form is None:
         _insert(spark, frame, name, columns, f"PARTITION ({spec})")
-        own = " AND ".join(f"`{key}` = {literal}" for key, literal in literals.items())
-        check(spark.table(table).where(own))
+        condition = " AND ".join(f"`{key}` = {literal}" for key, literal in literals.items())
+        check(spark.table(table).where(condition))
         return
     if form not in _STAGED:
         raise DataError(
@@ -133,10 +133,10 @@ def _insert(spark: Any, frame: Any, name: str, columns: Mapping[str, str], parti
 # ------------------------------------------------------------------------------- the catalogue
 def _described(spark: Any, name: str) -> dict[str, str]:
     """DESCRIBE's {field: value}; of a field that comes twice the first value."""
-    found: dict[str, str] = {}
+    description: dict[str, str] = {}
     for row in spark.sql(f"DESCRIBE EXTENDED {name}").collect():
-        found.setdefault(row["col_name"], row["data_type"])
-    return found
+        description.setdefault(row["col_name"], row["data_type"])
+    return description
 
 
 def _format(about: Mapping[str, str]) -> str | None:
@@ -154,16 +154,16 @@ def _location(spark: Any, files: _HadoopFiles, table: str, partition: Mapping[st
     """The directory of a partition: as registered, else as the catalogue would create it."""
     jvm = spark.sparkContext._jvm
     catalogue = spark._jsparkSession.sharedState().externalCatalog()
-    *database, own = table.split(".")
-    name = (database[-1] if database else spark.catalog.currentDatabase(), own)
-    wanted = jvm.java.util.HashMap()
+    *database, table_name = table.split(".")
+    name = (database[-1] if database else spark.catalog.currentDatabase(), table_name)
+    values = jvm.java.util.HashMap()
     for key, value in partition.items():
-        wanted.put(key, value)
-    there = catalogue.getPartitionOption(
-        *name, jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(wanted)
+        values.put(key, value)
+    partition_entry = catalogue.getPartitionOption(
+        *name, jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(values)
     )
-    if there.isDefined():
-        return files.path(there.get().storage().locationUri().get())
+    if partition_entry.isDefined():
+        return files.path(partition_entry.get().storage().locationUri().get())
     # The catalogue's own function escapes the value.
     util = jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils
     above = files.path(catalogue.getTable(*name).storage().locationUri().get())

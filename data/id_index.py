@@ -56,17 +56,17 @@ def hash_of(row_id: bytes) -> int:
 
 def digests(row_ids: Iterable[bytes]) -> bytes:
     """The hashes of ids, 8 bytes each, in their order; of a copy also its original's."""
-    found = []
+    hashes = []
     for row_id in row_ids:
-        found.append(blake2b(row_id, digest_size=8).digest())
+        hashes.append(blake2b(row_id, digest_size=8).digest())
         if (original := _COPY.sub(b"", row_id)) != row_id:
-            found.append(blake2b(original, digest_size=8).digest())
-    return b"".join(found)
+            hashes.append(blake2b(original, digest_size=8).digest())
+    return b"".join(hashes)
 
 
-def to_bytes(found: bytes | bytearray) -> bytes:
+def to_bytes(digests: bytes | bytearray) -> bytes:
     """The file's contents, of `digests` in any order."""
-    body = np.unique(np.frombuffer(bytes(found), "<u8")).tobytes()
+    body = np.unique(np.frombuffer(bytes(digests), "<u8")).tobytes()
     head = _HEAD.pack(_MAGIC, _VERSION, google_crc32c.value(body), len(body) // 8)
     return head + body
 
@@ -84,32 +84,32 @@ def of_file(data: bytes, where: str) -> np.ndarray:
     return np.frombuffer(data, "<u8", count, _HEAD.size)
 
 
-def has(file: BinaryIO, size: int, wanted: int, where: str) -> bool:
+def has(file: BinaryIO, size: int, row_hash: int, where: str) -> bool:
     """Whether the file has a hash; reads its head and some KiB around the hash's place.
 
     Args:
         file: open to read, seekable.
         size: its bytes.
-        wanted: of `hash_of`.
+        row_hash: by `hash_of`.
     Raises:
-        DataError: it is no index of ids, or cut.
+        DataError: it is not an index of ids, or is truncated.
     """
     file.seek(0)
     count = _count(file.read(_HEAD.size), size, where)
     # The place of a value among N even ones is binomial: mean N p, variance N p (1 - p).
-    share = wanted / 2.0**64
+    share = row_hash / 2.0**64
     reach = int(_MARGIN * math.sqrt(count * share * (1.0 - share))) + 64
     low, high = max(0, int(count * share) - reach), min(count, int(count * share) + reach)
     while True:
         file.seek(_HEAD.size + 8 * low)
-        found = np.frombuffer(file.read(8 * (high - low)), "<u8")
-        if len(found) != high - low:
-            raise _bad(where, f"{high - low} hashes from {low}", f"{len(found)}")
-        before = low > 0 and (not len(found) or wanted < found[0])
-        behind = high < count and (not len(found) or wanted > found[-1])
+        hashes = np.frombuffer(file.read(8 * (high - low)), "<u8")
+        if len(hashes) != high - low:
+            raise _bad(where, f"{high - low} hashes from {low}", f"{len(hashes)}")
+        before = low > 0 and (not len(hashes) or row_hash < hashes[0])
+        behind = high < count and (not len(hashes) or row_hash > hashes[-1])
         if not (before or behind):
-            at = int(np.searchsorted(found, np.uint64(wanted)))
-            return at < len(found) and int(found[at]) == wanted
+            at = int(np.searchsorted(hashes, np.uint64(row_hash)))
+            return at < len(hashes) and int(hashes[at]) == row_hash
         # Never seen with even hashes; a file of other ones is still answered rightly.
         low, high = (0 if before else low), (count if behind else high)
 

@@ -49,7 +49,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class UnusableImage(Exception):
-    """An image that is no row: a reason of the reject table, and its detail."""
+    """An image that cannot be a row: a reason of the reject table, and its detail."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -104,7 +104,7 @@ class ImageEncoder:
                 "mode": _MODE,
             }
         )
-        """Of all that decides the stored pixels: equal hashes give equal rows."""
+        """Hash of all that decides the stored pixels: equal hashes give equal rows."""
 
     @classmethod
     def load(cls, base: str, revision: str | None = None) -> ImageEncoder:
@@ -156,7 +156,9 @@ class ImageEncoder:
         except ValueError as error:
             raise ModelError(f"{name} is not JSON", where=self.source, got=str(error)) from None
         if not isinstance(value, dict):
-            raise ModelError(f"{name} is no JSON object", where=self.source, got=repr(value)[:80])
+            raise ModelError(
+                f"{name} is not a JSON object", where=self.source, got=repr(value)[:80]
+            )
         return value
 
     def _check(self, config: Mapping, family: ImageFamily, settings: Mapping) -> None:
@@ -165,7 +167,7 @@ class ImageEncoder:
         size = settings.get("size", {"height": side, "width": side})
         if isinstance(size, int):  # as processors of before 2022 wrote it
             size = {"height": size, "width": size}
-        wanted = [
+        problems = [
             *((f"{_CONFIG}: {key}", config[key], value) for key, value in family.fixed.items()),
             (f"{_PROCESSOR}: size", size, {"height": side, "width": side}),
             *(
@@ -174,7 +176,7 @@ class ImageEncoder:
             ),
             (f"{_PROCESSOR}: do_center_crop", bool(settings.get("do_center_crop")), False),
         ]
-        wrong = [one for one in wanted if one[1] != one[2]]
+        wrong = [one for one in problems if one[1] != one[2]]
         if abs(float(settings["rescale_factor"]) * 255 - 1) > 1e-4:
             wrong.append((f"{_PROCESSOR}: rescale_factor", settings["rescale_factor"], 1 / 255))
         for key in ("image_mean", "image_std"):

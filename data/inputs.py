@@ -19,7 +19,7 @@ ENCODERS: dict[InputKind, type[Encoder] | type[ImageEncoder]] = {
     "text": Encoder,
     "image": ImageEncoder,
 }
-"""By kind."""
+"""{kind of input: its encoder}"""
 
 _made: dict[tuple[InputKind, str], AnyEncoder] = {}
 

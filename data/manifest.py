@@ -28,10 +28,10 @@ from howdah.packed_counts import MOST_PLAIN, PackedCounts
 
 SCHEMA_VERSION = 1
 APPENDED_SCHEMA_VERSION = 2
-"""Of versions whose shards may lie in the directories of versions before: older readers would not
-find them."""
+"""Schema of versions whose shards may lie in directories of earlier versions: readers of schema 1
+would not find them."""
 PACKED_SCHEMA_VERSION = 3
-"""Of versions in whose shards labels are so many that their counts are packed."""
+"""Schema of versions whose shards have more labels than MOST_PLAIN: the counts are packed."""
 _VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
 ID_INDEX = ".ids"
@@ -41,10 +41,10 @@ _HEAD = re.compile(
     rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"([^"\\]*)",'
     rb'\s*"created":\s*"([^"\\]+)"(?:,\s*"parent":\s*"([^"\\]*)")?'
 )
-"""How a manifest begins (`commit` writes the fields in this order): which version it is, when it
-was made, and from which other one."""
+"""The beginning of a manifest, in the order in which `commit` writes the fields: hash, creation
+time and parent."""
 _THREADS = 16
-"""That ask storage when versions were made: each answer is a round trip."""
+"""Threads that ask storage when versions were made: each answer is a round trip."""
 
 
 class _Frozen(BaseModel):
@@ -62,8 +62,7 @@ class TargetEntry(_Frozen):
 
 
 class _Sparse(_Frozen):
-    """Without the keys of appended versions where they are at their default: the manifests of
-    others stay as they were."""
+    """Leaves out keys of appended versions at their default: other manifests do not have them."""
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, dump: Callable[[Any], dict]) -> dict:
@@ -108,7 +107,7 @@ class ShardEntry(_Sparse):
     class_counts: ClassCounts
     """{label number as text: rows that have it}; empty for regression."""
     target: TargetEntry | None = None
-    """Of regression alone."""
+    """Sums of the targets; null unless data.task is regression."""
     length_histogram: dict[str, int]
     """{upper bound of a bin of 8 tokens as text: rows}."""
     part: str | None = None
@@ -150,7 +149,7 @@ class LedgerFile(_Sparse):
     rows: int
     part: str | None = None
     version: str | None = None
-    """As of shards."""
+    """The directory beside this version that it lies in; null: this version's own."""
 
 
 class LedgerEntry(_Frozen):
@@ -176,12 +175,12 @@ class ShardStats:
     index: bytes
     index_crc32c: int
     ids: bytes
-    """For `<name>.ids` (data/id_index.py)."""
+    """Content of `<name>.ids` (data/id_index.py)."""
 
     def entry(self, name: str) -> ShardEntry:
         """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
-        known = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
-        return ShardEntry(name=name, index_name=f"{name}.index", **known)
+        fields = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
+        return ShardEntry(name=name, index_name=f"{name}.index", **fields)
 
 
 class TokenizerEntry(_Frozen):
@@ -209,7 +208,7 @@ class ImageEntry(_Frozen):
 
 
 class RecordEntry(_Frozen):
-    """How a record is laid out (record.RecordLayout)."""
+    """The layout of a record (record.RecordLayout)."""
 
     ids_dtype: Literal["uint8", "uint16", "uint32", "int64_list"]
     columns: dict[str, str]
@@ -253,7 +252,7 @@ class DatasetManifest(_Sparse):
     quality: dict[str, Any] = {}
     """Counts: read, kept, drops by reason, clusters, capped buckets, ...; of the newest part."""
     parts: list[PartEntry] = []
-    """In the order in which they were appended first."""
+    """Parts in the order in which they were first appended."""
     ledger: LedgerEntry | None = None
     """null: nothing can be appended."""
 
@@ -327,26 +326,26 @@ _MOST_NAMED = 100
 
 
 def described(manifest: DatasetManifest) -> dict[str, Any]:
-    """Where a version's rows come from, short enough for run.json: kind and name of the source,
+    """The origin of a version's rows, short enough for run.json: kind and name of the source,
     which partitions, snapshot or watermark of it; the parts of an appended version."""
-    source, found = manifest.source, {}
-    known = ("kind", "name", "table", "snapshot", "id", "watermark", "server", "query")
-    for key in known:
+    source, description = manifest.source, {}
+    keys = ("kind", "name", "table", "snapshot", "id", "watermark", "server", "query")
+    for key in keys:
         if source.get(key) is not None:
-            found[key] = source[key]
+            description[key] = source[key]
     partitions = source.get("partitions")
     if isinstance(partitions, list):
         # a Hive table's: each with its files or, from the metastore, its own state
         names = [one[0] if isinstance(one, list | tuple) and one else one for one in partitions]
-        found["partitions"] = [str(name) for name in names[:_MOST_NAMED]]
-        found["partition_count"] = len(names)
+        description["partitions"] = [str(name) for name in names[:_MOST_NAMED]]
+        description["partition_count"] = len(names)
     files = source.get("files")
     if isinstance(files, list):
-        found["files"] = len(files)
+        description["files"] = len(files)
     if manifest.parts:
-        found["parts"] = [part.name for part in manifest.parts[-_MOST_NAMED:]]
-        found["part_count"] = len(manifest.parts)
-    return found
+        description["parts"] = [part.name for part in manifest.parts[-_MOST_NAMED:]]
+        description["part_count"] = len(manifest.parts)
+    return description
 
 
 def commit(path: str, manifest: DatasetManifest) -> None:
@@ -450,10 +449,10 @@ def _versions(children: Iterable[storage.Entry]) -> list[_Version]:
 
 
 def _head(path: str) -> _Version | None:
-    """How a version's manifest begins; None: it has none.
+    """The beginning of a version's manifest; None: there is no manifest.
 
     Raises:
-        DataError: a manifest that is none.
+        DataError: the manifest cannot be parsed.
     """
     try:
         with storage.open_read(storage.join(path, MANIFEST)) as file:
@@ -463,8 +462,8 @@ def _head(path: str) -> _Version | None:
     if head is not None:
         hash_, created, parent = (group and group.decode() for group in head.groups())
         return _Version(created, path, hash_, parent)
-    found = _load_version(path).manifest  # written by another program, or broken
-    return _Version(found.created, path, found.dataset_hash, found.parent)
+    manifest = _load_version(path).manifest  # written by another program, or broken
+    return _Version(manifest.created, path, manifest.dataset_hash, manifest.parent)
 
 
 def _load_version(path: str) -> Dataset:

@@ -44,7 +44,7 @@ def fetch(
         cache_dir: for copies of remote directories; none: `cache_root()`/models.
 
     Raises:
-        ModelError: it does not exist, is no directory, or none of the patterns matches.
+        ModelError: it does not exist, is not a directory, or none of the patterns matches.
     """
     if storage.is_local(base):
         local = storage.local_path(base)

@@ -134,13 +134,9 @@ def _int64_feature(values: Sequence[int]) -> bytes:
     return bytes_field(3, bytes_field(1, b"".join(varint(int(v)) for v in values)))
 
 
-def _float_feature(value: float) -> bytes:
-    return bytes_field(2, bytes_field(1, struct.pack("<f", value)))
-
-
 def _label_feature(label: Label) -> bytes:
     if isinstance(label, float):
-        return _float_feature(label)
+        return bytes_field(2, bytes_field(1, struct.pack("<f", label)))
     return _int64_feature(label if isinstance(label, tuple) else [label])
 
 
@@ -161,8 +157,11 @@ def encode_examples(
     """
     labels = labels_as(layout.task, labels)
     if layout.itemsize == 0:
+        name = layout.columns.input_ids
         return [
-            bytes_field(1, _head(layout, row_id, label, len(row)) + _ids_as_list(layout, row))
+            bytes_field(
+                1, _head(layout, row_id, label, len(row)) + _entry(name, _int64_feature(row))
+            )
             for row, label, row_id in zip(input_ids, labels, ids, strict=True)
         ]
     # All other bytes of a record depend only on (key's length, label, length): _template builds
@@ -187,11 +186,6 @@ def _head(layout: RecordLayout, row_id: bytes, label: Label, length: int) -> byt
             _entry(names.length, _int64_feature([length])) if names.length else b"",
         )
     )
-
-
-def _ids_as_list(layout: RecordLayout, row: np.ndarray) -> bytes:
-    """The ids' map entry as an int64_list."""
-    return _entry(layout.columns.input_ids, _int64_feature(row))
 
 
 @lru_cache(maxsize=1 << 16, typed=True)
@@ -304,10 +298,10 @@ _KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
 
 
 def _feature(features: dict, name: str, kind: int) -> bytes:
-    found = features.get(name)
-    if found is None or found[0] != kind:
+    feature = features.get(name)
+    if feature is None or feature[0] != kind:
         raise _Missing(name, _KINDS[kind], list(features))
-    return found[1]
+    return feature[1]
 
 
 def _one_int(features: dict, name: str) -> int:
@@ -336,9 +330,9 @@ def _one_bytes(data: bytes) -> bytes:
 
 def _ids_of(features: dict, layout: RecordLayout) -> np.ndarray:
     name = layout.columns.input_ids
-    found = features.get(name)
-    if found is not None and found[0] == 1 and layout.itemsize:
-        data = _one_bytes(found[1])
+    feature = features.get(name)
+    if feature is not None and feature[0] == 1 and layout.itemsize:
+        data = _one_bytes(feature[1])
         return np.frombuffer(data, dtype=np.dtype(layout.ids_dtype).newbyteorder("<"))
     return np.array(_int64s(_feature(features, name, 3)), dtype=np.int64)
 
@@ -387,9 +381,9 @@ def read_frames(data: bytes | BinaryIO, name: str) -> Iterator[tuple[int, bytes]
             raise _bad(name, at, "altered", "a header whose CRC fits", "another CRC")
         length = struct.unpack("<Q", header[:8])[0]
         rest = file.read(length + FOOTER_BYTES)
-        size, found = HEADER_BYTES + length + FOOTER_BYTES, HEADER_BYTES + len(rest)
-        if found < size:
-            raise _bad(name, at, "truncated", f"{size} bytes of record", f"{found}")
+        size, got = HEADER_BYTES + length + FOOTER_BYTES, HEADER_BYTES + len(rest)
+        if got < size:
+            raise _bad(name, at, "truncated", f"{size} bytes of record", f"{got}")
         payload = rest[:length]
         if struct.unpack("<I", rest[length:])[0] != masked_crc(payload):
             raise _bad(name, at, "altered", "a payload whose CRC fits", "another CRC")
@@ -456,12 +450,8 @@ class ShardWriter:
             self._lengths.extend([self._layout.image_tokens] * len(input_ids))
         self._labels.extend(labels)
         self._id_hashes += id_index.digests(ids)
-        self._emit(b"".join(frames))
-
-    def _emit(self, data: bytes) -> None:
-        if self._zip is not None:
-            data = self._zip.compress(data)
-        self._put(data)
+        data = b"".join(frames)
+        self._put(data if self._zip is None else self._zip.compress(data))
 
     def _put(self, data: bytes) -> None:
         self._crc = google_crc32c.extend(self._crc, data)

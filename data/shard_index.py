@@ -25,7 +25,7 @@ from howdah.errors import DataError
 MAGIC = b"HOWDAHIX"
 _ONE, _MANY, _REAL = 1, 2, 3
 _LABELS = {_ONE: "<i4", _MANY: "<i4", _REAL: "<f4"}
-"""By version: the type of labels."""
+"""{version of the index: type of its labels}"""
 _HISTOGRAM_BIN = 8
 _HEAD = struct.Struct("<8sIIQ")
 
@@ -39,7 +39,7 @@ class ShardIndex:
     lengths: np.ndarray
     labels: np.ndarray
     starts: np.ndarray | None = None
-    """Where each row's labels begin; None: a row has one."""
+    """Position of each row's first label; None: every row has one label."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -86,9 +86,9 @@ class ShardIndex:
             raise _bad(name, f"{size} bytes for {rows} rows", f"{len(data)} bytes")
         if check:
             # A copy, since google_crc32c takes only bytes.
-            found = google_crc32c.value(bytes(data[_HEAD.size - 8 :]))
-            if found != crc:
-                raise _bad(name, f"CRC-32C {crc:08x}", f"{found:08x}")
+            actual = google_crc32c.value(bytes(data[_HEAD.size - 8 :]))
+            if actual != crc:
+                raise _bad(name, f"CRC-32C {crc:08x}", f"{actual:08x}")
         lengths = np.frombuffer(data, "<i4", rows, before - 4 * rows)
         labels = np.frombuffer(data, _LABELS[version], (size - before) // 4, before)
         return cls(offsets=offsets, lengths=lengths, labels=labels, starts=starts)

@@ -70,12 +70,12 @@ def label_set(text: str, separator: str) -> list[str] | None:
     """
     if text.lstrip().startswith("["):
         try:
-            given = json.loads(text)
+            parsed = json.loads(text)
         except ValueError:
             return None
-        if any(isinstance(one, bool) or not isinstance(one, str | int) for one in given):
+        if any(isinstance(one, bool) or not isinstance(one, str | int) for one in parsed):
             return None
-        names = {label_name(str(one)) for one in given}
+        names = {label_name(str(one)) for one in parsed}
         return None if "" in names else sorted(names)
     return sorted({label_name(name) for name in text.split(separator)} - {""}) or None
 
@@ -112,7 +112,7 @@ def labels_as(task: Task, labels: Iterable) -> list[Label]:
 def summary(
     task: Task, labels: list
 ) -> tuple[np.ndarray, np.ndarray | None, Counter[int], TargetEntry | None]:
-    """Of a shard's rows: (the index's labels and starts, rows of each label, sums of targets)."""
+    """(labels and starts for the index, rows of each label, sums of targets) of a shard's rows."""
     if task == "regression":
         values = np.array(labels, np.float32)
         exact = values.astype(np.float64)

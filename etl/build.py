@@ -1,4 +1,4 @@
-"""From a source to encoded rows with their splits, and all that is counted on the way."""
+"""Turns a source into encoded rows with their splits, and counts what happens on the way."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DRIVER_EDGES = 2_000_000
 of the 4 GB that it has by default. More pairs are contracted on the executors first, with the same
 result."""
 _MANY_ROWS = 100_000
-"""From so many rows on a job is worth it that lets go of rows which are kept twice."""
+"""Number of rows from which on an extra job to unpersist rows cached twice pays off."""
 
 
 @dataclass(kw_only=True)
@@ -118,7 +118,7 @@ def from_text(
     if read >= _MANY_ROWS and judging is None:  # which reads the gate's rows again
         stays = rejects = rejects.persist()
         judged = partial(_let_go, gated, rejects, kept)
-    found = dedup.deduplicate(
+    deduplicated = dedup.deduplicate(
         passed,
         data.dedup,
         scratch,
@@ -130,7 +130,7 @@ def from_text(
         judged=judged,
         gone=None if judging is None else judging.gone,
     )
-    rows, joined = found.rows, None
+    rows, joined = deduplicated.rows, None
     if data.split.group:
         joined = units.of_groups(rows, scratch, kept, driver_edges=DRIVER_EDGES, progress=progress)
         rows = joined.rows
@@ -146,18 +146,18 @@ def from_text(
     counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
     quality = counting.judged(read, counts, data, progress)
     quality["near_duplicates"] = {
-        "clusters": found.near_clusters,
-        "largest_cluster": found.largest_cluster,
-        "capped_buckets": found.capped_buckets,
-        "capped_entries": found.capped_entries,
-        "largest_group": found.largest_group,
-        "noisy_clusters": found.noisy_clusters,
-        "noisy_texts": found.noisy_texts,
+        "clusters": deduplicated.near_clusters,
+        "largest_cluster": deduplicated.largest_cluster,
+        "capped_buckets": deduplicated.capped_buckets,
+        "capped_entries": deduplicated.capped_entries,
+        "largest_group": deduplicated.largest_group,
+        "noisy_clusters": deduplicated.noisy_clusters,
+        "noisy_texts": deduplicated.noisy_texts,
         **({} if judging is None else judging.capped(progress)),
         **data.dedup.model_dump(),
     }
     _split_quality(quality, data, official, joined, final, progress)
-    _warn_capped(found, data, progress)
+    _warn_capped(deduplicated, data, progress)
     if strays is not None:
         quality["csv"] = _csv_quality(data, lines, strays, progress)
     if alike := labels.similar(names):
@@ -203,27 +203,27 @@ def _split_quality(
     progress: Callable[[str], None],
 ) -> None:
     """Add what the data says of the splits, and how far groups are joined."""
-    found = {} if official is None else official.as_quality()
+    result = {} if official is None else official.as_quality()
     if official is not None:
-        given = ", ".join(f"{name} {count:,}" for name, count in official.rows.items())
-        progress(f"splits given by the data: {given} rows")
+        counts = ", ".join(f"{name} {count:,}" for name, count in official.rows.items())
+        progress(f"splits given by the data: {counts} rows")
         copies = quality["drops"].get("held_out_copy", 0)
         if copies:
             progress(f"{copies:,} rows are left out: copies of rows of test or validation")
     if joined is not None:
-        found["groups"] = {"joined": joined.joined, "largest": joined.largest}
+        result["groups"] = {"joined": joined.joined, "largest": joined.largest}
         if joined.without:
-            found["groups"]["without"] = joined.without
+            result["groups"]["without"] = joined.without
             names = ", ".join(data.split.group)
             progress(f"{joined.without:,} rows have no value in data.split.group ({names})")
         if official is not None:
             names = final.where(F.col("reason").isNull()).groupBy("group")
             both = names.agg((F.min("split") != F.max("split")).alias("both")).where("both")
-            found["groups"]["in_several_splits"] = both.count()
-            if both := found["groups"]["in_several_splits"]:
+            result["groups"]["in_several_splits"] = both.count()
+            if both := result["groups"]["in_several_splits"]:
                 progress(f"{both:,} groups have rows in several of the splits that the data gives")
-    if found:
-        quality["split"] = found
+    if result:
+        quality["split"] = result
 
 
 def from_images(
@@ -270,7 +270,7 @@ def from_images(
     names = _labels_at_gate(at_gate, source, data, progress)
     # What is alike in looks but not in its pixels is not looked for: data.dedup.near is for texts.
     exact = data.dedup.model_copy(update={"near": False})
-    found = dedup.deduplicate(
+    deduplicated = dedup.deduplicate(
         gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
         exact,
         scratch,
@@ -278,7 +278,7 @@ def from_images(
         driver_edges=DRIVER_EDGES,
         progress=progress,
     )
-    final = split.assign(found.rows, data.split, None, kept).persist()
+    final = split.assign(deduplicated.rows, data.split, None, kept).persist()
     kept.append(final)
     quality = counting.judged(read, at_gate + counting.by(final, "reason", "label"), data, progress)
     rejected = _rejected(gated.where(F.col("reason").isNotNull()), final)
@@ -304,7 +304,7 @@ def from_images(
 
 
 def _let_go(gated: DataFrame, rejects: DataFrame, kept: list[DataFrame]) -> None:
-    """Of the gate's rows keep the rejected ones alone: the others are kept by what comes next."""
+    """Keep only the gate's rejected rows cached: the next step caches the others."""
     rejects.count()
     kept.append(rejects)
     gated.unpersist()
@@ -407,15 +407,15 @@ def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> Non
 
 
 def _warn_capped(
-    found: dedup.Deduplicated, data: DataSection, progress: Callable[[str], None]
+    deduplicated: dedup.Deduplicated, data: DataSection, progress: Callable[[str], None]
 ) -> None:
-    if found.capped_entries:
+    if deduplicated.capped_entries:
         progress(
-            f"{found.capped_buckets:,} buckets of near duplicates are larger than"
+            f"{deduplicated.capped_buckets:,} buckets of near duplicates are larger than"
             f" {near.MAX_BUCKET_SIZE:,} texts:"
-            f" {found.capped_entries:,} entries were not all compared with one another; those of a"
-            " bucket go to the same"
-            f" split (the largest group that does has {found.largest_group:,} texts)"
+            f" {deduplicated.capped_entries:,} entries were not all compared with one another;"
+            " those of a bucket go to the same"
+            f" split (the largest group that does has {deduplicated.largest_group:,} texts)"
         )
 
 

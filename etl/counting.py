@@ -43,14 +43,14 @@ def labels_of(rows: DataFrame, data: DataSection) -> Counter[str]:
     """{label: rows that have it} of rows whose labels are sets.
 
     Raises:
-        DataError: so many that the column can be none of labels; they are not collected.
+        DataError: too many for a column of labels; they are not collected.
     """
     each = each_label(rows)
-    found = each.groupBy("label").count().limit(labels.MOST_LABELS + 1).collect()
-    if len(found) > labels.MOST_LABELS:
+    counts = each.groupBy("label").count().limit(labels.MOST_LABELS + 1).collect()
+    if len(counts) > labels.MOST_LABELS:
         count, *examples = _spread(each)
-        labels.refuse_too_many(data, max(count, len(found)), *examples)
-    return Counter({row["label"]: row["count"] for row in found})
+        labels.refuse_too_many(data, max(count, len(counts)), *examples)
+    return Counter({row["label"]: row["count"] for row in counts})
 
 
 def _spread(rows: DataFrame) -> tuple[int, str | None, str | None]:
@@ -71,23 +71,23 @@ def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[in
     Args:
         gated: reason, label, id; of texts also `breaks`.
     Raises:
-        DataError: so many labels that the column can be none of labels; they are not collected.
+        DataError: too many for a column of labels; they are not collected.
     """
     gated = of_task(gated, data.task)
     if "breaks" not in gated.columns:
         gated = gated.withColumn("breaks", F.lit(0))
-    found = gated.groupBy("reason", "label").agg(
+    totals = gated.groupBy("reason", "label").agg(
         F.count("*").alias("count"),
         F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
         F.max("breaks").alias("most"),
         F.max_by("id", F.struct("breaks", "id")).alias("worst"),
     )
-    rows = found.limit(_MOST_COUNTED + 1).collect()
+    rows = totals.limit(_MOST_COUNTED + 1).collect()
     if len(rows) > _MOST_COUNTED:
         labels.refuse_too_many(data, *_spread(gated.where(F.col("reason").isNull())))
         # The labels of rejected rows are of use only where they are frequent.
         frequent = (
-            found.where(F.col("reason").isNotNull())
+            totals.where(F.col("reason").isNotNull())
             .orderBy(F.desc("count"), "reason", "label")
             .limit(labels.MOST_LABELS)
             .select(
@@ -97,7 +97,7 @@ def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[in
         same = F.col("reason").eqNullSafe(F.col("r")) & F.col("label").eqNullSafe(F.col("l"))
         shown = F.col("reason").isNull() | F.col("often").isNotNull()
         rows = (
-            found.join(F.broadcast(frequent), same, "left")
+            totals.join(F.broadcast(frequent), same, "left")
             .groupBy("reason", F.when(shown, F.col("label")).alias("label"))
             .agg(
                 F.sum("count").alias("count"),
@@ -208,9 +208,7 @@ def refuse_empty(read: int, source: Source) -> None:
         raise DataError(
             "the source is empty",
             where=source.name,
-            expected="at least one row",
-            got="0 rows",
-            remedy="check data.source; with data.csv.header the first line is no row",
+            remedy="check data.source; with data.csv.header the first line is not a row",
         )
 
 

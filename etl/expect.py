@@ -1,4 +1,4 @@
-"""What a new version must have to be committed: `data.expect`, judged by manifests alone."""
+"""`data.expect`: conditions for committing a new version, judged by manifests alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """One expectation and what was found."""
+    """One expectation and the measured value."""
 
     key: str
     """Below `data.expect`."""
@@ -37,17 +37,17 @@ def judge(
         manifest: of the version to judge.
         parent: the version before, for `max_shift`; None: there is none.
     """
-    found: list[Expectation] = []
+    expectations: list[Expectation] = []
     labels = label_counts(manifest)
     if options.min_rows is not None:
         rows = sum(map(manifest.rows, manifest.splits))
-        found.append(_least("min_rows", options.min_rows, rows, "in all splits"))
+        expectations.append(_least("min_rows", options.min_rows, rows, "in all splits"))
     if options.min_rows_per_class is not None:
         label = min(labels, key=lambda name: (labels[name], name))
         few = [name for name in labels if labels[name] < options.min_rows_per_class]
         named = ", ".join(f"{name} {labels[name]:,}" for name in few[:_WORST] or [label])
         more = f" and {len(few) - _WORST:,} more" if len(few) > _WORST else ""
-        found.append(
+        expectations.append(
             _least("min_rows_per_class", options.min_rows_per_class, labels[label], named + more)
         )
     if options.max_duplicates is not None:
@@ -55,19 +55,19 @@ def judge(
         read = manifest.quality.get("read", 0)
         share = sum(drops.get(reason, 0) for reason in DUPLICATES) / max(1, read)
         named = ", ".join(f"{drops[reason]:,} {reason}" for reason in DUPLICATES if reason in drops)
-        said = f"of {read:,} rows: {named or 'none'}"
-        found.append(_most("max_duplicates", options.max_duplicates, share, said))
-    found += _shifts(manifest, options, parent)
-    return found
+        detail = f"of {read:,} rows: {named or 'none'}"
+        expectations.append(_most("max_duplicates", options.max_duplicates, share, detail))
+    expectations += _shifts(manifest, options, parent)
+    return expectations
 
 
-def refuse(found: list[Expectation], where: str) -> None:
+def refuse(expectations: list[Expectation], where: str) -> None:
     """Raise if one is not met.
 
     Raises:
         ExpectationsFailed: with the figures of each that is not.
     """
-    missed = [one for one in found if not one.met]
+    missed = [one for one in expectations if not one.met]
     if missed:
         raise ExpectationsFailed(
             "the dataset version is not what data.expect asks for",
@@ -86,20 +86,20 @@ def refuse(found: list[Expectation], where: str) -> None:
         )
 
 
-def as_quality(found: list[Expectation], parent: Dataset | None) -> dict:
-    """For the manifest and the report."""
+def as_quality(expectations: list[Expectation], parent: Dataset | None) -> dict:
+    """The expectations as the manifest and the report show them."""
     before = None if parent is None else parent.manifest.dataset_hash
-    return {"parent": before, "found": [asdict(one) for one in found]}
+    return {"parent": before, "found": [asdict(one) for one in expectations]}
 
 
 def _shifts(
     manifest: DatasetManifest, options: ExpectOptions, parent: Dataset | None
 ) -> list[Expectation]:
-    found = []
+    expectations = []
     before = None if parent is None else parent.manifest
     bound = options.max_shift
     if bound is None:
-        return found
+        return expectations
     for name, counts in (("labels", label_counts), ("length", lengths), ("rejects", fates)):
         if name == "labels" and manifest.task == "regression":
             continue
@@ -111,12 +111,12 @@ def _shifts(
         elif name == "length" and before.max_length != manifest.max_length:
             why = f"version {before.dataset_hash} has data.max_length {before.max_length}"
         if why is not None:
-            found.append(Expectation(key=key, bound=bound, found=None, met=True, detail=why))
+            expectations.append(Expectation(key=key, bound=bound, found=None, met=True, detail=why))
             continue
         old, new = counts(before), counts(manifest)
-        said = f"against version {before.dataset_hash}: {_moved(old, new)}"
-        found.append(_most(key, bound, total_variation(old, new), said))
-    return found
+        detail = f"against version {before.dataset_hash}: {_moved(old, new)}"
+        expectations.append(_most(key, bound, total_variation(old, new), detail))
+    return expectations
 
 
 def total_variation(a: Mapping[str, int], b: Mapping[str, int]) -> float:
@@ -166,13 +166,13 @@ def _moved(a: Mapping[str, int], b: Mapping[str, int]) -> str:
     return ", ".join(f"{key} {p.get(key, 0):.1%} -> {q.get(key, 0):.1%}" for key in order[:_WORST])
 
 
-def _least(key: str, bound: float, found: float, detail: str) -> Expectation:
-    return Expectation(key=key, bound=bound, found=found, met=found >= bound, detail=detail)
+def _least(key: str, bound: float, value: float, detail: str) -> Expectation:
+    return Expectation(key=key, bound=bound, found=value, met=value >= bound, detail=detail)
 
 
-def _most(key: str, bound: float, found: float, detail: str) -> Expectation:
-    found = round(found, 6)
-    return Expectation(key=key, bound=bound, found=found, met=found <= bound, detail=detail)
+def _most(key: str, bound: float, value: float, detail: str) -> Expectation:
+    value = round(value, 6)
+    return Expectation(key=key, bound=bound, found=value, met=value <= bound, detail=detail)
 
 
 def _number(value: float) -> str:

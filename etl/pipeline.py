@@ -77,7 +77,7 @@ _NOT_HASHED = frozenset(
     {
         # Where the data goes, by which name it was asked for and how Spark runs change no byte.
         "source", "dataset", "spark",
-        # What is read of a table or query is in the source's identity.
+        # The source's identity covers what is read of a table or query.
         "partitions", "query_file", "rejects_table", "as_of", "jdbc",
         # What a version must have is judged when it is made.
         "expect",
@@ -245,15 +245,17 @@ def lacks_rejects(config: Config, manifest: DatasetManifest) -> bool:
 
 
 def _copy_rejects(
-    spark: SparkSession, config: Config, there: EtlResult, progress: Progress
+    spark: SparkSession, config: Config, unchanged: EtlResult, progress: Progress
 ) -> None:
     """Write the rejected rows of a version that is there into the table that it was made without.
 
     Of an appended version: those of its newest part.
     """
-    table, files = config.data.rejects_table, there.manifest.quality.get("reject_files", [])
-    hive_write.write_rejects(spark, table, there.hash, there.path, files)
-    progress(f"rejected rows are in {table}, dataset={there.hash}: the version was made without it")
+    table, files = config.data.rejects_table, unchanged.manifest.quality.get("reject_files", [])
+    hive_write.write_rejects(spark, table, unchanged.hash, unchanged.path, files)
+    progress(
+        f"rejected rows are in {table}, dataset={unchanged.hash}: the version was made without it"
+    )
 
 
 def dataset_hash(
@@ -313,9 +315,9 @@ def _unchanged(
     if not storage.exists(storage.join(version, MANIFEST)):
         return None
     progress(f"unchanged: {version}")
-    found = committed(version, unchanged=True)
-    expectations(config, found.manifest, progress)  # other ones may have been asked of it
-    return found
+    result = committed(version, unchanged=True)
+    expectations(config, result.manifest, progress)  # other ones may have been asked of it
+    return result
 
 
 def committed(version: str, *, unchanged: bool) -> EtlResult:
@@ -334,7 +336,7 @@ def _sweep(dataset: str, token: str | None, progress: Progress) -> None:
     try:
         swept = sweep(dataset, token)
     except StorageError as error:
-        progress(f"left-overs of earlier runs could not be removed: {error.what} ({error.where})")
+        progress(f"leftovers of earlier runs could not be removed: {error.what} ({error.where})")
         return
     if swept:
         progress(f"removed {len(swept)} files that unfinished runs left")

@@ -75,17 +75,17 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
 
 def _target(shards: list[ShardEntry]) -> dict | None:
     """Mean, deviation and bounds of a split's targets."""
-    found = [shard.target for shard in shards if shard.target is not None]
-    if not found:
+    targets = [shard.target for shard in shards if shard.target is not None]
+    if not targets:
         return None
     rows = sum(shard.rows for shard in shards)
-    mean = sum(one.total for one in found) / rows
-    variance = sum(one.squares for one in found) / rows - mean * mean
+    mean = sum(one.total for one in targets) / rows
+    variance = sum(one.squares for one in targets) / rows - mean * mean
     return {
         "mean": round(mean, 6),
         "deviation": round(max(0.0, variance) ** 0.5, 6),
-        "least": min(one.least for one in found),
-        "most": max(one.most for one in found),
+        "least": min(one.least for one in targets),
+        "most": max(one.most for one in targets),
     }
 
 

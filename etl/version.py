@@ -78,7 +78,7 @@ class Task:
 
     @property
     def layout(self) -> RecordLayout:
-        """How rows are stored."""
+        """The layout of the records."""
         if isinstance(self.encoder, ImageEncoder):
             return RecordLayout(
                 ids_dtype="uint8",
@@ -185,12 +185,12 @@ def expectations(
     if options.max_shift is not None:
         before = version_before(config.data.dataset, manifest)
         parent = before if past is None else past.parent
-    found = expect.judge(manifest, options, parent)
-    for one in found:
+    expected = expect.judge(manifest, options, parent)
+    for one in expected:
         if one.found is None:
             progress(f"data.expect.{one.key} is not judged: {one.detail}")
-    expect.refuse(found, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
-    return expect.as_quality(found, parent)
+    expect.refuse(expected, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
+    return expect.as_quality(expected, parent)
 
 
 def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) -> None:
@@ -220,12 +220,12 @@ def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) 
 
 def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
     """Rows from the source, encoded and split."""
-    given = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
+    arguments = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
     if task.source.kind == "tfrecord":
-        return build.from_records(*given, gone=task.gone)
+        return build.from_records(*arguments, gone=task.gone)
     if task.config.data.kind == "image":
-        return build.from_images(*given, scratch=scratch, gone=task.gone)
-    return build.from_text(*given, scratch=scratch, past=task.past, gone=task.gone)
+        return build.from_images(*arguments, scratch=scratch, gone=task.gone)
+    return build.from_text(*arguments, scratch=scratch, past=task.past, gone=task.gone)
 
 
 def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
@@ -318,11 +318,11 @@ def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -
         task.progress("no training rows for " + ", ".join(missing))
     if task.past is not None and task.past.parent is not None:
         return  # a day may be too small to have rows in each, and frozen splits get none
-    wanted = task.config.data.split
-    for name, size in ((VALIDATION, wanted.validation), (TEST, wanted.tested)):
+    options = task.config.data.split
+    for name, size in ((VALIDATION, options.validation), (TEST, options.tested)):
         if size and name not in splits:
-            said = f"{size:.0%}" if size < 1 else f"{size:,} rows"
-            task.progress(f"the {name} split is empty: too few rows for {said}")
+            shown = f"{size:.0%}" if size < 1 else f"{size:,} rows"
+            task.progress(f"the {name} split is empty: too few rows for {shown}")
 
 
 def _manifest(
@@ -406,7 +406,6 @@ def _refuse_empty_train(table: Table, built: Built) -> None:
     if not any(name == TRAIN for name, _ in table):
         raise DataError(
             "no row is left for training",
-            expected="at least one row in the train split",
             got=f"{built.quality['kept']} rows kept of {built.quality['read']}",
             remedy="give more rows, or lower data.split.validation and data.split.test",
         )

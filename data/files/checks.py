@@ -39,7 +39,7 @@ class Wanted:
 def check(
     files: Mapping[str, Entry],
     form: str,
-    wanted: Sequence[Wanted],
+    columns: Sequence[Wanted],
     options: CsvOptions,
     *,
     source: str,
@@ -65,10 +65,10 @@ def check(
     paths = {path: directories(path, root) for path in looked_at}
     looked = _Looked(source=source, remedy=remedy, options=options, paths=paths)
     if form == "csv":
-        return _csv(looked, wanted)
+        return _csv(looked, columns)
     if form == "jsonl":
-        return _json(looked, wanted)
-    return _columnar(looked, form, [files[path] for path in looked_at], wanted)
+        return _json(looked, columns)
+    return _columnar(looked, form, [files[path] for path in looked_at], columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,9 @@ class _Looked:
 
 def no_column(name: str, names: Sequence[str], *, where: str, remedy: str) -> DataError:
     """The error for a column that is not there. Names with blanks around them are quoted."""
-    shown = [repr(own) if own != own.strip() or not own else own for own in map(str, names)]
-    near = difflib.get_close_matches(name, [str(own) for own in names], n=1, cutoff=0.5)
+    names = [str(one) for one in names]
+    shown = [repr(one) if one != one.strip() or not one else one for one in names]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return DataError(
         f"the source has no column {name!r}",
         where=where,
@@ -124,20 +125,20 @@ def no_column(name: str, names: Sequence[str], *, where: str, remedy: str) -> Da
 
 
 # -------------------------------------------------------------------------------------------- CSV
-def _csv(checked: _Looked, wanted: Sequence[Wanted]) -> Checked:
+def _csv(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
     options, paths = checked.options, checked.paths
     headers = of_each(list(paths), lambda path: csv_names(path, options))
-    having: dict[str, dict[str, bool]] = {one.name: {} for one in wanted}
+    having: dict[str, dict[str, bool]] = {one.name: {} for one in columns}
     for path, names in zip(paths, headers, strict=True):
         if not names:
             continue  # an empty file
-        indices = positions(names, [one.name for one in wanted], path)
-        for one, at in zip(wanted, indices, strict=True):
+        indices = positions(names, [one.name for one in columns], path)
+        for one, at in zip(columns, indices, strict=True):
             has = at is not None or one.name in paths[path]
             having[one.name][path] = has
             if one.required and not has:
                 raise checked.missing(one, path, names, _hint(path, names, options))
-    for one in wanted:
+    for one in columns:
         checked.alike(one, having[one.name])
     return Checked(missing=frozenset(name for name, has in having.items() if False in has.values()))
 
@@ -156,20 +157,22 @@ def _hint(path: str, names: Sequence[str], options: CsvOptions) -> str:
 
 
 # ------------------------------------------------------------------------------------------- JSON
-def _json(checked: _Looked, wanted: Sequence[Wanted]) -> Checked:
-    names = [one.name for one in wanted]
+def _json(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
+    names = [one.name for one in columns]
     paths = list(checked.paths)
     kinds_by_file = of_each(paths, lambda path: json_rows.kinds(path, names, _FIRST_RECORDS))
-    kinds = {path: own for path, own in zip(paths, kinds_by_file, strict=True) if own is not None}
+    by_path = zip(paths, kinds_by_file, strict=True)
+    kinds = {path: of_file for path, of_file in by_path if of_file is not None}
     missing = set()
-    for one in wanted:
-        name, seen = one.name, {path: own.get(one.name) for path, own in kinds.items()}
+    for one in columns:
+        name = one.name
+        seen = {path: of_file.get(name) for path, of_file in kinds.items()}
         if one.text:
             lacking = [
-                path for path in seen if seen[path] is None and not _given(checked, path, name)
+                path for path in seen if seen[path] is None and not _in_path(checked, path, name)
             ]
         else:
-            anywhere = any(kind or _given(checked, path, name) for path, kind in seen.items())
+            anywhere = any(kind or _in_path(checked, path, name) for path, kind in seen.items())
             lacking = [] if anywhere or not one.required else list(seen)
         for path in lacking:  # it may come late in the file
             seen[path] = (json_rows.kinds(path, [name], None) or {}).get(name)
@@ -182,12 +185,12 @@ def _json(checked: _Looked, wanted: Sequence[Wanted]) -> Checked:
         if values & refused and not values - refused - {"null"}:
             path = next(path for path, kind in seen.items() if kind in refused)
             raise _wrong_type(one, path, "texts, numbers or truth values", str(seen[path]))
-        if kinds and not values and not any(_given(checked, path, name) for path in seen):
+        if kinds and not values and not any(_in_path(checked, path, name) for path in seen):
             missing.add(name)
     return Checked(missing=frozenset(missing))
 
 
-def _given(checked: _Looked, path: str, name: str) -> bool:
+def _in_path(checked: _Looked, path: str, name: str) -> bool:
     return name in checked.paths[path]
 
 
@@ -210,11 +213,11 @@ def _wrong_type(one: Wanted, path: str, expected: str, got: str) -> DataError:
 
 # ------------------------------------------------------------------------------ Parquet, ORC, Avro
 def _columnar(
-    checked: _Looked, form: Any, entries: Sequence[Entry], wanted: Sequence[Wanted]
+    checked: _Looked, form: Any, entries: Sequence[Entry], columns: Sequence[Wanted]
 ) -> Checked:
-    types = footers.check_alike(entries, form, [(one.where, one.name) for one in wanted])
+    types = footers.check_alike(entries, form, [(one.where, one.name) for one in columns])
     missing = set()
-    for one, kind in zip(wanted, types, strict=True):
+    for one, kind in zip(columns, types, strict=True):
         path = entries[0].path if entries else checked.source
         in_directory = bool(entries) and one.name in checked.paths[path]
         if kind is None and one.required and not in_directory and entries:
@@ -227,7 +230,7 @@ def _columnar(
             missing.add(one.name)
     return Checked(
         missing=frozenset(missing),
-        types={one.name: kind for one, kind in zip(wanted, types, strict=True)},
+        types={one.name: kind for one, kind in zip(columns, types, strict=True)},
     )
 
 

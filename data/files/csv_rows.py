@@ -58,7 +58,8 @@ def records(
 def first(lines: Iterable[str], options: CsvOptions, delimiter: str) -> Fields:
     """The first record of a file's first lines; empty where they have none."""
     if options.multiline and options.quote:
-        return next((found[0] for _, _, found in _groups(lines, options, delimiter) if found), [])
+        records = (record for _, _, record in _groups(lines, options, delimiter) if record)
+        return next(records, [[]])[0]
     return next((fields for _, fields in by_line(lines, options, delimiter)), [])
 
 

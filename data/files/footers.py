@@ -25,14 +25,16 @@ Kind = Literal["parquet", "orc", "avro"]
 _NAMES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
 
 
-def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, str]]) -> list[Any]:
-    """Refuse Parquet, ORC or Avro files that do not have the wanted columns in one type each.
+def check_alike(
+    files: Sequence[Entry], kind: Kind, columns: Sequence[tuple[str, str]]
+) -> list[Any]:
+    """Refuse Parquet, ORC or Avro files that do not have the wanted columns with one type each.
 
     A column that no file has is not refused here: it may be a partition directory's. Of more than
     1,000 files every n-th is read.
 
     Args:
-        wanted: (what names the column, for messages; its name).
+        columns: (what names the column, for messages; its name).
     Returns:
         for each wanted column its type (of pyarrow), or None where no file has it.
     Raises:
@@ -42,11 +44,11 @@ def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, 
 
     read = files[:: -(-len(files) // _MOST_FOOTERS) or 1]
     schemas: list[Any] = of_each(read, lambda entry: schema(entry.path, kind))
-    found = []
-    for where, name in wanted:
+    types = []
+    for where, name in columns:
         kinds: dict[Any, Entry] = {}
-        for entry, own in zip(read, schemas, strict=True):
-            kinds.setdefault(_plain(type_of(own, name), pa), entry)
+        for entry, file_schema in zip(read, schemas, strict=True):
+            kinds.setdefault(_plain(type_of(file_schema, name), pa), entry)
         if len(kinds) > 1:
             (first, file), (other, different), *_ = kinds.items()
             raise DataError(
@@ -56,8 +58,8 @@ def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, 
                 got=str(other) if other else f"columns {_shown(schemas[read.index(different)])}",
                 remedy="give files of one kind, or name them by a narrower pattern",
             )
-        found.append(next(iter(kinds), None))
-    return found
+        types.append(next(iter(kinds), None))
+    return types
 
 
 def is_text(kind: Any) -> bool:
@@ -67,16 +69,16 @@ def is_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_null(kind)
 
 
-def _shown(own: Any) -> str:
-    names = ", ".join(own.names[:20])
-    return names if len(own.names) <= 20 else f"{names}, ..."
+def _shown(file_schema: Any) -> str:
+    names = ", ".join(file_schema.names[:20])
+    return names if len(file_schema.names) <= 20 else f"{names}, ..."
 
 
 def schema(path: str, kind: Kind) -> Any:
     """A file's columns, as a pyarrow schema.
 
     Raises:
-        DataError: it is no such file.
+        DataError: it is not a file of this kind.
     """
     import pyarrow as pa
 
@@ -115,17 +117,17 @@ def _without_int96(file: Any) -> Any:
 
 @contextlib.contextmanager
 def readable(path: str, kind: Kind) -> Iterator[None]:
-    """Raise DataError for what is said of a file inside that is no such file, or is damaged."""
+    """Raise DataError if the file is damaged or not of this kind."""
     import pyarrow as pa
 
     try:
         yield
     except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
-        said = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise DataError(
-            f"a file of the source is no {_NAMES[kind]} file",
+            f"a file of the source is not a {_NAMES[kind]} file",
             where=path,
-            got=said.splitlines()[0][:200],
+            got=reason.splitlines()[0][:200],
             remedy="remove it, name the files by a narrower pattern, or set data.format",
         ) from None
 
@@ -141,15 +143,15 @@ def _avro(file: Any) -> Any:
     """
     if file.read(4) != b"Obj\x01":
         raise ValueError("it does not begin as one")
-    found: dict[str, bytes] = {}
+    metadata: dict[str, bytes] = {}
     while count := _avro_long(file):
         if count < 0:  # the block's size in bytes comes too
             count = -count
             _avro_long(file)
         for _ in range(count):
             key = _exactly(file, _avro_long(file)).decode()
-            found[key] = _exactly(file, _avro_long(file))
-    return _avro_record(json.loads(found["avro.schema"]))
+            metadata[key] = _exactly(file, _avro_long(file))
+    return _avro_record(json.loads(metadata["avro.schema"]))
 
 
 def _avro_record(schema: dict[str, Any]) -> Any:
@@ -188,10 +190,10 @@ def _avro_long(file: Any) -> int:
 def _exactly(file: Any, count: int) -> bytes:
     if not 0 <= count <= _MOST_HEADER_BYTES:
         raise ValueError("its header is damaged")
-    found = file.read(count)
-    if len(found) != count:
+    data = file.read(count)
+    if len(data) != count:
         raise EOFError("it ends in its header")
-    return found
+    return data
 
 
 def type_of(schema: Any, name: str) -> Any:

@@ -65,11 +65,7 @@ def _not_an_object(value: Value) -> str | None:
 # ------------------------------------------------------------------------------------------ array
 def is_array(path: str) -> bool:
     """True if a file is one array of objects, not lines."""
-    return _is_array(head(path, 4096))
-
-
-def _is_array(begin: bytes) -> bool:
-    text = begin.removeprefix(codecs.BOM_UTF8).decode("utf-8", "ignore")
+    text = head(path, 4096).removeprefix(codecs.BOM_UTF8).decode("utf-8", "ignore")
     return _ARRAY.match(text) is not None
 
 

@@ -126,7 +126,6 @@ def refuse_compression(path: str) -> None:
             "files of this compression are not read",
             where=path,
             expected="no compression, or " + ", ".join(COMPRESSED),
-            remedy="compress the file in another way",
         )
 
 
@@ -225,7 +224,7 @@ def line_range(file: Any, start: int, end: int) -> tuple[int, int]:
 
 
 def _line_begin(file: Any, at: int) -> int:
-    """Where the first line begins that does not begin before `at`."""
+    """Offset of the first line that does not begin before `at`."""
     if at == 0:
         return 0
     at -= 1

@@ -22,7 +22,7 @@ from howdah.errors import DataError, UsageError
 from howdah.storage.charsets import lines_are_bytes
 
 TextForm = Literal["csv", "jsonl"]
-Found = tuple[int, Sequence[Any], str | None, str]
+Row = tuple[int, Sequence[Any], str | None, str]
 """(line from 1, or 0 where it is not known; the wanted columns' values; why the row cannot be read;
 the row as it is written)."""
 
@@ -38,7 +38,7 @@ class Part:
     form: TextForm
     start: int = 0
     end: int | None = None
-    """None: the file's end."""
+    """Byte offset behind the part; None: the file's end."""
 
 
 def delimiter_of(path: str, options: CsvOptions) -> str:
@@ -58,7 +58,7 @@ def divisible(path: str, form: TextForm, options: CsvOptions) -> bool:
 
 
 def parts(path: str, form: TextForm, size: int, options: CsvOptions, most: int) -> list[Part]:
-    """A file's parts of at most so many bytes; the file where it cannot be divided."""
+    """A file's parts of at most `most` bytes; the whole file if it cannot be divided."""
     if size <= most or not divisible(path, form, options):
         return [Part(path=path, form=form)]
     starts = range(0, size, most)
@@ -67,16 +67,16 @@ def parts(path: str, form: TextForm, size: int, options: CsvOptions, most: int) 
 
 def read(
     part: Part,
-    wanted: Sequence[str],
+    columns: Sequence[str],
     options: CsvOptions,
     *,
     root: str | None = None,
     counted: Quotes | None = None,
-) -> Iterator[Found]:
+) -> Iterator[Row]:
     """The rows of a part.
 
     Args:
-        wanted: names of columns; of JSON, `a.b` is a field of an object as well.
+        columns: names of columns; of JSON, `a.b` is a field of an object as well.
         options: how CSV is read.
         root: a directory below which names of directories, `day=2026-11-01`, are columns too.
         counted: the records of a CSV file that was scanned before; None: it is scanned first.
@@ -86,22 +86,22 @@ def read(
     """
     constants = directories(part.path, root)
     if part.form == "csv":
-        return _csv(part, wanted, options, constants, counted)
-    return _json(part, wanted, constants)
+        return _csv(part, columns, options, constants, counted)
+    return _json(part, columns, constants)
 
 
 # -------------------------------------------------------------------------------------------- CSV
 def _csv(
     part: Part,
-    wanted: Sequence[str],
+    columns: Sequence[str],
     options: CsvOptions,
     constants: Mapping[str, str | None],
     counted: Quotes | None,
-) -> Iterator[Found]:
+) -> Iterator[Row]:
     path, delimiter = part.path, delimiter_of(part.path, options)
     names = csv_names(path, options)
-    at = positions(names, wanted, path)
-    from_path = [constants.get(name) for name in wanted]
+    at = positions(names, columns, path)
+    from_path = [constants.get(name) for name in columns]
     indices = [i for i in at if i is not None]
     take = itemgetter(*indices) if len(indices) == len(at) > 1 else None
     header, count = options.header, len(names)
@@ -204,8 +204,8 @@ def csv_names(path: str, options: CsvOptions) -> list[str]:
     return names
 
 
-def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[int | None]:
-    """Where each wanted column is among the names; None: nowhere.
+def positions(names: Sequence[str], columns: Sequence[str], path: str) -> list[int | None]:
+    """Position of each column among the names; None: it is missing.
 
     Blanks around a name of a header do not count, unless two names differ in them alone.
 
@@ -214,14 +214,13 @@ def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[in
     """
     stripped = [name.strip() for name in names]
     indices: list[int | None] = []
-    for name in wanted:
-        hits = [i for i, own in enumerate(names) if own == name]
-        hits = hits or [i for i, own in enumerate(stripped) if own == name]
+    for name in columns:
+        hits = [i for i, header_name in enumerate(names) if header_name == name]
+        hits = hits or [i for i, header_name in enumerate(stripped) if header_name == name]
         if len(hits) > 1:
             raise DataError(
                 f"the header names the column {name!r} {len(hits)} times",
                 where=path,
-                expected="one column of that name",
                 got=", ".join(names),
                 remedy="rename one of them, or read the file without its header: data.csv.header:"
                 " false and data.csv.names",
@@ -231,21 +230,20 @@ def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[in
 
 
 # ------------------------------------------------------------------------------------------- JSON
-def _json(
-    part: Part, wanted: Sequence[str], constants: Mapping[str, str | None]
-) -> Iterator[Found]:
-    from_path, field = [constants.get(name) for name in wanted], json_rows.field
-    nothing = [None] * len(wanted)
+def _json(part: Part, columns: Sequence[str], constants: Mapping[str, str | None]) -> Iterator[Row]:
+    from_path, field = [constants.get(name) for name in columns], json_rows.field
+    nothing = [None] * len(columns)
     for line, value, problem, shown in _json_values(part):
         if problem is not None:
             yield line, nothing, problem, shown.strip()
             continue
-        values = [value[name] if name in value else field(value, name) for name in wanted]
+        values = [value[name] if name in value else field(value, name) for name in columns]
         if True in values or False in values:
             values = [json_rows.scalar(one) for one in values]
         if constants:
             values = [
-                own if one is None else one for one, own in zip(values, from_path, strict=True)
+                constant if one is None else one
+                for one, constant in zip(values, from_path, strict=True)
             ]
         yield line, values, None, ""
 

@@ -40,7 +40,7 @@ class Mark:
     created: str
     """ISO 8601, UTC."""
     ids: frozenset[str]
-    """Of `hashed`."""
+    """Hashes of row ids, as `hashed` makes them."""
     versions: tuple[str, ...]
     """Hashes of dataset versions that had one of the ids."""
 
@@ -54,7 +54,7 @@ class Forgotten:
 
     @cached_property
     def ids(self) -> frozenset[str]:
-        """Of `hashed`."""
+        """Hashes of all forgotten row ids."""
         return frozenset(one for mark in self.marks for one in mark.ids)
 
     @property
@@ -76,8 +76,8 @@ class Forgotten:
         return {hash_ for mark in self._with(row_ids) for hash_ in mark.versions}
 
     def _with(self, row_ids: Collection[str]) -> Iterator[Mark]:
-        wanted = {hashed(self.salt, row_id) for row_id in row_ids}
-        return (mark for mark in self.marks if not wanted.isdisjoint(mark.ids))
+        hashes = {hashed(self.salt, row_id) for row_id in row_ids}
+        return (mark for mark in self.marks if not hashes.isdisjoint(mark.ids))
 
 
 NONE = Forgotten(salt="", marks=())
@@ -119,14 +119,14 @@ def add(root: str, ids: Collection[str], versions: Collection[str], by: str) -> 
 
     Args:
         versions: hashes of versions that have, or had, one of the ids.
-        by: who asks, for the file.
+        by: user and host, for the file.
     """
     directory = storage.join(root, DIRECTORY)
     storage.make_dirs(directory)
-    known = load(root)
-    salt = known.salt or _salt(storage.join(directory, _SALT))
+    forgotten = load(root)
+    salt = forgotten.salt or _salt(storage.join(directory, _SALT))
     new = {hashed(salt, row_id) for row_id in ids}
-    if new <= known.ids and set(versions) <= set(known.versions):
+    if new <= forgotten.ids and set(versions) <= set(forgotten.versions):
         return None
     now = datetime.datetime.now(datetime.UTC)
     body = {

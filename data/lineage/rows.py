@@ -34,7 +34,7 @@ def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, L
 
 
 def layout_of(manifest: DatasetManifest) -> RecordLayout:
-    """How its records are stored."""
+    """The layout of its records."""
     record = manifest.record
     return RecordLayout(
         ids_dtype=record.ids_dtype,

@@ -51,7 +51,7 @@ def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, A
 
     A shard that several versions share is asked once.
     """
-    wanted = id_index.hash_of(row_id.encode("utf-8"))
+    row_hash = id_index.hash_of(row_id.encode("utf-8"))
     shards = {
         dataset.shard_path(entry): (dataset, entry)
         for dataset in datasets
@@ -59,22 +59,22 @@ def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, A
         for entry in entries
     }
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(lambda one: _has(*one, wanted), shards.values())
-        have = {path for path, there in zip(shards, answers, strict=True) if there}
-    found: dict[str, list[dict[str, Any]]] = {}
+        answers = pool.map(lambda one: _has(*one, row_hash), shards.values())
+        have = {path for path, has_row in zip(shards, answers, strict=True) if has_row}
+    rows: dict[str, list[dict[str, Any]]] = {}
     for dataset in datasets:
         for split, entries in dataset.manifest.splits.items():
             for entry in entries:
                 if (path := dataset.shard_path(entry)) in have:
                     place = {"split": split, "shard": path, "part": entry.part}
-                    found.setdefault(dataset.path, []).append(place)
-    return found
+                    rows.setdefault(dataset.path, []).append(place)
+    return rows
 
 
-def _has(dataset: Dataset, entry: ShardEntry, wanted: int) -> bool:
+def _has(dataset: Dataset, entry: ShardEntry, row_hash: int) -> bool:
     path = id_index.name_of(dataset.shard_path(entry))
     try:
         with storage.open_read(path) as file:
-            return id_index.has(file, file.seek(0, os.SEEK_END), wanted, path)
+            return id_index.has(file, file.seek(0, os.SEEK_END), row_hash, path)
     except NotFound:
         raise id_index.missing(path) from None

@@ -20,7 +20,7 @@ def load(
     kind: Kind,
     paths: Sequence[str],
     root: str | None,
-    wanted: Mapping[str, Any],
+    columns: Mapping[str, Any],
 ) -> Any:
     """A DataFrame of the wanted columns, fields of structs by their whole names (`a.b`).
 
@@ -32,7 +32,7 @@ def load(
         paths: of files that `checks.check` has passed.
         root: the directory that they were found below, if they were; the names of directories are
             columns of texts.
-        wanted: {column: its pyarrow type, or None where no file has it}.
+        columns: {column: its pyarrow type, or None where no file has it}.
     Raises:
         DataError: a name that Hadoop cannot read.
     """
@@ -45,7 +45,7 @@ def load(
     nanoseconds: dict[str, bool] = {}
     nothing: list[str] = []
     if kind == "parquet":
-        schema, nanoseconds, nothing = _schema(wanted, footers.schema(paths[0], kind).names)
+        schema, nanoseconds, nothing = _schema(columns, footers.schema(paths[0], kind).names)
         if schema is not None:
             reader = reader.schema(schema)
     if nanoseconds:  # Spark asks for it again when it reads the rows
@@ -53,16 +53,16 @@ def load(
     # label=01 in a directory's name is a text: as a number it would be 1
     with _set(spark, "spark.sql.sources.partitionColumnTypeInference.enabled", "false"):
         table = reader.load([spark_path(path) for path in paths])
-    return _flat(table, wanted, nanoseconds, nothing)
+    return _flat(table, columns, nanoseconds, nothing)
 
 
 def _flat(
-    table: Any, wanted: Mapping[str, Any], nanoseconds: Mapping[str, bool], nothing: Sequence[str]
+    table: Any, kinds: Mapping[str, Any], nanoseconds: Mapping[str, bool], nothing: Sequence[str]
 ) -> Any:
     from pyspark.sql import functions as F
 
     columns = []
-    for name in wanted:
+    for name in kinds:
         column = find(table, name)
         if name in nothing:
             columns.append(F.lit(None).cast("string").alias(name))
@@ -127,7 +127,7 @@ def refuse_names(paths: Sequence[str]) -> None:
 
 # ----------------------------------------------------------------------------------------- Parquet
 def _schema(
-    wanted: Mapping[str, Any], names: Sequence[str]
+    columns: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[Any, dict[str, bool], list[str]]:
     """(Spark's schema, or None where a type is not known; {column in nanoseconds: whether in a
     zone}; columns of nothing but nulls)."""
@@ -136,7 +136,7 @@ def _schema(
     tree: dict[str, Any] = {}
     nanoseconds: dict[str, bool] = {}
     nothing: list[str] = []
-    for name, kind in wanted.items():
+    for name, kind in columns.items():
         if kind is None:
             continue
         if pa.types.is_null(kind):

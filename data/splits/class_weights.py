@@ -35,23 +35,23 @@ def class_weights(training: TrainingSection, shards: ShardSet) -> np.ndarray | N
     Raises:
         ConfigError: labels that the dataset does not have, or weights that are not above 0.
     """
-    wanted, labels = training.class_weights, shards.dataset.manifest.labels
-    if not isinstance(wanted, str):
-        unknown = [name for name in wanted if name not in labels]
-        bad = [name for name, weight in wanted.items() if not 0 < weight < float("inf")]
+    option, labels = training.class_weights, shards.dataset.manifest.labels
+    if not isinstance(option, str):
+        unknown = [name for name in option if name not in labels]
+        bad = [name for name, weight in option.items() if not 0 < weight < float("inf")]
         if unknown or bad:
             raise ConfigError(
                 "class weights do not fit the dataset's labels",
                 where="training.class_weights",
                 expected=f"weights above 0 for {', '.join(labels)}",
-                got=", ".join([*unknown, *(f"{name}: {wanted[name]}" for name in bad)]),
+                got=", ".join([*unknown, *(f"{name}: {option[name]}" for name in bad)]),
                 remedy="name each label as the dataset does; labels left out weigh 1",
             )
-        return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
-    if wanted == "none":
+        return np.array([option.get(label, 1.0) for label in labels], np.float32)
+    if option == "none":
         return None
-    if wanted != "balanced":
-        assert_never(wanted)
+    if option != "balanced":
+        assert_never(option)
     counts_C = class_counts(shards, len(labels))  # scikit-learn's compute_class_weight("balanced")
     balanced_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
     return np.where(counts_C > 0, balanced_C, 1.0).astype(np.float32)

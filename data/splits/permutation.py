@@ -35,7 +35,7 @@ def round_keys(*words: int) -> np.ndarray:
 
 
 _SORTED = 64
-"""At most so many items are sorted by their hashes."""
+"""Most items that are sorted by their hashes."""
 
 
 def permute(index: np.ndarray, n: int, *key: int) -> np.ndarray:

@@ -63,7 +63,7 @@ class PlanSpec:
     global_batch_size: int
     shuffle: bool = True
     window_batches: int = 50
-    """At most so many global batches are sorted by length together."""
+    """Most global batches that are sorted by length together."""
     group_shards: int = 8
     """Shards whose rows are mixed; a node's cache must hold two groups."""
 
@@ -330,7 +330,6 @@ def check_world(global_batch_size: int, world: int) -> None:
             where="training.global_batch_size",
             expected=f"at least {world}, the number of ranks",
             got=str(global_batch_size),
-            remedy="raise it, or start fewer ranks",
         )
 
 
@@ -392,7 +391,7 @@ def _cuts(
     """Index of the row behind each part's last one.
 
     Args:
-        count: so many parts, to be made even; None: fill each part, which gives the
+        count: number of parts, to be made even; None: fill each part, which gives the
             fewest. Rows are longest first, so a later part never holds fewer rows than an earlier
             one: from the first part on that can hold the mean, parts are even.
     """

@@ -45,11 +45,11 @@ class Prefetcher:
         self._needed: list[int] = []
         """Shards of these groups, in the order to fetch them."""
         self._settled: set[int] = set()
-        """Of these: fetched, or found damaged."""
+        """Those of `_needed` that were fetched or are damaged."""
         self._leases = files.cache.leases()
         self._reader_waiting = self._released = self._closed = False
         self._requests_seen = 0
-        """How often in a row room was requested when this thread looked."""
+        """Number of consecutive looks of this thread at which a process requested room."""
         self._changed = threading.Condition()
         self.reached(first)
         # Without it the reader fetches each shard itself, when it needs it.

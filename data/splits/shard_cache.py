@@ -295,7 +295,7 @@ class ShardCache:
 
     def _held(self) -> list[_Held]:
         """All files, the least recently used one last."""
-        found = []
+        entries = []
         for folder in os.scandir(self.directory):
             if not folder.is_dir(follow_symlinks=False):
                 continue
@@ -303,8 +303,8 @@ class ShardCache:
                 with contextlib.suppress(FileNotFoundError):  # renamed or removed since
                     info = item.stat(follow_symlinks=False)
                     if item.name != "in-use":
-                        found.append(_Held(item.path, info.st_size, info.st_mtime_ns))
-        return sorted(found, key=lambda entry: -entry.used)
+                        entries.append(_Held(item.path, info.st_size, info.st_mtime_ns))
+        return sorted(entries, key=lambda entry: -entry.used)
 
     def _remove_oldest(self, held: list[_Held]) -> int | None:
         """Remove the least recently used file that may go; its bytes, or None if none may."""

@@ -243,8 +243,8 @@ class ShardFiles:
         def fill(file: BinaryIO) -> None:
             for again in (True, False):
                 file.seek(0)
-                found = _Crc()
-                chunks: Iterable[bytes] = found.over(_chunks(path))
+                crc = _Crc()
+                chunks: Iterable[bytes] = crc.over(_chunks(path))
                 try:
                     for chunk in _gunzipped(chunks, path) if unpack else chunks:
                         file.write(chunk)
@@ -252,13 +252,13 @@ class ShardFiles:
                     if again:
                         continue
                     raise
-                if found.value == crc32c:
+                if crc.value == crc32c:
                     return
             raise DataError(
                 "a file is altered",
                 where=path,
                 expected=f"CRC-32C {crc32c:08x}",
-                got=f"{found.value:08x}",
+                got=f"{crc.value:08x}",
                 remedy=_REMEDY,
             )
 

@@ -34,7 +34,7 @@ from howdah.data.splits.shard_files import MappedShard, ShardFiles
 from howdah.errors import ConfigError, DataError
 
 _KEEP_READS = 4
-"""A shard that so many reads in a row did not need is released to the cache."""
+"""A shard that this many consecutive reads did not need is released to the cache."""
 _ROOM_SECONDS = 300.0
 """How long a read waits for other readers on this machine to release shards."""
 _FEW_SHARDS = 16
@@ -42,7 +42,7 @@ _FEW_SHARDS = 16
 _LABEL_DTYPES: dict[Task, type[np.generic]] = {
     "single_label": np.int32, "multi_label": np.float32, "regression": np.float32,
 }  # fmt: skip
-"""Of what rows are to be predicted as, in a batch."""
+"""{task: type of the labels in a batch}"""
 
 
 def layout_of(dataset: Dataset) -> RecordLayout:
@@ -72,7 +72,6 @@ class ShardSet:
                 f"the dataset has no split {split!r}",
                 where=dataset.path,
                 expected=", ".join(dataset.manifest.splits),
-                remedy="check data.split",
             )
         self.dataset = dataset
         self.split = split
@@ -231,10 +230,10 @@ class ShardSet:
         opened = self._open(np.unique(shard).tolist(), urgent)
         for number, mapped in opened.items():
             here = np.flatnonzero(shard == number)  # int64[n]: which of the N rows
-            own = length[here]  # int[n]
-            to = _runs(starts[here], own)  # int64[sum(own)]: where their ids go in `out`
+            lengths = length[here]  # int[n]
+            to = _runs(starts[here], lengths)  # int64[sum(lengths)]: where their ids go in `out`
             if self._fast[number]:
-                out[to] = self._ids_at(number, mapped, row[here], own)
+                out[to] = self._ids_at(number, mapped, row[here], lengths)
             else:
                 rows = [self._decode(number, mapped, at).input_ids for at in row[here].tolist()]
                 out[to] = np.concatenate(rows)

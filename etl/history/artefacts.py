@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from howdah import storage
-from howdah.etl.history.mentions import GONE, Wanted
+from howdah.etl.history.mentions import GONE, Targets
 from howdah.models.registry import EXPORT_INFO
 from howdah.models.scored import MARKER
 from howdah.run_files import REPORT
@@ -71,7 +71,9 @@ class Judged:
     listed: Listed | None = None
 
 
-def judge(path: str, wanted: Wanted, columns: Collection[str], *, rewrite: bool = False) -> Judged:
+def judge(
+    path: str, targets: Targets, columns: Collection[str], *, rewrite: bool = False
+) -> Judged:
     """Count the rows in a file of a format of Howdah's; list any other file.
 
     Args:
@@ -83,11 +85,11 @@ def judge(path: str, wanted: Wanted, columns: Collection[str], *, rewrite: bool 
         return Judged()
     if name == REPORT:
         cards = _CARD.findall(storage.read_bytes(path).decode("utf-8", "replace"))
-        return Judged(count=sum(wanted.has_shown(html.unescape(one)) for one in cards))
+        return Judged(count=sum(targets.has_as_shown(html.unescape(one)) for one in cards))
     if name == MARKER:
-        return _marker(path, wanted)
+        return _marker(path, targets)
     if name.lower().endswith(".parquet") or _begins_as_parquet(path):
-        return _parquet(path, wanted, columns, rewrite)
+        return _parquet(path, targets, columns, rewrite)
     return Judged(listed=listed(path))
 
 
@@ -116,10 +118,10 @@ def listed(path: str) -> Listed:
     return Listed(why=why or "Howdah does not know what the file holds", look=look)
 
 
-def _marker(path: str, wanted: Wanted) -> Judged:
+def _marker(path: str, targets: Targets) -> Judged:
     try:
         marker = json.loads(storage.read_bytes(path))
-        reasons = [one for one in marker["reasons"] if wanted.has_value(one.get("example"))]
+        reasons = [one for one in marker["reasons"] if targets.has_value(one.get("example"))]
     except (ValueError, TypeError, KeyError, AttributeError):
         return Judged(listed=listed(path))  # the same name, and not a marker
     for one in reasons:
@@ -129,7 +131,7 @@ def _marker(path: str, wanted: Wanted) -> Judged:
 
 
 # -------------------------------------------------------------------------------------- Parquet
-def _parquet(path: str, wanted: Wanted, columns: Collection[str], rewrite: bool) -> Judged:
+def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: bool) -> Judged:
     try:
         file = pq.ParquetFile(io.BytesIO(storage.read_bytes(path)))
         if not set(columns) & set(file.schema_arrow.names):
@@ -140,7 +142,7 @@ def _parquet(path: str, wanted: Wanted, columns: Collection[str], rewrite: bool)
         with contextlib.ExitStack() as stack:
             writer = stack.enter_context(_writer(out, file)) if rewrite else None
             for number in range(file.num_row_groups):
-                table, removed = _without(file.read_row_group(number), wanted, columns)
+                table, removed = _without(file.read_row_group(number), targets, columns)
                 count += removed
                 if writer is not None:
                     writer.write_table(table)
@@ -151,14 +153,14 @@ def _parquet(path: str, wanted: Wanted, columns: Collection[str], rewrite: bool)
 
 
 def _writer(out: io.BytesIO, file: pq.ParquetFile) -> pq.ParquetWriter:
-    """A writer of a file with the schema and compression of another one."""
+    """Open a Parquet writer with the schema and codec of `file`."""
     groups = file.metadata.num_row_groups and file.metadata.num_columns
     codec = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
     codec = {"UNCOMPRESSED": "none"}.get(codec, codec)
     return pq.ParquetWriter(out, file.schema_arrow, compression=codec)
 
 
-def _without(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple[pa.Table, int]:
+def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tuple[pa.Table, int]:
     """The table without the rows, and how many were removed; a rejected row that names one of them
     in `detail` stays without that name, and counts too."""
     rejected = set(table.schema.names) >= _REJECTED
@@ -168,9 +170,9 @@ def _without(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple
             values = table.column(at).to_pylist()
             if rejected and name == "id":
                 reasons = table.column("reason").to_pylist()
-                gone = map(wanted.has_rejected, values, reasons)
+                gone = map(targets.has_rejected, values, reasons)
             else:
-                gone = map(wanted.has_value, values)
+                gone = map(targets.has_value, values)
             stays = [kept and not one for kept, one in zip(stays, gone, strict=True)]
     count = stays.count(False)
     if count:
@@ -178,7 +180,7 @@ def _without(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple
     if rejected:
         at = table.schema.get_field_index("detail")
         old = table.column(at).to_pylist()
-        new = [wanted.without_detail(value) for value in old]
+        new = [targets.without_detail(value) for value in old]
         if differ := sum(one != other for one, other in zip(old, new, strict=True)):
             count += differ
             field = table.schema.field(at)
@@ -186,6 +188,6 @@ def _without(table: pa.Table, wanted: Wanted, columns: Collection[str]) -> tuple
     return table, count
 
 
-def without_rejected(table: pa.Table, wanted: Wanted) -> tuple[pa.Table, int]:
+def without_rejected(table: pa.Table, targets: Targets) -> tuple[pa.Table, int]:
     """A table of rejected rows without the rows, and how many rows and names were removed."""
-    return _without(table, wanted, ("id",))
+    return _without(table, targets, ("id",))

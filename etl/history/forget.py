@@ -22,18 +22,18 @@ from howdah.data.lineage import forgotten as marks
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, NotFound
 from howdah.etl.history import artefacts, in_dataset, rewrite, trained
-from howdah.etl.history.mentions import NOTHING, Wanted
+from howdah.etl.history.mentions import NOTHING, Targets
 from howdah.etl.workspace import staging
 from howdah.run_files import RUN_JSON
 
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
-"""Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
+"""Directories of a run with weights, tokenizers and plots: nothing in them comes from a row."""
 _MOST_LISTED = 20
 
 
 @dataclass(kw_only=True)
-class Found:
-    """Where rows of the list stand."""
+class Survey:
+    """The places of the rows that are to be forgotten."""
 
     files: dict[str, int] = field(default_factory=dict)
     """{path: rows}"""
@@ -58,9 +58,9 @@ class Found:
     """Directories on account of which nothing is changed: {path, why, remedy}."""
     missing: list[str] = field(default_factory=list)
     """Places that do not exist."""
-    wanted: Wanted = field(default=NOTHING, repr=False)
+    targets: Targets = field(default=NOTHING, repr=False)
     """The ids, and those of copies."""
-    stained: frozenset[str] = field(default=frozenset(), repr=False)
+    affected: frozenset[str] = field(default=frozenset(), repr=False)
     """Paths of versions that name one of the rows."""
     columns: tuple[str, ...] = ("id",)
     """Columns that hold ids."""
@@ -115,7 +115,7 @@ def survey(
     models: Sequence[str] = (),
     files: Sequence[str] = (),
     id_columns: Sequence[str] = (),
-) -> Found:
+) -> Survey:
     """Look for the rows everywhere; nothing is changed.
 
     Args:
@@ -126,43 +126,44 @@ def survey(
         id_columns: columns of Parquet that hold ids, besides `id` and what the datasets'
             manifests name.
     """
-    found, hashes = Found(), {}
-    known = {root: _versions(root) for root in datasets}
+    result, hashes = Survey(), {}
+    by_root = {root: _versions(root) for root in datasets}
     marked = {root: marks.load(root) for root in datasets}
     rows: dict[str, int] = {}
     copies: frozenset[str] = frozenset()
     met: set[str] = set()
-    for versions in known.values():
+    for versions in by_root.values():
         shard_rows, more = in_dataset.in_shards(versions, ids, met)
         rows, copies = rows | shard_rows, copies | more
-    found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
-    mapped = [v.manifest.source.get("columns") for dataset in known.values() for v in dataset]
+    all_marks = tuple(marked.values())
+    result.targets = Targets(ids=frozenset(ids), copies=copies, marks=all_marks, met=met)
+    mapped = [v.manifest.source.get("columns") for dataset in by_root.values() for v in dataset]
     named = [one.get("id") for one in mapped if one is not None]
-    found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
-    for root, versions in known.items():
+    result.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
+    for root, versions in by_root.items():
         for version in versions:
-            _of_version(version, rows, found, hashes)
-        found.hashes[root] = sorted(
+            _of_version(version, rows, result, hashes)
+        result.hashes[root] = sorted(
             hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")
         )
-        _beside(root, versions, found)
+        _beside(root, versions, result)
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    for path in _below([*runs, *files, *trained.markers(models)], datasets, found):
-        _look(path, found)
+    for path in _below([*runs, *files, *trained.markers(models)], datasets, result):
+        _look(path, result)
     forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
-    found.nowhere = sorted(frozenset(ids) - met - forgotten)
-    found.models = [
+    result.nowhere = sorted(frozenset(ids) - met - forgotten)
+    result.models = [
         {**one, "dataset": hashes[one["dataset"]]}
         for one in (*trained.of_runs(runs), *trained.published(models))
         if one["dataset"] in hashes
     ]
-    return found
+    return result
 
 
 def apply(
-    ids: Collection[str], found: Found, *, datasets: Sequence[str] = (), progress: Progress
+    ids: Collection[str], result: Survey, *, datasets: Sequence[str] = (), progress: Progress
 ) -> list[str]:
     """Make versions without the rows, take the rows out of Howdah's other files, remove the
     versions with them; the paths that were made, changed or removed.
@@ -172,121 +173,121 @@ def apply(
     leaves them out where they come again and no run of a version that had them is published.
 
     Args:
-        found: of `survey`, with the same datasets.
+        result: of `survey`, with the same datasets.
     Raises:
         DataError: a dataset may not be changed now, or a new version is not clean; nothing was
             removed.
     """
-    refuse_blocked(found)
-    changed, stained = [], {}
+    refuse_blocked(result)
+    changed, affected = [], {}
     for root in datasets:
         # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
         # of theirs published.
-        known = [*ids, *found.wanted.copies]
-        marked = marks.add(root, known, found.hashes.get(root, []), _user())
+        all_ids = [*ids, *result.targets.copies]
+        marked = marks.add(root, all_ids, result.hashes.get(root, []), _user())
         if marked is not None:
             progress(f"marked in {marked}")
             changed.append(marked)
     for root in datasets:
-        made, stained[root] = _made(root, found, progress)
+        made, affected[root] = _made(root, result, progress)
         changed += made
-    for path in found.files:
-        inside = any(path.startswith(f"{one}/") for own in stained.values() for one in own)
+    for path in result.files:
+        inside = any(path.startswith(f"{one}/") for paths in affected.values() for one in paths)
         if not inside and storage.exists(path):
-            _take_out(path, found)
+            _take_out(path, result)
             progress(f"taken out of {path}")
             changed.append(path)
     for root in datasets:
-        changed += _remove(root, stained[root], progress)
-        if any(path.startswith(f"{root.rstrip('/')}/") for path in found.leftovers):
+        changed += _remove(root, affected[root], progress)
+        if any(path.startswith(f"{root.rstrip('/')}/") for path in result.leftovers):
             for path in staging.sweep(root):
                 progress(f"removed what a dead run had left: {path}")
     return changed
 
 
-def listed_lines(found: Found) -> list[str]:
-    """`Found.missing` and `Found.listed`, for the user."""
-    lines = [f"not found: {path}: check the path" for path in found.missing]
+def listed_lines(result: Survey) -> list[str]:
+    """`Survey.missing` and `Survey.listed`, for the user."""
+    lines = [f"not found: {path}: check the path" for path in result.missing]
     lines += [
-        f"look at {one['path']}: {one['why']}: {one['look']}" for one in found.listed[:_MOST_LISTED]
+        f"look at {one['path']}: {one['why']}: {one['look']}"
+        for one in result.listed[:_MOST_LISTED]
     ]
-    if (more := len(found.listed) - _MOST_LISTED) > 0:
+    if (more := len(result.listed) - _MOST_LISTED) > 0:
         lines.append(f"look at {more:,} more files: --json lists all")
-    if found.listed:
+    if result.listed:
         lines.append("(IDS is the file of ids)")
     return lines
 
 
-def blocked_lines(found: Found) -> list[str]:
-    """`Found.blocked`, for the user."""
+def blocked_lines(result: Survey) -> list[str]:
+    """`Survey.blocked`, for the user."""
     return [
-        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}" for one in found.blocked
+        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}"
+        for one in result.blocked
     ]
 
 
-def refuse_blocked(found: Found) -> None:
+def refuse_blocked(result: Survey) -> None:
     """Fail if a dataset below the places may not be changed.
 
     Raises:
         DataError: there is one.
     """
-    if found.blocked:
-        first = found.blocked[:_MOST_LISTED]
+    if result.blocked:
+        first = result.blocked[:_MOST_LISTED]
         raise DataError(
-            "datasets may not be changed: nothing is",
+            "nothing was changed: some datasets must not be changed now",
             where=", ".join(one["path"] for one in first),
-            expected="datasets that no run writes to, given by --dataset",
             got="; ".join(f"{one['path']}: {one['why']}" for one in first),
-            remedy="; ".join(dict.fromkeys(one["remedy"] for one in found.blocked)),
+            remedy="; ".join(dict.fromkeys(one["remedy"] for one in result.blocked)),
         )
 
 
-def found_lines(found: Found) -> list[str]:
-    """All that was found, for the user."""
+def found_lines(result: Survey) -> list[str]:
+    """The whole survey, for the user."""
     return [
-        *(f"{path}: {count:,}" for path, count in found.files.items()),
-        *(f"{path}: left by a dead run" for path in found.leftovers),
-        *listed_lines(found),
-        *blocked_lines(found),
-        *(line for one in found.models for line in trained.model_lines(one)),
-        *table_lines(found),
-        *nowhere_lines(found),
+        *(f"{path}: {count:,}" for path, count in result.files.items()),
+        *(f"{path}: left by a dead run" for path in result.leftovers),
+        *listed_lines(result),
+        *blocked_lines(result),
+        *(line for one in result.models for line in trained.model_lines(one)),
+        *table_lines(result),
+        *nowhere_lines(result),
     ]
 
 
-def table_lines(found: Found) -> list[str]:
+def table_lines(result: Survey) -> list[str]:
     """What this command does not change, for the user: rejected rows in Hive tables."""
     return [
         f"rejected rows of such a version are in {table}: drop the partition there"
-        for table in found.tables
+        for table in result.tables
     ]
 
 
-def nowhere_lines(found: Found) -> list[str]:
+def nowhere_lines(result: Survey) -> list[str]:
     """A line about ids that were not found: mistyped, in places that were not given, or in files
     that are listed."""
-    if not found.nowhere:
+    if not result.nowhere:
         return []
-    few = ", ".join(repr(one)[:80] for one in found.nowhere[:_MOST_LISTED])
-    more = ", ..." if len(found.nowhere) > _MOST_LISTED else ""
-    count = f"{len(found.nowhere):,} of {len(found.wanted.ids):,} ids"
+    few = ", ".join(repr(one)[:80] for one in result.nowhere[:_MOST_LISTED])
+    more = ", ..." if len(result.nowhere) > _MOST_LISTED else ""
+    count = f"{len(result.nowhere):,} of {len(result.targets.ids):,} ids"
     return [f"{count} are in none of the files that were read: {few}{more}"]
 
 
-def refuse_left(left: Found) -> None:
+def refuse_left(left: Survey) -> None:
     """Fail if the scan afterwards finds one of the rows.
 
     Raises:
         DataError: it does.
     """
-    there = {**left.files, **left.leftovers}
-    if there:
-        few = list(there.items())[:5]
+    remaining = {**left.files, **left.leftovers}
+    if remaining:
+        few = list(remaining.items())[:5]
         raise DataError(
             "rows that were to be forgotten are still there",
             where=", ".join(path for path, _ in few),
-            expected="no file with one of the ids",
-            got=f"{len(there):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
+            got=f"{len(remaining):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
             remedy="remove these files, or run `howdah model forget` again when nothing writes to"
             " them",
         )
@@ -311,74 +312,76 @@ def _versions(root: str) -> list[Dataset]:
 
 
 def _of_version(
-    version: Dataset, rows: dict[str, int], found: Found, hashes: dict[str, str]
+    version: Dataset, rows: dict[str, int], result: Survey, hashes: dict[str, str]
 ) -> None:
     """Add what a version has: in shards, those in directories of older versions too, and in other
     files."""
-    shards = [version.shard_path(e) for own in version.manifest.splits.values() for e in own]
-    own = {path: rows[path] for path in shards if path in rows}
-    if own:
-        found.versions.append(version.path)
+    shards = [
+        version.shard_path(e) for entries in version.manifest.splits.values() for e in entries
+    ]
+    in_shards = {path: rows[path] for path in shards if path in rows}
+    if in_shards:
+        result.versions.append(version.path)
         hashes[version.manifest.dataset_hash] = version.path
-    more = in_dataset.in_files(version, found.wanted)
-    found.files |= own | more
-    if own or more:
-        found.stained |= {version.path}
+    more = in_dataset.in_files(version, result.targets)
+    result.files |= in_shards | more
+    if in_shards or more:
+        result.affected |= {version.path}
         if table := version.manifest.quality.get("rejects_table"):
-            found.tables.append(f"{table}, partition dataset={version.manifest.dataset_hash}")
+            result.tables.append(f"{table}, partition dataset={version.manifest.dataset_hash}")
 
 
-def _beside(root: str, versions: Sequence[Dataset], found: Found) -> None:
+def _beside(root: str, versions: Sequence[Dataset], result: Survey) -> None:
     """Add what lies in the dataset's directory besides what manifests name."""
     manifests = {version.path: version.manifest for version in versions}
     for entry in storage.list_dir(root):
         if entry.is_dir and entry.name.startswith("v="):
-            inside = in_dataset.directory(entry.path, manifests.get(entry.path), found.wanted)
-            found.leftovers |= inside.leftovers
+            inside = in_dataset.directory(entry.path, manifests.get(entry.path), result.targets)
+            result.leftovers |= inside.leftovers
             for path in inside.others:
-                _look(path, found)
+                _look(path, result)
             if inside.live:
                 why = "an ETL run writes to this version, and may have read the rows already"
                 remedy = "wait until it is over, or stop it"
-                found.blocked.append({"path": entry.path, "why": why, "remedy": remedy})
+                result.blocked.append({"path": entry.path, "why": why, "remedy": remedy})
         elif entry.name != marks.DIRECTORY and not entry.name.startswith("_turn-"):
-            for path in _below([entry.path], (), found):
-                _look(path, found)
+            for path in _below([entry.path], (), result):
+                _look(path, result)
 
 
-def _made(root: str, found: Found, progress: Progress) -> tuple[list[str], set[str]]:
+def _made(root: str, result: Survey, progress: Progress) -> tuple[list[str], set[str]]:
     """(a new newest version if need be, versions that have the rows and those that need files of
     them)."""
     latest, versions = newest(root), _versions(root)
-    stained = {version.path for version in versions} & found.stained
+    affected = {version.path for version in versions} & result.affected
     while True:
         more = {
             version.path
             for version in versions
-            if version.path not in stained and _directories(version) & stained
+            if version.path not in affected and _directories(version) & affected
         }
         if not more:
             break
-        stained |= more
-    if latest is None or latest.path not in stained:
-        return [], stained
-    made = rewrite.without(latest, found.wanted, progress)
-    in_dataset.refuse_unclean(made, found.wanted)
-    return [made.path], stained - {made.path}
+        affected |= more
+    if latest is None or latest.path not in affected:
+        return [], affected
+    made = rewrite.without(latest, result.targets, progress)
+    in_dataset.refuse_unclean(made, result.targets)
+    return [made.path], affected - {made.path}
 
 
-def _remove(root: str, stained: Collection[str], progress: Progress) -> list[str]:
+def _remove(root: str, affected: Collection[str], progress: Progress) -> list[str]:
     """Remove versions. Children first: a version whose files are gone must not be there to be
     read."""
-    if not stained:
+    if not affected:
         return []
     for version in sorted(_versions(root), key=lambda v: v.manifest.created, reverse=True):
-        if version.path in stained:
+        if version.path in affected:
             storage.remove(storage.join(version.path, MANIFEST))
-    for path in sorted(stained):
+    for path in sorted(affected):
         storage.remove(path, recursive=True)
         progress(f"removed {path}")
-    return sorted(stained)
+    return sorted(affected)
 
 
 def _directories(version: Dataset) -> set[str]:
@@ -388,7 +391,7 @@ def _directories(version: Dataset) -> set[str]:
 
 
 # ---------------------------------------------------------------------------------------- files
-def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iterator[str]:
+def _below(places: Sequence[str], datasets: Sequence[str], result: Survey) -> Iterator[str]:
     """Files that may have rows: of directories, and of those below; files that are named.
 
     A dataset among them is not looked through as files: it blocks changes, unless its root is one
@@ -404,38 +407,36 @@ def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iter
                 continue
             entries = storage.list_dir(place, unfinished=True)
         except NotFound:
-            found.missing.append(place)
+            result.missing.append(place)
             continue
-        if storage.name(place.rstrip("/")).startswith("v=") and _is_version(entries):
+        if storage.name(place.rstrip("/")).startswith("v=") and any(
+            ".tfrecord" in entry.name for entry in entries
+        ):
             root = storage.parent(place.rstrip("/"))
             if root not in roots:
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
-                found.blocked.append({"path": place, "why": why, "remedy": remedy})
+                result.blocked.append({"path": place, "why": why, "remedy": remedy})
             continue
         run = any(entry.name == RUN_JSON for entry in entries)
         for entry in entries:
             if not entry.is_dir:
                 yield entry.path
             elif not (run and entry.name in _NO_ROWS):
-                yield from _below([entry.path], datasets, found)
+                yield from _below([entry.path], datasets, result)
 
 
-def _is_version(entries: Sequence[storage.Entry]) -> bool:
-    return any(".tfrecord" in entry.name for entry in entries)
-
-
-def _look(path: str, found: Found) -> None:
+def _look(path: str, result: Survey) -> None:
     """Add what a file has."""
-    judged = artefacts.judge(path, found.wanted, found.columns)
+    judged = artefacts.judge(path, result.targets, result.columns)
     if judged.count:
-        found.files[path] = judged.count
+        result.files[path] = judged.count
     if judged.listed is not None:
-        found.listed.append({"path": path, **vars(judged.listed)})
+        result.listed.append({"path": path, **vars(judged.listed)})
 
 
-def _take_out(path: str, found: Found) -> None:
+def _take_out(path: str, result: Survey) -> None:
     """Rewrite a file without the rows; a page that shows one is removed."""
-    judged = artefacts.judge(path, found.wanted, found.columns, rewrite=True)
+    judged = artefacts.judge(path, result.targets, result.columns, rewrite=True)
     if not judged.count:
         return
     if judged.data is None:

@@ -1,6 +1,6 @@
-"""Where a dataset has rows that are to be forgotten.
+"""Find the rows of a dataset that are to be forgotten.
 
-Shards are asked by the indexes of ids beside them (data/id_index.py): each once, however
+Shards are searched by the indexes of ids beside them (data/id_index.py): each once, however
 many versions name it, and only those that may have one of the rows are read. Other files are read
 by their columns.
 """
@@ -23,8 +23,8 @@ from howdah.data.manifest import MANIFEST, Dataset, DatasetManifest, ShardEntry
 from howdah.errors import DataError, NotFound
 from howdah.etl import report
 from howdah.etl.history.artefacts import judge, without_rejected
-from howdah.etl.history.mentions import Wanted, original
-from howdah.etl.history.rewrite import without_said
+from howdah.etl.history.mentions import Targets, original
+from howdah.etl.history.rewrite import manifest_without
 from howdah.etl.workspace import staging
 
 
@@ -51,21 +51,21 @@ def in_shards(
         for entries in version.manifest.splits.values()
         for entry in entries
     }
-    wanted = frozenset(ids)
-    hashes = np.array([id_index.hash_of(one.encode("utf-8")) for one in wanted], np.uint64)
-    escaped = any("\\x" in one for one in wanted)  # of bytes that are no UTF-8
-    asked = of_each(list(shards.values()), lambda one: escaped or _may_have(*one, hashes))
-    likely = [path for path, may in zip(shards, asked, strict=True) if may]
+    id_set = frozenset(ids)
+    hashes = np.array([id_index.hash_of(one.encode("utf-8")) for one in id_set], np.uint64)
+    escaped = any("\\x" in one for one in id_set)  # text_id escapes bytes that are not UTF-8
+    may_have = of_each(list(shards.values()), lambda one: escaped or _may_have(*one, hashes))
+    likely = [path for path, may in zip(shards, may_have, strict=True) if may]
     held: dict[str, set[bytes]] = {}
     numbered: list[tuple[str, str, bytes]] = []
     counts: dict[str, int] = {}
     for path in likely:
         for ids_T, label, record_id in rows_of(*shards[path]):
             row_id = text_id(record_id)
-            if row_id in wanted:
+            if row_id in id_set:
                 counts[path] = counts.get(path, 0) + 1
                 held.setdefault(row_id, set()).add(_contents(ids_T, label))
-            elif original(row_id) in wanted:
+            elif original(row_id) in id_set:
                 numbered.append((path, row_id, _contents(ids_T, label)))
     met |= held.keys()
     copies = set()
@@ -89,10 +89,10 @@ def _contents(ids_T: np.ndarray, label: object) -> bytes:
     return sha256(ids_T.tobytes() + repr(label).encode()).digest()
 
 
-def in_records(version: Dataset, wanted: Wanted) -> int:
+def in_records(version: Dataset, targets: Targets) -> int:
     """Rows of a version, all of whose records are read."""
     return sum(
-        wanted.has(text_id(row_id))
+        targets.has(text_id(row_id))
         for entries in version.manifest.splits.values()
         for entry in entries
         for _, _, row_id in rows_of(version, entry)
@@ -100,23 +100,23 @@ def in_records(version: Dataset, wanted: Wanted) -> int:
 
 
 # ---------------------------------------------------------------------------------- other files
-def in_files(version: Dataset, wanted: Wanted) -> dict[str, int]:
+def in_files(version: Dataset, targets: Targets) -> dict[str, int]:
     """{path: rows} of the files in a version's directory that its manifest names, and of itself."""
-    found = {}
+    counts = {}
     manifest = version.manifest
     for name in manifest.quality.get("reject_files", []):
         path = storage.join(version.path, name)
-        found[path] = without_rejected(_read(path), wanted)[1]
+        counts[path] = without_rejected(_read(path), targets)[1]
     for file in manifest.ledger.files if manifest.ledger is not None else ():
         if file.kind == "rows" and file.version is None:
             columns = _read(version.ledger_path(file), ["id", "cluster"]).columns
             pairs = zip(*(column.to_pylist() for column in columns), strict=True)
-            found[version.ledger_path(file)] = sum(
-                row_id in wanted.exact or cluster in wanted.exact for row_id, cluster in pairs
+            counts[version.ledger_path(file)] = sum(
+                row_id in targets.exact or cluster in targets.exact for row_id, cluster in pairs
             )
     # The reports say what the manifest says, and beginnings of texts of the version's own rows.
-    found[storage.join(version.path, MANIFEST)] = without_said(manifest, wanted)[1]
-    return {path: count for path, count in found.items() if count}
+    counts[storage.join(version.path, MANIFEST)] = manifest_without(manifest, targets)[1]
+    return {path: count for path, count in counts.items() if count}
 
 
 def _read(path: str, columns: list[str] | None = None) -> pa.Table:
@@ -126,34 +126,34 @@ def _read(path: str, columns: list[str] | None = None) -> pa.Table:
 
 @dataclass(kw_only=True)
 class Directory:
-    """What a version's directory holds besides what its manifest names."""
+    """The files in a version's directory that its manifest does not name."""
 
     leftovers: dict[str, int] = field(default_factory=dict)
     """{path: rows, as far as it can be read} of files of runs that have not ended well."""
     others: list[str] = field(default_factory=list)
-    """Files that are none of the ETL's."""
+    """Files that the ETL did not write."""
     live: bool = False
     """A run writes to it."""
 
 
-def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Directory:
+def directory(path: str, manifest: DatasetManifest | None, targets: Targets) -> Directory:
     """Look at a version's directory, which need not have a manifest."""
-    found, named = Directory(), _named(manifest)
+    contents, named = Directory(), _named(manifest)
     for entry in _below(path):
         relative = entry.path[len(path.rstrip("/")) + 1 :]
         top = relative.partition("/")[0]
         if staging.LEASE.fullmatch(relative):
-            found.live = found.live or staging.is_live(entry.path)
+            contents.live = contents.live or staging.is_live(path)
         elif relative in named:
             continue
         elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):
             rows = 0
             if entry.name.endswith(".parquet"):
-                rows = judge(entry.path, wanted, ("id",)).count
-            found.leftovers[entry.path] = rows
+                rows = judge(entry.path, targets, ("id",)).count
+            contents.leftovers[entry.path] = rows
         elif top not in ("_SUCCESS",):
-            found.others.append(entry.path)
-    return found
+            contents.others.append(entry.path)
+    return contents
 
 
 def _named(manifest: DatasetManifest | None) -> set[str]:
@@ -175,18 +175,17 @@ def _below(path: str) -> Iterator[storage.Entry]:
             yield entry
 
 
-def refuse_unclean(version: Dataset, wanted: Wanted) -> None:
+def refuse_unclean(version: Dataset, targets: Targets) -> None:
     """Fail if a version that was made without the rows has one: before an old one is removed.
 
     Raises:
         DataError: it has; nothing was removed.
     """
-    rows, files = in_records(version, wanted), in_files(version, wanted)
+    rows, files = in_records(version, targets), in_files(version, targets)
     if rows or files:
         raise DataError(
             "the new version still has one of the rows: the old ones stay",
             where=version.path,
-            expected="none",
             got=f"{rows:,} rows in shards; " + ", ".join(f"{n:,} in {p}" for p, n in files.items()),
             remedy="remove this version's directory, and report it as a defect",
         )

@@ -38,9 +38,9 @@ class Separated:
     fresh: DataFrame
     """id, text, label, key: to be judged."""
     carried: DataFrame | None
-    """... of the part's older state, with split, group, and reason and detail, which are null."""
-    known: DataFrame | None
-    """... whose id an old row of another part has: rejected, with reason and detail."""
+    """Rows of the part's older state, with split and group; reason and detail are null."""
+    same_id: DataFrame | None
+    """Rows whose id an old row of another part has: rejected, with reason and detail."""
 
 
 def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
@@ -49,18 +49,18 @@ def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
     Ids that are hashes of texts come again with the same text. Under another label such a row is
     kept (data.dedup.conflict: keep), and needs an id of its own: a hash of that id and the part.
     """
-    others = past.paths_of_rows(own=False)
+    others = past.paths_of_rows(same_part=False)
     if data.columns.id is not None or data.dedup.conflict.policy != "keep" or not others:
         return rows
-    spark, there, columns = rows.sparkSession, F.lit(True), rows.columns
+    spark, true, columns = rows.sparkSession, F.lit(True), rows.columns
     digest = F.sha2(F.concat_ws(":", "id", F.lit(past.part)), 256)
     rows = rows.withColumn("_own", digest.substr(F.lit(1), F.length("id")))
     taken = spark.read.parquet(*map(spark_path, others)).select("id").distinct()
-    rows = rows.join(taken.withColumn("_taken", there), "id", "left")
+    rows = rows.join(taken.withColumn("_taken", true), "id", "left")
     again = F.col("_taken").isNotNull()
-    if own := past.paths_of_rows(own=True):  # whose other row may have gone since
-        old = spark.read.parquet(*map(spark_path, own)).select(F.col("id").alias("_own"))
-        rows = rows.join(old.distinct().withColumn("_had", there), "_own", "left")
+    if old_files := past.paths_of_rows(same_part=True):  # whose other row may have gone since
+        old = spark.read.parquet(*map(spark_path, old_files)).select(F.col("id").alias("_own"))
+        rows = rows.join(old.distinct().withColumn("_had", true), "_own", "left")
         again = again | F.col("_had").isNotNull()
     row_id = F.when(again, F.col("_own")).otherwise(F.col("id"))
     return rows.withColumn("id", row_id).select(*columns)
@@ -74,24 +74,24 @@ def separate(passed: DataFrame, past: Past, data: DataSection) -> Separated:
     spark = passed.sparkSession
     passed = passed.select("id", "text", "label", "key")
     nothing = F.lit(None).cast("string")
-    known = carried = None
-    others = past.paths_of_rows(own=False) if data.columns.id is not None else []
+    same_id = carried = None
+    others = past.paths_of_rows(same_part=False) if data.columns.id is not None else []
     if others:
         ids = spark.read.parquet(*map(spark_path, others)).select("id")
         detail = F.lit("an older part has a row of this id").alias("detail")
-        known = passed.join(ids, "id", "left_semi").select(
+        same_id = passed.join(ids, "id", "left_semi").select(
             "*", F.lit("known_id").alias("reason"), detail, F.col("id").alias("group")
         )
         passed = passed.join(ids, "id", "left_anti")
-    if own := past.paths_of_rows(own=True):
-        old = spark.read.parquet(*map(spark_path, own))
+    if old_files := past.paths_of_rows(same_part=True):
+        old = spark.read.parquet(*map(spark_path, old_files))
         old = old.select("id", "key", "split", F.col("cluster").alias("group"))
         carried = passed.join(old, ["id", "key"]).select(
             "id", "text", "label", "key", nothing.alias("reason"), nothing.alias("detail"),
             "group", "split",
         )  # fmt: skip
         passed = passed.join(old.select("id", "key"), ["id", "key"], "left_anti")
-    return Separated(fresh=passed, carried=carried, known=known)
+    return Separated(fresh=passed, carried=carried, same_id=same_id)
 
 
 @dataclass(kw_only=True)
@@ -114,7 +114,7 @@ class Judging:
 
     def gone(self, owners: DataFrame) -> DataFrame:
         """id of the rows that old ones stand for. Before the leaders of the day's clusters are
-        chosen: a row that goes can be no leader, or what is like it alone would go with it.
+        chosen: a removed row must not be a leader, or rows that are like it alone would go with it.
 
         Args:
             owners: id, text, label, key: fresh rows, one for each text and label.
@@ -141,7 +141,7 @@ class Judging:
         # Where a cluster goes, nothing is left that its near duplicates are like.
         whole = out.isNotNull() & (reason.isNull() & fate.isNull() | (reason == "near_duplicate"))
         why = (
-            F.when(whole, F.col("said"))
+            F.when(whole, F.col("out_detail"))
             .when(reason.isNotNull(), F.col("detail"))
             .otherwise(F.col("why"))
         )
@@ -154,27 +154,27 @@ class Judging:
             F.coalesce("joined", "group").alias("group"),
             split.alias("split"),
         )  # fmt: skip
-        for more in (self.separated.carried, self.separated.known):
+        for more in (self.separated.carried, self.separated.same_id):
             if more is not None:
                 placed = placed.unionByName(more, allowMissingColumns=True)
         return placed
 
     def held_out(self, spark: SparkSession) -> leakage.Old | None:
         """Old rows of validation and test; None: there is none with a signature."""
-        paths = self.past.paths_of_rows(own=False)
+        paths = self.past.paths_of_rows(same_part=False)
         if not paths or not self.data.dedup.near:
             return None
         rows = spark.read.parquet(*map(spark_path, paths)).where(F.col("split") != TRAIN)
         return leakage.Old(rows=rows.select("id", "split", "signature"), dedup=self.data.dedup)
 
     def capped(self, progress: Callable[[str], None]) -> dict[str, int]:
-        """For the manifest: how much of the past was not compared."""
+        """How much of the past was not compared, for the manifest."""
         if self.full_buckets:
             progress(
                 f"{self.full_buckets:,} buckets of near duplicates have more than"
-                f" {near.MAX_BUCKET_SIZE:,} old rows: new rows in"
-                " them were compared with all rows of held-out splits, and"
-                f" {self.uncompared:,} of them not with all training rows: they go to train"
+                f" {near.MAX_BUCKET_SIZE:,} old rows: new rows in them were compared with all"
+                f" held-out rows, but {self.uncompared:,} not with all training rows:"
+                " these go to train"
             )
         return {"full_past_buckets": self.full_buckets, "uncompared_rows": self.uncompared}
 
@@ -200,19 +200,19 @@ class Judging:
             if self.uncompared:
                 beyond = met.where(is_beyond).select("id", F.lit(True).alias("beyond"))
         paths, full = past.paths(ledger.ROWS), bool(self.full_buckets)
-        found = ledger.compared(probes, met, paths, options=data.dedup, full=full, **shared)
-        found = _present(found, self.separated, past)
+        matches = ledger.compared(probes, met, paths, options=data.dedup, full=full, **shared)
+        matches = _present(matches, self.separated, past)
         if beyond is None:
-            found = found.withColumn("beyond", F.lit(False))
+            matches = matches.withColumn("beyond", F.lit(False))
         else:
-            found = found.unionByName(beyond, allowMissingColumns=True)
+            matches = matches.unionByName(beyond, allowMissingColumns=True)
         same, exact = F.col("label") == F.col("past_label"), F.col("exact")
         first = {
             "exact_same": exact & same,
             "exact_other": exact & ~same,
             "near_same": ~exact & same,
         }
-        judged = found.groupBy("id").agg(
+        judged = matches.groupBy("id").agg(
             *(F.min(F.when(is_, F.col("past"))).alias(name) for name, is_ in first.items()),
             F.collect_set("split").alias("splits"),
             F.min("cluster").alias("past_cluster"),
@@ -226,7 +226,7 @@ class Judging:
 
 def _clusters(stay: DataFrame, frozen: list[str]) -> DataFrame:
     """cluster, the split that it is `bound` to (null: none), the cluster of old rows that it has
-    `joined`, and the reason to leave it `out` with what is `said` of it.
+    `joined`, and the reason to leave it `out` with its `out_detail`.
 
     Args:
         stay: rows that no other row stands for.
@@ -270,18 +270,18 @@ def _clusters(stay: DataFrame, frozen: list[str]) -> DataFrame:
             F.when(F.col("beyond") & ~F.array_contains("like", TRAIN), uncompared)
             .when(F.col("alone").isNull(), in_group)
             .otherwise(F.lit("")),
-        ).alias("said"),
+        ).alias("out_detail"),
     )
 
 
-def _present(found: DataFrame, separated: Separated, past: Past) -> DataFrame:
-    """Without the old rows that the replaced part has no more."""
+def _present(matches: DataFrame, separated: Separated, past: Past) -> DataFrame:
+    """The matches, less those with old rows that the replaced part no longer has."""
     if separated.carried is None:
-        return found
+        return matches
     here = separated.carried.select(F.col("id").alias("past"), F.lit(True).alias("here"))
-    own = F.coalesce(F.col("part") == past.part, F.lit(False))
-    found = found.join(here, "past", "left")
-    return found.where(~own | F.col("here").isNotNull()).drop("here")
+    of_part = F.coalesce(F.col("part") == past.part, F.lit(False))
+    matches = matches.join(here, "past", "left")
+    return matches.where(~of_part | F.col("here").isNotNull()).drop("here")
 
 
 def _fate(data: DataSection) -> tuple[Column, Column]:

@@ -40,7 +40,7 @@ _SIGNED = "node bigint, signature binary, bands array<bigint>"
 _WRITTEN = "bucket int, name string, rows bigint, bytes bigint"
 _MET = "kind string, id string, node bigint, band bigint"
 PAIR, HELD, ASKS, BEYOND = "pair", "held", "asks", "beyond"
-"""Of `met`."""
+"""Values of `kind` in the rows that `met` returns."""
 HITS = (
     "id string, label string, exact boolean, past string, past_label string, split string,"
     " cluster string, part string"
@@ -178,14 +178,14 @@ def met(
         rows: of `signed`.
         paths: files of kind bands.
     """
-    wanted = rows.select("id", F.explode("bands").alias("band"))
-    wanted = wanted.withColumn("bucket", _bucket("band", buckets))
-    return _looked_up(wanted, partial(_meet, paths=paths, most=most), _MET, buckets, secrets)
+    lookups = rows.select("id", F.explode("bands").alias("band"))
+    lookups = lookups.withColumn("bucket", _bucket("band", buckets))
+    return _looked_up(lookups, partial(_meet, paths=paths, most=most), _MET, buckets, secrets)
 
 
 def compared(
     probes: DataFrame,
-    found: DataFrame | None,
+    met: DataFrame | None,
     paths: Paths,
     *,
     buckets: int,
@@ -196,43 +196,43 @@ def compared(
     """HITS: old rows of the same text as new ones, or like them.
 
     Args:
-        probes: of `signed`: the new rows, with id, key, label, node and signature.
-        found: of `met`; None: only rows of the same text are looked for.
+        probes: what `signed` returns: the new rows, with id, key, label, node and signature.
+        met: what `met` returns; None: compare only rows of the same text.
         paths: files of kind rows.
-        full: whether `found` has rows of other kinds than PAIR.
+        full: whether met has rows of other kinds than PAIR.
     """
     nothing = F.lit(0).cast("bigint")
     mine = probes.select("id", "key", "label", "signature")
     pairs = probes.select("id", "node")
-    if found is not None:
-        pairs = pairs.unionByName(found.where(F.col("kind") == PAIR).select("id", "node"))
+    if met is not None:
+        pairs = pairs.unionByName(met.where(F.col("kind") == PAIR).select("id", "node"))
     bands = F.array().cast("array<bigint>").alias("bands")
-    wanted = pairs.distinct().join(mine, "id").select(F.lit(PAIR).alias("kind"), "*", bands)
-    wanted = wanted.withColumn("bucket", _bucket("node", buckets))
-    if found is not None and full:
-        held = found.where(F.col("kind") == HELD).select("band", "node")
+    lookups = pairs.distinct().join(mine, "id").select(F.lit(PAIR).alias("kind"), "*", bands)
+    lookups = lookups.withColumn("bucket", _bucket("node", buckets))
+    if met is not None and full:
+        held = met.where(F.col("kind") == HELD).select("band", "node")
         held = held.withColumn("bucket", _bucket("node", buckets))
-        asks = found.where(F.col("kind") == ASKS).select("id", "band").distinct()
+        asks = met.where(F.col("kind") == ASKS).select("id", "band").distinct()
         asks = asks.join(held.select("band", "bucket").distinct(), "band")
         asks = asks.groupBy("id", "bucket").agg(F.collect_set("band").alias("bands"))
         asks = asks.join(mine, "id").select("*", F.lit(ASKS).alias("kind"), nothing.alias("node"))
         held = held.select(
             "node", "bucket", F.array("band").alias("bands"), F.lit(HELD).alias("kind")
         )
-        wanted = wanted.unionByName(asks).unionByName(held, allowMissingColumns=True)
+        lookups = lookups.unionByName(asks).unionByName(held, allowMissingColumns=True)
     work = partial(_compare, paths=paths, threshold=options.threshold)
-    return _looked_up(wanted, work, HITS, buckets, secrets)
+    return _looked_up(lookups, work, HITS, buckets, secrets)
 
 
 def _looked_up(
-    wanted: DataFrame,
+    lookups: DataFrame,
     work: Callable[..., Iterator],
     schema: str,
     buckets: int,
     secrets: credentials.Secrets | None,
 ) -> DataFrame:
-    """Give each task the rows of its buckets; `wanted` says of each row which one it is for."""
-    placed = wanted.repartition(buckets, "bucket")
+    """Give each task the rows of its buckets; `lookups` says of each row which one it is for."""
+    placed = lookups.repartition(buckets, "bucket")
     work = partial(_by_bucket, work=work, schema=schema)
     return placed.mapInArrow(crossing(credentials.using(work, secrets)), schema)
 
@@ -246,9 +246,9 @@ def _by_bucket(
         return
     names = [column.split()[0] for column in schema.split(", ")]
     frame = pa.Table.from_batches(held).to_pandas()
-    for bucket, wanted in frame.groupby("bucket"):
-        for found in work(wanted, int(bucket)):
-            columns = [found[name] for name in names]
+    for bucket, lookups in frame.groupby("bucket"):
+        for result in work(lookups, int(bucket)):
+            columns = [result[name] for name in names]
             if len(columns[0]):
                 types = [_TYPES[column.split()[1]] for column in schema.split(", ")]
                 arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
@@ -259,34 +259,34 @@ _TYPES = {"string": pa.string(), "bigint": pa.int64(), "boolean": pa.bool_()}
 
 
 def _groups(
-    paths: Paths, bucket: int, column: str, wanted: np.ndarray, columns: Sequence[str]
+    paths: Paths, bucket: int, column: str, values: np.ndarray, columns: Sequence[str]
 ) -> Iterator[tuple[pd.DataFrame, str | None]]:
-    """(rows of the bucket's files whose `column` is among the sorted values `wanted`, part)."""
+    """(rows of the bucket's files whose `column` is among the sorted `values`, part)."""
     for path, part in paths.get(bucket, []):
         with storage.open_read(path) as file:
             parquet = pq.ParquetFile(file)
             at = parquet.schema_arrow.get_field_index(column)
             for number in range(parquet.num_row_groups):
                 range_ = parquet.metadata.row_group(number).column(at).statistics
-                first = np.searchsorted(wanted, range_.min)
-                if first == len(wanted) or wanted[first] > range_.max:
+                first = np.searchsorted(values, range_.min)
+                if first == len(values) or values[first] > range_.max:
                     continue
                 table = parquet.read_row_group(number, columns=[column])
-                mask = np.isin(table.column(column).to_numpy(), wanted, assume_unique=False)
+                mask = np.isin(table.column(column).to_numpy(), values, assume_unique=False)
                 if mask.any():
                     whole = parquet.read_row_group(number, columns=list(columns))
                     yield whole.filter(pa.array(mask)).to_pandas(), part
 
 
-def _meet(wanted: pd.DataFrame, bucket: int, paths: Paths, most: int) -> Iterator[dict]:
-    """Of one bucket of bands."""
-    values = np.unique(wanted["band"].to_numpy())
+def _meet(lookups: pd.DataFrame, bucket: int, paths: Paths, most: int) -> Iterator[dict]:
+    """`met` for one bucket of bands."""
+    values = np.unique(lookups["band"].to_numpy())
     groups = _groups(paths, bucket, "band", values, ("band", "node", "split"))
     taken: dict[bool, dict[int, int]] = {True: {}, False: {}}
     """{are they training rows: {band: old rows so far}}"""
-    mine = wanted[["id", "band"]]
+    mine = lookups[["id", "band"]]
 
-    def found(kind: str, rows: pd.DataFrame, *columns: str) -> dict:
+    def batch(kind: str, rows: pd.DataFrame, *columns: str) -> dict:
         rows = rows[list(columns)].drop_duplicates()
         nothing = [None] * len(rows)
         of = {name: rows[name] if name in columns else nothing for name in ("id", "node", "band")}
@@ -300,24 +300,24 @@ def _meet(wanted: pd.DataFrame, bucket: int, paths: Paths, most: int) -> Iterato
             place = old.groupby("band").cumcount() + old["band"].map(before).fillna(0)
             for band, count in old["band"].value_counts().items():
                 before[band] = before.get(band, 0) + int(count)
-            yield found(PAIR, mine.merge(old[place < most], on="band"), "id", "node")
+            yield batch(PAIR, mine.merge(old[place < most], on="band"), "id", "node")
             rest = old[place >= most]
             asking = mine[mine["band"].isin(rest["band"])]
             if trains:
-                yield found(BEYOND, asking, "id", "band")
+                yield batch(BEYOND, asking, "id", "band")
             else:
-                yield found(ASKS, asking, "id", "band")
-                yield found(HELD, rest, "band", "node")
+                yield batch(ASKS, asking, "id", "band")
+                yield batch(HELD, rest, "band", "node")
 
 
-def _compare(wanted: pd.DataFrame, bucket: int, paths: Paths, threshold: float) -> Iterator[dict]:
-    """Of one bucket of rows."""
-    kind = wanted["kind"]
-    values = np.unique(wanted["node"][kind != ASKS].to_numpy())
+def _compare(lookups: pd.DataFrame, bucket: int, paths: Paths, threshold: float) -> Iterator[dict]:
+    """`compared` for one bucket of rows."""
+    kind = lookups["kind"]
+    values = np.unique(lookups["node"][kind != ASKS].to_numpy())
     columns = ("node", "id", "key", "label", "split", "cluster", "signature")
-    mine = wanted[kind == PAIR].drop(columns=["kind", "bands"])
-    held = wanted[kind == HELD].explode("bands")
-    asking = _by_bands(wanted[kind == ASKS])
+    mine = lookups[kind == PAIR].drop(columns=["kind", "bands"])
+    held = lookups[kind == HELD].explode("bands")
+    asking = _by_bands(lookups[kind == ASKS])
     for past, part in _groups(paths, bucket, "node", values, columns):
         pairs = mine.merge(past, on="node", suffixes=("", "_past"))
         exact = (pairs["key"] == pairs["key_past"]).to_numpy()
@@ -329,13 +329,13 @@ def _compare(wanted: pd.DataFrame, bucket: int, paths: Paths, threshold: float) 
             near[signed] |= equal >= equal_entries(threshold, ours.shape[1])
         yield _hit(pairs[near], exact[near], part)
         for bands, rows in asking.items():
-            there = past[past["node"].isin(held.loc[held["bands"].isin(bands), "node"])]
-            if len(there):
-                yield from _alike(rows, there, threshold, part)
+            asked_of = past[past["node"].isin(held.loc[held["bands"].isin(bands), "node"])]
+            if len(asked_of):
+                yield from _alike(rows, asked_of, threshold, part)
 
 
 def _by_bands(asks: pd.DataFrame) -> dict[tuple[int, ...], pd.DataFrame]:
-    """Rows that ask of the same LSH buckets."""
+    """Rows that look up the same LSH buckets."""
     if asks.empty:
         return {}
     return dict(iter(asks.groupby(asks["bands"].map(lambda bands: tuple(sorted(bands))))))

@@ -39,22 +39,22 @@ def original(row_id: str) -> str | None:
     >>> original("page#12"), original("page")
     ('page', None)
     """
-    found = _COPY.search(row_id)
-    return row_id[: found.start()] if found else None
+    match = _COPY.search(row_id)
+    return row_id[: match.start()] if match else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Targets:
     """Rows that are to be forgotten."""
 
     ids: frozenset[str]
-    """As they were asked for."""
+    """Ids that the user gave."""
     copies: frozenset[str] = frozenset()
     """Ids of rows that are copies of theirs (id#2), by what the rows hold."""
     marks: tuple[Forgotten, ...] = ()
-    """Of the datasets: they know copies that earlier calls have removed."""
+    """Marks of the datasets: they know copies that earlier calls have removed."""
     met: set[str] = field(default_factory=set, compare=False, repr=False)
-    """Those of `ids` that were found anywhere: what is looked for adds them."""
+    """Those of `ids` that a search has met; each search adds to it."""
 
     @cached_property
     def exact(self) -> frozenset[str]:
@@ -76,7 +76,7 @@ class Wanted:
         row_id = ids.text(value)
         return row_id is not None and self.has(row_id)
 
-    def has_shown(self, text: str) -> bool:
+    def has_as_shown(self, text: str) -> bool:
         """`has` of an id as a page shows it: control characters are escaped there."""
         return self.has(text) or text in self._shown
 
@@ -94,19 +94,19 @@ class Wanted:
     def without_detail(self, detail: str | None) -> str | None:
         """A rejected row's detail, with another row that it names left out if that is one of them.
 
-        >>> Wanted(ids=frozenset({"5"})).without_detail("same text as 5 of train")
+        >>> Targets(ids=frozenset({"5"})).without_detail("same text as 5 of train")
         'same text as [forgotten] of train'
-        >>> Wanted(ids=frozenset({"5"})).without_detail("text_pair: 5 characters")
+        >>> Targets(ids=frozenset({"5"})).without_detail("text_pair: 5 characters")
         'text_pair: 5 characters'
         """
-        found = _DETAIL.fullmatch(detail or "")
-        if found is not None:
-            named, split = found["named"], found["split"] or ""
+        match = _DETAIL.fullmatch(detail or "")
+        if match is not None:
+            named, split = match["named"], match["split"] or ""
             if self.has(named + split):
-                return found["said"] + GONE
+                return match["said"] + GONE
             if self.has(named):
-                return found["said"] + GONE + split
+                return match["said"] + GONE + split
         return detail
 
 
-NOTHING = Wanted(ids=frozenset())
+NOTHING = Targets(ids=frozenset())

@@ -25,7 +25,7 @@ from howdah.etl.sources.source import Source
 from howdah.etl.workspace.credentials import Secrets
 
 _BOUNDS = ("max_reject_fraction", "leakage_sample", "max_leakage")
-"""Of data.quality."""
+"""Keys of data.quality that do not decide which rows are kept."""
 
 BUCKETS = 16
 """Buckets of a new ledger, each compared with a part by one task: more tasks than the cores of most
@@ -39,10 +39,10 @@ class Past:
     Attributes:
         parent: the newest version; None: this is the first.
         part: the new part's name.
-        identity: of its source's state and what it is read with.
+        identity: hash of its source's state and what it is read with.
         source: what it is read from (etl/history/place.py).
         config: what all parts agree on.
-        buckets: of the ledger.
+        buckets: number of buckets of the ledger.
         secrets: tokens for tasks that read and write the ledger.
     """
 
@@ -67,7 +67,7 @@ class Past:
 
     @property
     def hashed(self) -> dict:
-        """For the dataset's hash."""
+        """What the dataset's hash covers of the past."""
         parent = None if self.parent is None else self.parent.manifest.dataset_hash
         return {"parent": parent, "part": self.part, "buckets": self.buckets}
 
@@ -78,21 +78,21 @@ class Past:
 
     def paths(self, kind: str) -> ledger.Paths:
         """The parent's ledger files of one kind."""
-        found: ledger.Paths = {}
+        by_bucket: ledger.Paths = {}
         if self.parent is not None and self.parent.manifest.ledger is not None:
             for file in self.parent.manifest.ledger.files:
                 if file.kind == kind:
                     path = self.parent.ledger_path(file)
-                    found.setdefault(file.bucket, []).append((path, file.part))
-        return found
+                    by_bucket.setdefault(file.bucket, []).append((path, file.part))
+        return by_bucket
 
-    def paths_of_rows(self, *, own: bool) -> list[str]:
-        """Files of kind rows: of the part that is replaced, or of the others."""
+    def paths_of_rows(self, *, same_part: bool) -> list[str]:
+        """Files of kind rows of the part that is replaced, or of all others."""
         return [
             path
             for files in self.paths(ledger.ROWS).values()
             for path, part in files
-            if (part == self.part) == own
+            if (part == self.part) == same_part
         ]
 
     def appended(
@@ -142,9 +142,9 @@ class Past:
 
     def _stay(self, entries: list) -> list:
         """The parent's entries, but those of a part that is replaced, as seen from a child."""
-        own = storage.name(self.parent.path)
+        parent_name = storage.name(self.parent.path)
         return [
-            entry.model_copy(update={"version": entry.version or own})
+            entry.model_copy(update={"version": entry.version or parent_name})
             for entry in entries
             if entry.part != self.part
         ]
@@ -211,7 +211,7 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
 
 
 def say(progress: Callable[[str], None], past: Past) -> None:
-    """Say what is appended to what."""
+    """Report which part is appended to which version."""
     if past.parent is None:
         progress(f"part {past.part} is the first; its rows begin the ledger")
         return
@@ -231,7 +231,7 @@ def _agreed(data: DataSection, etl_format: int, tokenizer: str) -> dict[str, Any
 
 
 def _merged(parent: Dataset, name: str) -> bool:
-    """Rows of the part are in files with those of others."""
+    """Whether the part's rows share ledger files with other parts."""
     files = parent.manifest.ledger.files
     return not any(file.part == name for file in files) and any(file.part is None for file in files)
 

@@ -39,7 +39,7 @@ from howdah.data.targets import Label
 from howdah.errors import StorageError
 from howdah.etl import report
 from howdah.etl.history.artefacts import without_rejected
-from howdah.etl.history.mentions import NOTHING, Wanted
+from howdah.etl.history.mentions import NOTHING, Targets
 from howdah.etl.history.turn import turn
 from howdah.etl.workspace.staging import (
     LEDGER,
@@ -56,7 +56,7 @@ _DISCARD_SECONDS = 60.0
 _VALUE = {"rows": "node", "bands": "band"}
 _GROUP_ROWS = {"rows": 2_048, "bands": 65_536}
 TARGET_BYTES = 96 * 2**20
-"""Of a merged shard, where nothing else is asked: as data.shard_bytes."""
+"""Default size of a merged shard, the same as that of data.shard_bytes."""
 
 
 def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES) -> Dataset:
@@ -74,26 +74,26 @@ def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES)
     return _Rewrite(dataset=dataset, progress=progress, target=target, keep=newest).run()
 
 
-def without(dataset: Dataset, wanted: Wanted, progress: Progress) -> Dataset:
+def without(dataset: Dataset, targets: Targets, progress: Progress) -> Dataset:
     """A version without these rows, in its own directory, even where it has none of them."""
-    return _Rewrite(dataset=dataset, progress=progress, wanted=wanted).run()
+    return _Rewrite(dataset=dataset, progress=progress, targets=targets).run()
 
 
-def without_said(manifest: DatasetManifest, wanted: Wanted) -> tuple[DatasetManifest, int]:
+def manifest_without(manifest: DatasetManifest, targets: Targets) -> tuple[DatasetManifest, int]:
     """The manifest without the rows that it names, and how many times it does: the pairs that are
     most alike across splits, the text with most line breaks, and the files of images."""
     quality, source, count = dict(manifest.quality), dict(manifest.source), 0
     if leakage := quality.get("leakage"):
         pairs = leakage.get("examples", [])
-        stay = [one for one in pairs if not any(map(wanted.has_value, (one["id"], one["near"])))]
+        stay = [one for one in pairs if not any(map(targets.has_value, (one["id"], one["near"])))]
         quality["leakage"] = {**leakage, "examples": stay}
         count += len(pairs) - len(stay)
-    if (lines := quality.get("csv")) and wanted.has_value(lines.get("most_line_breaks_in")):
+    if (lines := quality.get("csv")) and targets.has_value(lines.get("most_line_breaks_in")):
         quality["csv"] = {**lines, "most_line_breaks_in": None}
         count += 1
     if source.get("kind") == "image" and isinstance(files := source.get("files"), list):
         # ids are paths below the source, which need not be the root of all files
-        ends = tuple(f"/{one}" for one in wanted.exact)
+        ends = tuple(f"/{one}" for one in targets.exact)
         source["files"] = [one for one in files if not str(one[0]).endswith(ends)]
         count += len(files) - len(source["files"])
     return manifest.model_copy(update={"quality": quality, "source": source}), count
@@ -120,14 +120,14 @@ class _Rewrite:
     Attributes:
         target: bytes of a merged shard; None: every shard stays by itself.
         keep: parts whose shards stay by themselves.
-        wanted: rows that are left out.
+        targets: rows that are left out.
     """
 
     dataset: Dataset
     progress: Progress
     target: int | None = None
     keep: Collection[str | None] = ()
-    wanted: Wanted = NOTHING
+    targets: Targets = NOTHING
     _gone: Counter[tuple[str | None, str]] = field(default_factory=Counter, init=False)
     """(part, split) -> rows that are left out, without copies."""
     _files: int = field(default=0, init=False)
@@ -135,7 +135,7 @@ class _Rewrite:
     def run(self) -> Dataset:
         old = self.dataset.manifest
         hash_ = content_hash(
-            {"from": old.dataset_hash, "without": sorted(self.wanted.exact), "target": self.target}
+            {"from": old.dataset_hash, "without": sorted(self.targets.exact), "target": self.target}
         )
         path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
         if storage.exists(storage.join(path, MANIFEST)):
@@ -160,32 +160,32 @@ class _Rewrite:
         return load_dataset(path)
 
     def _turn(self) -> contextlib.AbstractContextManager[None]:
-        """Of the newest version: a part that is appended meanwhile would be lost."""
+        """Hold the turn of the newest version: a part appended meanwhile would be lost."""
         return turn(storage.parent(self.dataset.path), self.dataset)
 
     def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
         old = self.dataset.manifest
         splits = {split: self._split(path, token, split) for split in old.splits}
         splits = {split: shards for split, shards in splits.items() if shards}
-        said, _ = without_said(old, self.wanted)
-        quality, parts = dict(said.quality), list(old.parts)
+        cleaned, _ = manifest_without(old, self.targets)
+        quality, parts = dict(cleaned.quality), list(old.parts)
         quality["reject_files"] = self._rejects(path, token)
-        if self.wanted.ids:
+        if self.targets.ids:
             kept = sum(entry.rows for shards in splits.values() for entry in shards)
             before = sum(entry.rows for entry in _all_shards(old))
             quality["forgotten"] = quality.get("forgotten", 0) + before - kept
             quality, parts = self._counts(quality)
-        latest, own = f"v={old.dataset_hash}", f"v={hash_}"
+        latest, new_name = f"v={old.dataset_hash}", f"v={hash_}"
         update = {
             "dataset_hash": hash_,
             "created": created_now(storage.parent(path)),
             "splits": splits,
             "quality": quality,
-            "source": said.source,
+            "source": cleaned.source,
             "parent": old.dataset_hash,
             "schema_version": 2,
             "parts": [
-                part.model_copy(update={"version": own}) if part.version == latest else part
+                part.model_copy(update={"version": new_name}) if part.version == latest else part
                 for part in parts
             ],
         }
@@ -205,10 +205,10 @@ class _Rewrite:
         """
         old = self.dataset.manifest
         newest = _newest_parts(old)
-        own = sum(n for (part, _), n in self._gone.items() if not old.parts or part in newest)
-        if own and "kept" in quality:  # of the newest part alone, as the manifest says
-            quality["kept"] -= own
-            quality["drops"] = _more(quality.get("drops") or {}, own)
+        removed = sum(n for (part, _), n in self._gone.items() if not old.parts or part in newest)
+        if removed and "kept" in quality:  # of the newest part alone, as the manifest says
+            quality["kept"] -= removed
+            quality["drops"] = _more(quality.get("drops") or {}, removed)
         parts = []
         for part in old.parts:
             gone = {split: n for (name, split), n in self._gone.items() if name == part.name}
@@ -257,8 +257,8 @@ class _Rewrite:
         for entry in group:
             for row in rows_of(self.dataset, entry):
                 row_id = row[2].decode("utf-8", "backslashreplace")
-                if self.wanted.has(row_id):
-                    self._gone[entry.part, split] += row_id not in self.wanted.copies
+                if self.targets.has(row_id):
+                    self._gone[entry.part, split] += row_id not in self.targets.copies
                     continue
                 batch.append(row)
                 count += 1
@@ -280,8 +280,8 @@ class _Rewrite:
         names = []
         for old in self.dataset.manifest.quality.get("reject_files", []):
             table = _read(storage.join(self.dataset.path, old))
-            if self.wanted.ids:
-                table, _ = without_rejected(table, self.wanted)
+            if self.targets.ids:
+                table, _ = without_rejected(table, self.targets)
             if table.num_rows:
                 name = attempt_name(f"part-{len(names):05d}", token, self._next(), "parquet")
                 names.append(f"{REJECTS}/{name}")
@@ -299,7 +299,7 @@ class _Rewrite:
         for (kind, bucket, part), files in groups.items():
             paths = [self.dataset.ledger_path(file) for file in files]
             if kind == "rows":
-                tables = [_filtered(one, "id", self.wanted.exact) for one in paths]
+                tables = [_filtered(one, "id", self.targets.exact) for one in paths]
                 tables = [_mapped(one, "cluster", self._cluster(token)) for one in tables]
             else:
                 tables = [_filtered(one, "node", gone) for one in paths]
@@ -322,20 +322,20 @@ class _Rewrite:
     def _nodes_without_rows(self) -> frozenset[int]:
         """Nodes of the rows that are left out, unless another row has the same text."""
         gone, stay = set(), set()
-        if not self.wanted.ids:
+        if not self.targets.ids:
             return frozenset()
         for file in self.dataset.manifest.ledger.files:
             if file.kind == "rows":
                 table = _read(self.dataset.ledger_path(file), ["id", "node"])
                 for row_id, node in zip(*(c.to_pylist() for c in table.columns), strict=True):
-                    (gone if row_id in self.wanted.exact else stay).add(node)
+                    (gone if row_id in self.targets.exact else stay).add(node)
         return frozenset(gone - stay)
 
     def _cluster(self, token: str) -> Callable[[str], str]:
         """Names of clusters: one that was named by a row that is left out gets another name."""
 
         def name(cluster: str) -> str:
-            if cluster not in self.wanted.exact:
+            if cluster not in self.targets.exact:
                 return cluster
             return "forgotten-" + sha256(f"{token}:{cluster}".encode()).hexdigest()[:16]
 

@@ -87,7 +87,7 @@ def _all(places: Sequence[str]) -> Iterator[str]:
 
 
 def model_lines(one: dict) -> list[str]:
-    """A run or published model of `Found.models`, for the user."""
+    """A run or published model of `Survey.models`, for the user."""
     state = ", which is current" if one.get("current") else ""
     if one.get("status"):
         state = f", {one['status']}, whose checkpoints were trained on them"

@@ -1,4 +1,4 @@
-"""One commit at a time on top of a version: the part of a run that is outrun would be lost.
+"""One commit at a time on top of a version: two would lose the part of the run that is slower.
 
 Right before its commit a run takes the lease `<data.dataset>/_turn-<version>.<n>.json`, and gives
 it back when it has committed. Only then it looks whether another version has come: a run that comes

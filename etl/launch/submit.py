@@ -59,16 +59,15 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
             where="data.spark.deploy_mode",
             expected="client, or data.spark.master: yarn",
             got=f"cluster, with master {options.master}",
-            remedy="set one of them",
         )
     shipping.refuse_two_identities(config)
     home = shipping.spark_home(options)
-    own = options.home is None or os.path.samefile(
+    same_python = options.home is None or os.path.samefile(
         home, shipping.spark_home(options.model_copy(update={"home": None}))
     )
     with logged_in(*options.login):
         try:
-            return _run(config, home, own, cluster, progress)
+            return _run(config, home, same_python, cluster, progress)
         except ClusterError as error:
             if shipping.on_yarn(options):
                 applications.explain(
@@ -77,13 +76,15 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
             raise
 
 
-def _run(config: Config, home: str, own: bool, cluster: bool, progress: Progress) -> EtlResult:
-    if own and not cluster:
+def _run(
+    config: Config, home: str, same_python: bool, cluster: bool, progress: Progress
+) -> EtlResult:
+    if same_python and not cluster:
         return pipeline.run(config, progress=progress)
     with interrupts():
-        source, encoder, there = pipeline.prepare(config, progress)
-        if there is not None:
-            return there
+        source, encoder, unchanged = pipeline.prepare(config, progress)
+        if unchanged is not None:
+            return unchanged
         require_java(home)
         if not cluster:
             return _under(home, config, encoder, progress)
@@ -296,16 +297,17 @@ def _end_application(
     Args:
         owner: this user's name on the cluster; any user may set the same tag.
     """
-    found = [submitted.application] if submitted.application else []
-    found = found or applications.tagged(hadoop, tag, owner)
-    for application in found:
+    ids = [submitted.application] if submitted.application else []
+    ids = ids or applications.tagged(hadoop, tag, owner)
+    for application in ids:
         failed = applications.kill(hadoop, application)
         if failed is None:
             progress(f"killed {application}")
         else:
-            progress(f"{application} could not be killed: {failed}; do: yarn application -kill it")
+            remedy = f"yarn application -kill {application}"
+            progress(f"{application} could not be killed: {failed}; run: {remedy}")
             return
-    sweep_until_quiet(config.data.dataset, over=found)
+    sweep_until_quiet(config.data.dataset, over=ids)
 
 
 def _no_answer(hadoop: Hadoop, submitted: _Submitted, config: Config) -> ClusterError:
@@ -349,8 +351,12 @@ def _of_application(
 def _cause(hadoop: Hadoop, submitted: _Submitted, config: Config) -> str | None:
     """Why an application that is over has failed: by its containers' logs, else by YARN."""
     log = applications.logs(hadoop, submitted.application, owner=config.run.user)
-    said = applications.diagnostics(submitted.lines)
-    return applications.cause(log) or applications.cause(said) or (said.splitlines() or [None])[0]
+    diagnostics = applications.diagnostics(submitted.lines)
+    return (
+        applications.cause(log)
+        or applications.cause(diagnostics)
+        or (diagnostics.splitlines() or [None])[0]
+    )
 
 
 # ------------------------------------------------------------------------------------- helpers

@@ -107,8 +107,8 @@ def _by_driver(edges: DataFrame, count: int, scratch: Scratch) -> DataFrame:
     del table
     if len(nodes) <= _FEW:
         return spark.createDataFrame(pd.DataFrame({"node": nodes, "root": root}), _LABELS)
-    found = pa.table({"node": nodes, "root": root})
-    return scratch.put(spark, found, scratch.path("components") + "/roots")
+    roots_table = pa.table({"node": nodes, "root": root})
+    return scratch.put(spark, roots_table, scratch.path("components") + "/roots")
 
 
 def _by_rounds(
@@ -128,7 +128,6 @@ def _by_rounds(
         if number > _MOST_ROUNDS:
             raise ClusterError(
                 "the clusters of near duplicates are not joined",
-                expected=f"at most {_MOST_ROUNDS} rounds",
                 got=f"{count:,} edges left",
                 remedy="report this as a defect; data.dedup.near: false does without",
             )
@@ -157,8 +156,8 @@ def _replacements(edges: DataFrame, number: int) -> DataFrame:
     lowest = both.groupBy("a").agg(
         F.min_by("b", "hash").alias("neighbour"), F.min("hash").alias("hash")
     )
-    own = F.xxhash64(F.lit(number), "a")
-    best = F.when(own < F.col("hash"), F.col("a")).otherwise(F.col("neighbour"))
+    node = F.xxhash64(F.lit(number), "a")
+    best = F.when(node < F.col("hash"), F.col("a")).otherwise(F.col("neighbour"))
     return lowest.select(F.col("a").alias("node"), best.alias("next"))
 
 

@@ -99,17 +99,17 @@ def deduplicate(
     lone = marked.where(~F.col("conflict") & ~F.col("copy"))
     unique = lone.where(F.col("id") == F.col("first"))
     if options.near:
-        found = near.find(
+        clustered = near.find(
             unique, options, scratch, temporary, driver_edges=driver_edges, progress=progress
         )
     else:
-        found = near.none(unique)
-    alike = found.rows.withColumnRenamed("id", "first")
+        clustered = near.none(unique)
+    alike = clustered.rows.withColumnRenamed("id", "first")
     # (own, first, cluster, group, label, rank) of the first row of each text and label
     owners = lone.where(F.col("id") == F.col("own")).select("own", "first", "label", "rank")
     labelled = alike.join(owners, "first")
     sizes = _sizes(labelled, "cluster")
-    largest_group = _sizes(labelled, "group").largest if found.capped_buckets else sizes.largest
+    largest_group = _sizes(labelled, "group").largest if clustered.capped_buckets else sizes.largest
     alone = ["cluster", "label", "rank"]
     may_lead = labelled.select("own", "signature", *alone)
     if gone is not None:
@@ -133,8 +133,8 @@ def deduplicate(
         largest_cluster=sizes.largest,
         noisy_clusters=sizes.noisy,
         noisy_texts=sizes.noisy_members,
-        capped_buckets=found.capped_buckets,
-        capped_entries=found.capped_entries,
+        capped_buckets=clustered.capped_buckets,
+        capped_entries=clustered.capped_entries,
         largest_group=largest_group,
     )
 
@@ -225,10 +225,10 @@ def _judged(rows: DataFrame, conflict: ConflictOptions, task: Task, whole: bool)
     stays = F.when(~F.col("conflict") & ~F.col("copy"), F.col("id"))
     first = F.min(stays).over(text)
     if conflict.policy == "keep" or whole:
-        own = F.min(stays).over(Window.partitionBy("key", "label"))
+        least = F.min(stays).over(Window.partitionBy("key", "label"))
     else:
-        own = first
-    return rows.select("*", first.alias("first"), F.coalesce(own, "id").alias("own"))
+        least = first
+    return rows.select("*", first.alias("first"), F.coalesce(least, "id").alias("own"))
 
 
 def _conflict(options: ConflictOptions, task: Task, same: WindowSpec, label: WindowSpec) -> Column:
@@ -247,8 +247,8 @@ def _conflict(options: ConflictOptions, task: Task, same: WindowSpec, label: Win
 
 
 class _Sizes(NamedTuple):
-    """Of sets with two members or more: how many, the largest's size (1 if there is none), how
-    many have several labels, and the members of those."""
+    """Sets with two members or more: their count, the largest's size (1 if there is none), how many
+    have several labels, and the members of those."""
 
     count: int
     largest: int
@@ -257,7 +257,7 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(labelled: DataFrame, column: str) -> _Sizes:
-    """Of the sets of texts named in a column."""
+    """Count the sets of texts that a column names."""
     texts = F.count(F.when(F.col("own") == F.col("first"), 1))  # not its other labels
     sizes = labelled.groupBy(column).agg(
         texts.alias("n"), (F.min("label") != F.max("label")).alias("noisy")

@@ -35,7 +35,7 @@ _SAMPLED = 100_000
 class Stratum:
     """Units that are divided among themselves: those of a class, or all."""
 
-    wanted: Mapping[Split, float]
+    goals: Mapping[Split, float]
     """{test, validation: rows}, of the splits that are drawn."""
     units: int
     fills: bool
@@ -44,21 +44,21 @@ class Stratum:
     @property
     def limit(self) -> int:
         """Rows from which a unit comes after all smaller ones: it would fill a small split."""
-        return math.ceil(max([1.0, *self.wanted.values()]))
+        return math.ceil(max([1.0, *self.goals.values()]))
 
     @property
     def first(self) -> list[Split]:
         """Splits of the first units."""
-        splits = [*self.wanted, TRAIN]
+        splits = [*self.goals, TRAIN]
         return splits if self.fills and self.units >= len(splits) else []
 
 
-def wanted(
+def goals_of(
     sizes: Mapping[Split, float], strata: Mapping[int, int], total: int
 ) -> dict[int, dict[Split, float]]:
     """{stratum: {split: rows}}; a size is a fraction below 1, or rows of all strata together.
 
-    >>> wanted({"test": 30, "validation": 0.1}, {0: 100, 1: 200}, 300)[1]
+    >>> goals_of({"test": 30, "validation": 0.1}, {0: 100, 1: 200}, 300)[1]
     {'test': 20.0, 'validation': 20.0}
     """
     share = {split: size if size < 1 else size / total for split, size in sizes.items()}
@@ -85,29 +85,29 @@ def draw(
     Raises:
         DataError: more rows are asked for than there are.
     """
-    given = F.col(GIVEN) if GIVEN in rows.columns else F.lit(None).cast("string")
-    open_ = rows.where(F.col("reason").isNull() & (given.isNull() | (given == TRAIN)))
+    given_split = F.col(GIVEN) if GIVEN in rows.columns else F.lit(None).cast("string")
+    open_ = rows.where(F.col("reason").isNull() & (given_split.isNull() | (given_split == TRAIN)))
     units = _units(open_, options, task).persist()
     temporary.append(units)
-    found = units.groupBy("stratum").agg(F.sum("rows").alias("rows"), F.count("*").alias("units"))
-    counts = {r["stratum"]: (r["rows"], r["units"]) for r in found.collect()}
+    totals = units.groupBy("stratum").agg(F.sum("rows").alias("rows"), F.count("*").alias("units"))
+    counts = {r["stratum"]: (r["rows"], r["units"]) for r in totals.collect()}
     total = sum(of for of, _ in counts.values())
     sizes = {split: getattr(options, split) for split in (TEST, VALIDATION) if split in drawn}
     sizes = {split: size for split, size in sizes.items() if size}
     refuse_too_few(sizes, total)
-    goals = wanted(sizes, {stratum: of for stratum, (of, _) in counts.items()}, total)
+    goals = goals_of(sizes, {stratum: of for stratum, (of, _) in counts.items()}, total)
     strata = {
         stratum: Stratum(
             units=number,
-            wanted=goals[stratum],
+            goals=goals[stratum],
             fills=options.stratify is not None and of >= options.stratify,
         )
         for stratum, (of, number) in counts.items()
     }
     if not strata:
-        return rows.withColumn("split", F.coalesce(given, F.lit(TRAIN)))
+        return rows.withColumn("split", F.coalesce(given_split, F.lit(TRAIN)))
     assigned = _assigned(_ranked(units, strata), strata)
-    split = F.when(given.isin(TEST, VALIDATION), given).otherwise(
+    split = F.when(given_split.isin(TEST, VALIDATION), given_split).otherwise(
         F.coalesce(F.col("drawn"), F.lit(TRAIN))
     )
     return rows.join(assigned, "group", "left").withColumn("split", split).drop("drawn")
@@ -122,15 +122,14 @@ def refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
     Raises:
         DataError: with the sizes and the rows.
     """
-    asked = sum(size if size >= 1 else size * total for size in sizes.values())
-    if total and asked >= total:
-        said = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+    needed = sum(size if size >= 1 else size * total for size in sizes.values())
+    if total and needed >= total:
+        shown = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
         raise DataError(
             "validation and test take all rows",
             where="data.split." + " and data.split.".join(sizes),
             expected=f"fewer than the {total:,} rows to divide",
-            got=said,
-            remedy="lower them, or give more rows",
+            got=shown,
         )
 
 
@@ -265,8 +264,8 @@ def ends(stratum: Stratum, rows: Mapping[int, int]) -> tuple[int, float, float]:
         rows: {place: rows} of the first units.
     """
     taken = {split: rows[place] for place, split in enumerate(stratum.first)}
-    test = max(0.0, stratum.wanted.get(TEST, 0.0) - taken.get(TEST, 0))
-    validation = max(0.0, stratum.wanted.get(VALIDATION, 0.0) - taken.get(VALIDATION, 0))
+    test = max(0.0, stratum.goals.get(TEST, 0.0) - taken.get(TEST, 0))
+    validation = max(0.0, stratum.goals.get(VALIDATION, 0.0) - taken.get(VALIDATION, 0))
     return sum(taken.values()), test, test + validation
 
 
@@ -290,13 +289,13 @@ def newest(rows: DataFrame, column: str, count: float) -> float | None:
         bins = inside.groupBy(number.alias("bin")).agg(
             F.count("*").alias("n"), F.min(column).alias("low"), F.max(column).alias("high")
         )
-        for found in sorted(bins.collect(), key=lambda one: -one["bin"]):
-            if newer + found["n"] >= count:
+        for row in sorted(bins.collect(), key=lambda one: -one["bin"]):
+            if newer + row["n"] >= count:
                 break
-            newer, after = newer + found["n"], found["low"]
+            newer, after = newer + row["n"], row["low"]
         else:
             return after  # fewer rows than asked for
-        low, high = found["low"], found["high"]
+        low, high = row["low"], row["high"]
     if low is None or after is None:
         return low
     whole = rows.where(F.col(column) == low).count()

@@ -6,7 +6,7 @@ row with the reason `forgotten`, so that the counts of read, kept and dropped ro
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from howdah.data.lineage.forgotten import Forgotten
@@ -29,11 +29,14 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
     marks = rows.sparkSession.createDataFrame(
         [(one,) for one in sorted(forgotten.ids)], "mark string"
     )
-    found = rows
+    marked = rows
     key = F.when(F.col("reason").isNotNull(), F.regexp_replace("id", r"#\d+$", ""))
     for n, row_id in enumerate((F.col("id"), key)):
         mark = F.broadcast(marks.withColumnRenamed("mark", f"_mark{n}"))
-        found = found.join(mark, _hashed(forgotten.salt, row_id) == F.col(f"_mark{n}"), "left")
+        # `howdah.data.lineage.forgotten.hashed`, in Spark
+        salted = F.sha2(F.concat(F.lit(forgotten.salt), row_id), 256)
+        same = F.substring(salted, 1, _DIGITS) == F.col(f"_mark{n}")
+        marked = marked.join(mark, same, "left")
     gone = F.col("_mark0").isNotNull() | F.col("_mark1").isNotNull()
     columns = [
         (
@@ -43,9 +46,4 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
         ).alias(name)
         for name in rows.columns
     ]
-    return found.select(*columns)
-
-
-def _hashed(salt: str, row_id: Column) -> Column:
-    """`howdah.data.lineage.forgotten.hashed`, in Spark."""
-    return F.substring(F.sha2(F.concat(F.lit(salt), row_id), 256), 1, _DIGITS)
+    return marked.select(*columns)

@@ -80,7 +80,7 @@ class RowRules:
     """{value in the source: label name}; None: every value is a label."""
     task: Task = "single_label"
     separator: str = ","
-    """Of several labels in one text."""
+    """Separates several labels in one text."""
     pairs: bool = False
     """Texts are pairs (data/clean.py)."""
 
@@ -178,16 +178,16 @@ def _named(label: str, rules: RowRules) -> tuple[str | None, str | None]:
         return target_text(value), value
     if rules.task != "multi_label":
         assert_never(rules.task)
-    found = label_set(value, rules.separator)
-    if found is None:
+    labels = label_set(value, rules.separator)
+    if labels is None:
         return None, value
     if rules.names is None:
-        return set_text(found), None
-    unknown = [name for name in found if name not in rules.names]
+        return set_text(labels), None
+    unknown = [name for name in labels if name not in rules.names]
     return (
         (None, ", ".join(unknown))
         if unknown
-        else (set_text(rules.names[name] for name in found), None)
+        else (set_text(rules.names[name] for name in labels), None)
     )
 
 

@@ -26,25 +26,25 @@ def rules(data: DataSection) -> RowRules:
     )
 
 
-def names(data: DataSection, found: Mapping[str, int], before: Sequence[str] = ()) -> list[str]:
+def names(data: DataSection, counts: Mapping[str, int], before: Sequence[str] = ()) -> list[str]:
     """Label names by number: the config's in their order, or all found, sorted.
 
     Args:
-        found: {label name: rows that passed the gate}.
+        counts: {label name: rows that passed the gate}.
         before: labels that have numbers already, which they keep; new ones come after them.
 
     Raises:
-        DataError: fewer than two labels, or so many that the column can be none of labels.
+        DataError: fewer than two labels, or too many for a column of labels.
     """
     mapping = label_mapping(data)
     if mapping is not None:
         ordered = list(dict.fromkeys(mapping.values()))
-    elif all(_is_whole(name) for name in found):
-        ordered = sorted(found, key=lambda name: (int(name), name))  # "2" before "10"; "01", "1"
+    elif all(n.removeprefix("-").isdecimal() and n.isascii() for n in counts):
+        ordered = sorted(counts, key=lambda name: (int(name), name))  # "2" before "10"; "01", "1"
     else:
-        ordered = sorted(found)
+        ordered = sorted(counts)
     ordered = list(dict.fromkeys((*before, *ordered)))
-    present = [name for name in ordered if found.get(name)]
+    present = [name for name in ordered if counts.get(name)]
     if len(present) < 2 and not before:
         raise DataError(
             "a classifier needs rows of at least two labels",
@@ -69,7 +69,6 @@ def refuse_too_many(data: DataSection, count: int, *examples: str | None) -> Non
             where=f"data.columns.label: {data.columns.label}",
             expected=f"at most {MOST_LABELS:,} labels",
             got=f"{count:,}, such as {', '.join(repr(value)[:80] for value in examples)}",
-            remedy="check data.columns.label",
         )
 
 
@@ -107,7 +106,3 @@ def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:
         remedy=(f"did you mean {near[0]!r}? " if near else "")
         + "list them in data.labels, or set data.quality.unknown_label: reject",
     )
-
-
-def _is_whole(name: str) -> bool:
-    return name.removeprefix("-").isdecimal() and name.isascii()

@@ -45,21 +45,21 @@ def _lead(
     names: list[str] = []
     leaders = np.empty((0, 0), np.uint32)  # (MOST_LEADERS, K) once there is a row
     for batch in batches:
-        found = []
+        pairs = []
         groups = zip(*(batch.column(key).to_pylist() for key in keys), strict=True)
-        own = batch.column("own").to_pylist()
+        ids = batch.column("own").to_pylist()
         signatures = batch.column("signature").to_pylist()
-        for key, name, raw in zip(groups, own, signatures, strict=True):
+        for key, name, raw in zip(groups, ids, signatures, strict=True):
             signature = np.frombuffer(raw, np.uint32)
             if key != group:
                 group, names = key, []
                 leaders = np.empty((MOST_LEADERS, len(signature)), np.uint32)
             equal = (leaders[: len(names)] == signature).sum(axis=1)
             like = np.flatnonzero(equal >= equal_entries(threshold, len(signature)))
-            found.append(names[like[0]] if len(like) else name)
+            pairs.append(names[like[0]] if len(like) else name)
             if not len(like) and len(names) < MOST_LEADERS:
                 leaders[len(names)] = signature
                 names.append(name)
         yield pa.RecordBatch.from_arrays(
-            [pa.array(own, pa.string()), pa.array(found, pa.string())], names=["own", "survivor"]
+            [pa.array(ids, pa.string()), pa.array(pairs, pa.string())], names=["own", "survivor"]
         )

@@ -1,4 +1,4 @@
-"""How much of the evaluation splits is near what is trained on: looked up, not assumed.
+"""Measure how many rows of the evaluation splits are near training rows.
 
 Near duplicates above `data.dedup.threshold` are in one split. Here a sample of validation and test
 rows is looked up among all training rows at a lower similarity, so that a user sees what is left of
@@ -51,7 +51,7 @@ class Old:
     rows: DataFrame
     """id, split, signature"""
     dedup: DedupOptions
-    """By which they were signed."""
+    """Options with which the signatures were made."""
 
 
 def judged(
@@ -60,33 +60,34 @@ def judged(
     progress: Callable[[str], None],
     old: Old | None = None,
 ) -> dict:
-    """What `estimate` finds.
+    """The `estimate`, reported and compared with data.quality.max_leakage.
 
     Raises:
         DataError: more than data.quality.max_leakage.
     """
-    found = estimate(rows, options, old)
+    estimated = estimate(rows, options, old)
     counts = ", ".join(
         f"{count['found']:,} of {count['sampled']:,} {split}"
-        for split, count in found["splits"].items()
+        for split, count in estimated["splits"].items()
     )
     if not counts:
-        return found
+        return estimated
     training = "training row" if old is None else "training row of this part"
-    said = f"{counts} rows looked up have a {training} that is {found['similarity']:g} alike"
-    progress(said)
+    at_least = f"with similarity >= {estimated['similarity']:g}"
+    sentence = f"near-duplicate check: {counts} rows have a {training} {at_least}"
+    progress(sentence)
     most = options.max_leakage
-    if most is not None and share(found) > most:
-        pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in found["examples"][:3])
+    if most is not None and share(estimated) > most:
+        pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in estimated["examples"][:3])
         raise DataError(
             "too many evaluation rows have near copies among the training rows",
             where="data.quality.max_leakage",
             expected=f"at most {most:.2%}",
-            got=f"{share(found):.2%}: {said}; {pairs}",
+            got=f"{share(estimated):.2%}: {sentence}; {pairs}",
             remedy="lower data.dedup.threshold, keep related rows together by data.split, or raise"
             " data.quality.max_leakage",
         )
-    return found
+    return estimated
 
 
 def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -> dict:
@@ -119,15 +120,16 @@ def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -
         numbers = [n for n, row in enumerate(sampled) if row["text"] is not None]
         parts = [(numbers, _sample([sampled[n]["text"] for n in numbers]), None)]
         if numbers := [n for n, row in enumerate(sampled) if row["text"] is None]:
-            signed = _signed_sample([sampled[n]["signature"] for n in numbers])
-            parts.append((numbers, signed, old.dedup))
+            raw = b"".join(sampled[n]["signature"] for n in numbers)
+            signature = np.frombuffer(raw, np.uint32).reshape(len(numbers), -1)
+            parts.append((numbers, (signature, *_sorted(_keys_of(signature))), old.dedup))
         sample = context.broadcast(parts)
         work = partial(_look_up, sample=sample, similarity=SIMILARITY)
         train = rows.where(F.col("split") == TRAIN).select("id", "text")
-        found = train.mapInArrow(crossing(work), _FOUND).groupBy("sample")
+        nearest = train.mapInArrow(crossing(work), _FOUND).groupBy("sample")
         # the smallest id of those as similar, so that a second run says the same
         closest = F.struct(-F.col("similarity"), "near")
-        for row in found.agg(F.min(closest).alias("closest")).collect():
+        for row in nearest.agg(F.min(closest).alias("closest")).collect():
             best[row["sample"]] = (-row["closest"][0], row["closest"]["near"])
         sample.unpersist()
     splits: dict[str, dict[str, int]] = {}
@@ -151,10 +153,14 @@ def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -
     }
 
 
-def share(found: dict) -> float:
+def share(estimated: dict) -> float:
     """The share of the sampled rows that were found, of what `estimate` returns."""
-    sampled = sum(counts["sampled"] for counts in found["splits"].values())
-    return sum(counts["found"] for counts in found["splits"].values()) / sampled if sampled else 0.0
+    sampled = sum(counts["sampled"] for counts in estimated["splits"].values())
+    return (
+        sum(counts["found"] for counts in estimated["splits"].values()) / sampled
+        if sampled
+        else 0.0
+    )
 
 
 def _keys(texts: list[str]) -> np.ndarray:
@@ -176,11 +182,6 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _sample(texts: list[str]) -> Sample:
     return minhash.sets(texts, "auto"), *_sorted(_keys(texts))
-
-
-def _signed_sample(raw: list[bytes]) -> Sample:
-    signature = np.frombuffer(b"".join(raw), np.uint32).reshape(len(raw), -1)
-    return signature, *_sorted(_keys_of(signature))
 
 
 def _look_up(

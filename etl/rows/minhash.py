@@ -104,9 +104,9 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     counts = np.empty(len(texts), dtype=np.int64)
     words: list[int] = []
     for b, text in enumerate(texts):
-        found = words_of(text) or [text]
-        counts[b] = len(found)
-        words.extend(map(_word_hash, found))
+        tokens = words_of(text) or [text]
+        counts[b] = len(tokens)
+        words.extend(map(_word_hash, tokens))
     if not words:
         return np.empty(0, np.uint64), np.empty(0, np.int64)
     flat = np.array(words, dtype=np.uint64)

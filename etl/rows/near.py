@@ -94,7 +94,9 @@ def find(
         progress=progress,
     )
     signed = _numbered(_signed(unique, options, temporary))
-    copies = _copies(signed).persist()
+    # A row that has the signature of another: the leader's node is lower.
+    leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
+    copies = signed.select("node", leader).where(F.col("node") != F.col("leader")).persist()
     temporary.append(copies)
     shared = _shared(signed, copies, options).persist()
     temporary.append(shared)
@@ -123,10 +125,10 @@ def find(
     else:
         group = F.min("id").over(Window.partitionBy("group")).alias("group")
         rows = named.select("id", "signature", cluster, group)
-    found = scratch.keep(rows, f"{directory}/found")
+    kept = scratch.keep(rows, f"{directory}/found")
     release(temporary, begin)
     return Near(
-        rows=found,
+        rows=kept,
         capped_buckets=buckets,
         capped_entries=entries - buckets * MAX_BUCKET_SIZE,
     )
@@ -158,7 +160,7 @@ def _sign_batches(
 
 
 def _numbered(signed: DataFrame) -> DataFrame:
-    """With a 64-bit hash of the id as `node`, salted so that no two rows have the same."""
+    """Add a 64-bit hash of the id as `node`, salted so that no two rows have the same."""
     for salt in range(_SALTS):
         numbered = signed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
         if numbered.groupBy("node").count().where(F.col("count") > 1).isEmpty():
@@ -168,12 +170,6 @@ def _numbered(signed: DataFrame) -> DataFrame:
         got=f"two rows with the same 64-bit hash under each of {_SALTS} salts",
         remedy="report this as a defect",
     )
-
-
-def _copies(signed: DataFrame) -> DataFrame:
-    """(node, leader) of each row that has the signature of another: the leader's node is lower."""
-    leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
-    return signed.select("node", leader).where(F.col("node") != F.col("leader"))
 
 
 # ------------------------------------------------------------------------------------ buckets
@@ -212,7 +208,7 @@ def _pieces(large: DataFrame, most: int) -> tuple[DataFrame, DataFrame]:
     order is by node, a hash: it favours no kind of id.
     """
     place = F.row_number().over(Window.partitionBy("bucket").orderBy("node"))
-    # The constant bound lets Spark keep so many rows of each task only (WindowGroupLimit).
+    # The constant bound lets Spark keep only that many rows per task (WindowGroupLimit).
     first = large.withColumn("place", place).where(F.col("place") <= most + 1)
     anchors = first.groupBy("bucket").agg(F.max("node").alias("anchor"))
     count = F.ceil((F.col("size") - most) / F.lit(most)).cast("int")
@@ -225,7 +221,7 @@ def _pieces(large: DataFrame, most: int) -> tuple[DataFrame, DataFrame]:
         "node",
     )
     rest = cut.where(beyond)
-    own = rest.select(
+    singles = rest.select(
         "bucket",
         (F.pmod("node", F.col("count")) + 1).cast("int").alias("piece"),
         F.lit(True).alias("beyond"),
@@ -233,7 +229,7 @@ def _pieces(large: DataFrame, most: int) -> tuple[DataFrame, DataFrame]:
     )
     loose = rest.where(F.col("node") != F.col("anchor"))
     loose = loose.select(F.col("node").alias("a"), F.col("anchor").alias("b")).distinct()
-    return everywhere.unionByName(own), loose
+    return everywhere.unionByName(singles), loose
 
 
 def _links(pieces: DataFrame, signed: DataFrame, threshold: float) -> DataFrame:
@@ -298,13 +294,13 @@ def _edges(rows: _Rows, starts: np.ndarray, threshold: float) -> pa.RecordBatch:
     pair = starts[:-1][sizes == 2]  # by far the most: all of them at once
     equal = (rows.signature[pair] == rows.signature[pair + 1]).sum(axis=1)
     pair = pair[equal >= need]
-    found = [np.stack((pair, pair + 1), axis=1)]
+    edges = [np.stack((pair, pair + 1), axis=1)]
     for begin, size in zip(starts[:-1][sizes > 2], sizes[sizes > 2], strict=True):
         one = rows.part(begin, begin + size)
         # in the first piece of a bucket (0 where there is but one) its first members as well
         compared = 1 if one.piece[0] <= 1 else int((~one.beyond).sum())
-        found.append(link_bucket(one.signature, threshold, compared) + begin)
-    a, b = np.concatenate(found).T
+        edges.append(link_bucket(one.signature, threshold, compared) + begin)
+    a, b = np.concatenate(edges).T
     return pa.RecordBatch.from_arrays(
         [pa.array(rows.node[a]), pa.array(rows.node[b])], names=["a", "b"]
     )
@@ -323,15 +319,15 @@ def _members(copies: DataFrame, components: DataFrame, loose: DataFrame | None) 
     led = parts[0]
     for part in parts[1:]:
         led = led.unionByName(part)
-    found = components.select(F.col("node").alias("leader"), "root")
-    found = led.distinct().join(found, "leader", "left")
-    return found.select("node", F.coalesce("root", "leader").alias("root"))
+    roots = components.select(F.col("node").alias("leader"), "root")
+    roots = led.distinct().join(roots, "leader", "left")
+    return roots.select("node", F.coalesce("root", "leader").alias("root"))
 
 
 def _grouped(
     members: DataFrame, loose: DataFrame, join: Callable[[DataFrame], DataFrame]
 ) -> DataFrame:
-    """With `group`: the root of all clusters that loose edges put together."""
+    """Add `group`: the root of all clusters that loose edges put together."""
     first = members.select(F.col("node").alias("a"), F.col("root").alias("first"))
     second = members.select(F.col("node").alias("b"), F.col("root").alias("second"))
     between = loose.join(first, "a").join(second, "b")

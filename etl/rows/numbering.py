@@ -49,7 +49,7 @@ class Name:
 
     def __init__(self) -> None:
         self.id: str | None = None
-        """None: rows that come later decide it."""
+        """The row's id; None: rows that come later decide it."""
         self.again = False
         """The row passed, and another row has its key."""
 

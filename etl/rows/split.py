@@ -42,12 +42,15 @@ def rule(options: SplitOptions) -> dict:
     by = _DUPLICATES
     if options.group:
         by += f"; joined with the rows that have the same {' or '.join(options.group)}"
-    given = {}
+    sources = {}
     if options.given:
-        own = options.model_dump(
+        options_given = options.model_dump(
             mode="json", include={"column", "values", "sources", "time"}, exclude_defaults=True
         )
-        given = {"given": redact.plain(own), "drawn": "splits that the data does not give"}
+        sources = {
+            "given": redact.plain(options_given),
+            "drawn": "splits that the data does not give",
+        }
     return {
         "by": by,
         "rule": _FOLD_RULE if folded else _SIZED_RULE if sized else _RULE,
@@ -55,7 +58,7 @@ def rule(options: SplitOptions) -> dict:
         VALIDATION: options.validation,
         **({"fold": options.fold} if folded else {TEST: options.test}),
         **({"stratify": options.stratify} if options.stratify else {}),
-        **given,
+        **sources,
     }
 
 
@@ -66,12 +69,12 @@ class Given:
     rows: dict[str, int]
     """{split: rows}, those without one in train."""
     drawn: list[Split]
-    """Test and validation, if the data does not give them and they are wanted."""
+    """Test and validation, if the data does not give them and their sizes are not 0."""
     cuts: dict[str, float]
     """{split: the moment from which on rows are its own}."""
 
     def as_quality(self) -> dict:
-        """For the manifest."""
+        """The entry in the manifest's quality."""
         cuts = {"from": self.cuts} if self.cuts else {}
         return {"given": self.rows, "drawn": self.drawn, **cuts}
 
@@ -99,8 +102,8 @@ def given_by(rows: DataFrame, options: SplitOptions) -> tuple[DataFrame, Given |
         for split, size in ((TEST, options.test), (VALIDATION, options.validation))
         if size and split not in counts and options.time.column is None
     ]
-    found = {split: counts[split] for split in SPLITS if split in counts}
-    return rows, Given(rows=found, drawn=drawn, cuts=cuts)
+    rows_by_split = {split: counts[split] for split in SPLITS if split in counts}
+    return rows, Given(rows=rows_by_split, drawn=drawn, cuts=cuts)
 
 
 def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
@@ -108,12 +111,12 @@ def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
     total = rows.count()
     cuts: dict[str, float] = {}
     left = rows
-    asked = {
+    sizes = {
         TEST: (options.time.test_from, options.test),
         VALIDATION: (options.time.validation_from, options.validation),
     }
-    refuse_too_few({split: size for split, (begin, size) in asked.items() if not begin}, total)
-    for split, (begin, size) in asked.items():
+    refuse_too_few({split: size for split, (begin, size) in sizes.items() if not begin}, total)
+    for split, (begin, size) in sizes.items():
         if begin is not None:
             cuts[split] = moment(begin)
         elif size:
@@ -128,7 +131,7 @@ def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
 def assign(
     rows: DataFrame,
     options: SplitOptions,
-    given: Given | None,
+    official: Given | None,
     temporary: list[DataFrame],
     *,
     task: Task = "single_label",
@@ -140,14 +143,14 @@ def assign(
         temporary: data frames persisted on the way are appended; the caller unpersists them.
         task: what labels are, where they are to be shared out.
     """
-    drawn: list[Split] = [TEST, VALIDATION] if given is None else given.drawn
+    drawn: list[Split] = [TEST, VALIDATION] if official is None else official.drawn
     if drawn and (options.in_rows or options.stratify):
         return draw(rows, options, drawn, temporary, task=task)
-    if given is None:
+    if official is None:
         return rows.withColumn("split", split_column("group", options))
     none = {split: 0.0 for split in (TEST, VALIDATION) if split not in drawn}
-    own = split_column("group", options.model_copy(update=none))
-    split = F.when(F.col(GIVEN).isin(TEST, VALIDATION), F.col(GIVEN)).otherwise(own)
+    by_hash = split_column("group", options.model_copy(update=none))
+    split = F.when(F.col(GIVEN).isin(TEST, VALIDATION), F.col(GIVEN)).otherwise(by_hash)
     return rows.withColumn("split", split)
 
 

@@ -57,8 +57,8 @@ def of_groups(
     """
     duplicates = F.concat(F.lit(_DUPLICATES), F.col("group"))
     keyed = F.transform(GROUPS, lambda value: F.concat(F.lit(_KEYED), value))
-    own = F.coalesce(F.get(keyed, F.lit(0)), duplicates)
-    rows = rows.withColumn("unit", own).withColumn("node", F.xxhash64("unit")).persist()
+    unit = F.coalesce(F.get(keyed, F.lit(0)), duplicates)
+    rows = rows.withColumn("unit", unit).withColumn("node", F.xxhash64("unit")).persist()
     temporary.append(rows)
     kept = rows.where(F.col("reason").isNull())
     keys = F.explode(F.concat(F.array(duplicates), keyed)).alias("of")
@@ -67,13 +67,13 @@ def of_groups(
     spans = entries.groupBy("of").agg(F.min("node").alias("low"), F.max("node").alias("high"))
     spans = spans.where(F.col("low") != F.col("high")).select("of", "low")
     edges = entries.join(spans, "of").select(F.col("low").alias("a"), F.col("node").alias("b"))
-    found = connected_components(
+    components = connected_components(
         edges, scratch, temporary, driver_edges=driver_edges, progress=progress
     )
-    found = scratch.keep(found, f"{scratch.path('units')}/found")
-    units = kept.select("unit", "node").distinct().join(found, "node")
+    components = scratch.keep(components, f"{scratch.path('units')}/found")
+    units = kept.select("unit", "node").distinct().join(components, "node")
     names = units.groupBy("root").agg(F.min("unit").alias("name"))
-    named = rows.join(found.join(names, "root").select("node", "name"), "node", "left")
+    named = rows.join(components.join(names, "root").select("node", "name"), "node", "left")
     group = F.coalesce("name", "unit").alias("group")
     out = named.select(*(c for c in rows.columns if c not in ("unit", "node", "group")), group)
     sizes = (
@@ -82,4 +82,4 @@ def of_groups(
         .agg(F.count("*").alias("count"), F.count(F.when(F.size(GROUPS) == 0, 1)).alias("without"))
     )
     largest, without = sizes.agg(F.max("count"), F.sum("without")).first()
-    return Units(rows=out, joined=found.count(), largest=largest or 0, without=without or 0)
+    return Units(rows=out, joined=components.count(), largest=largest or 0, without=without or 0)

@@ -45,12 +45,12 @@ Key = Callable[[str, str], Column]
 
 def columns(options: SplitOptions) -> dict[str, str]:
     """{column: Spark type} that rows have beside `reading.SCHEMA`."""
-    wanted = {
+    kinds = {
         GIVEN: ("string", bool(options.given)),
         GROUPS: ("array<string>", bool(options.group)),
         MOMENT: ("double", options.time.column is not None),
     }
-    return {name: kind for name, (kind, asked) in wanted.items() if asked}
+    return {name: kind for name, (kind, mapped) in kinds.items() if mapped}
 
 
 # --------------------------------------------------------------------------------- sources
@@ -74,7 +74,7 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
     return _with_parts(
         resolve_one(spark, bare, data),
         data,
-        lambda own: resolve_one(spark, sources.resolve(own), own),
+        lambda split_data: resolve_one(spark, sources.resolve(split_data), split_data),
     )
 
 
@@ -122,10 +122,10 @@ def data_of(data: DataSection, split: Split | None) -> DataSection:
     """The section as it is for the source of an official set; None: for data.source."""
     if split is None:
         return data
-    own = {"source": data.split.sources.given[split], "partitions": None, "query_file": None}
+    update = {"source": data.split.sources.given[split], "partitions": None, "query_file": None}
     if isinstance(data.as_of, int):  # of data.source's table alone
-        own["as_of"] = None
-    return data.model_copy(update=own)
+        update["as_of"] = None
+    return data.model_copy(update=update)
 
 
 def each(source: Source, data: DataSection) -> Iterator[tuple[Split | None, Source, DataSection]]:
@@ -197,7 +197,6 @@ def _moment(column: Column, kind: DataType) -> Column:
         where="data.split.time.column",
         expected="a date, a time, a number, or a text with one of them",
         got=kind.simpleString(),
-        remedy="name another column",
     )
 
 
@@ -212,7 +211,6 @@ def _refuse_other_cuts(time: SplitTime, kind: DataType) -> None:
                 where=f"data.split.time.{key}",
                 expected="a number" if isinstance(kind, NumericType) else "a date or time",
                 got=f"{cut!r}; column {time.column} is {kind.simpleString()}",
-                remedy="write it as the column has it",
             )
 
 

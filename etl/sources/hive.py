@@ -82,8 +82,7 @@ def _query(spark: SparkSession, source: Source) -> DataFrame:
     if not is_select(source.query):
         raise DataError(
             "the query file must hold one SELECT",
-            where=source.name,
-            got="something else",  # not its text: whose file that is, is not known here
+            where=source.name,  # without the query's text, which may hold secrets
             remedy="leave out everything but the query; it only reads",
         )
     frame = spark.sql(source.query.strip().rstrip(";"))
@@ -124,13 +123,11 @@ def _no_such_table(spark: SparkSession, name: str) -> DataError:
 # ---------------------------------------------------------------------------------- catalogue
 def _catalogued(spark: SparkSession, name: str) -> Table | None:
     """The catalogue's entry; None for temporary views and tables of other catalogues."""
-    if "." not in name and name.lower() in _temporary(spark):
-        return None
+    if "." not in name:
+        tables = spark.catalog.listTables()
+        if any(table.isTemporary and table.name.lower() == name.lower() for table in tables):
+            return None
     return Catalogue.of(spark).table(name)
-
-
-def _temporary(spark: SparkSession) -> set[str]:
-    return {t.name.lower() for t in spark.catalog.listTables() if t.isTemporary}
 
 
 def _refuse_unreadable_relation(leaf) -> None:
@@ -143,10 +140,10 @@ def _refuse_unreadable_relation(leaf) -> None:
 
 # --------------------------------------------------------------------------------- what it is
 def _chosen(
-    wanted: dict[str, list[str]], partition_columns: Sequence[str], name: str
+    patterns: dict[str, list[str]], partition_columns: Sequence[str], name: str
 ) -> dict[str, list[str]]:
     by_lower = {column.lower(): column for column in partition_columns}
-    unknown = [column for column in wanted if column.lower() not in by_lower]
+    unknown = [column for column in patterns if column.lower() not in by_lower]
     if unknown:
         raise DataError(
             f"the table is not partitioned by {', '.join(unknown)}",
@@ -154,28 +151,28 @@ def _chosen(
             expected=", ".join(partition_columns) or "no partition column at all",
             remedy="name partition columns; other conditions go into data.query_file",
         )
-    return {by_lower[column.lower()]: values for column, values in wanted.items()}
+    return {by_lower[column.lower()]: values for column, values in patterns.items()}
 
 
 def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     """Partitions with their locations, and the files in them: what a rewrite cannot leave as is.
 
-    Hive's own time stamps (transient_lastDdlTime) are no part of it: gathering statistics changes
+    Hive's own time stamps (transient_lastDdlTime) are not part of it: gathering statistics changes
     them, writing a file into a partition's directory does not.
     """
     if not table.partition_columns:
         if data.partitions:
             _chosen(data.partitions, [], table.name)
         return {"files": listed([table.location])}
-    wanted = _chosen(data.partitions or {}, table.partition_columns, table.name)
-    partitions, there = [], {column: set() for column in wanted}
-    for one in Catalogue.of(spark).matching(table, wanted):
-        for column in wanted:
-            there[column].add(canonical(one.spec[column], table.columns[column]))
+    patterns = _chosen(data.partitions or {}, table.partition_columns, table.name)
+    partitions, present = [], {column: set() for column in patterns}
+    for one in Catalogue.of(spark).matching(table, patterns):
+        for column in patterns:
+            present[column].add(canonical(one.spec[column], table.columns[column]))
         partitions.append([text_of(one.spec), one.location or table.location])
-    for column, values in wanted.items():
+    for column, values in patterns.items():
         kind = table.columns[column]
-        if missing := [value for value in values if canonical(value, kind) not in there[column]]:
+        if missing := [value for value in values if canonical(value, kind) not in present[column]]:
             raise DataError(
                 "the table has no such partition",
                 where=f"data.partitions of {table.name}",

@@ -26,7 +26,7 @@ from howdah.storage import private_files
 
 VARIABLE = "HOWDAH_JDBC_URL"
 _PARTITIONS = 8
-"""Tasks, and connections at once, that divide a table by ranges: a database serves so many beside
+"""Tasks, and connections at once, that divide a table by ranges: a database serves this many beside
 its other clients, and more seldom read faster."""
 _FETCH_SIZE = 1_000
 """Rows that a task fetches at once. PostgreSQL's driver fetches a whole result otherwise, and a
@@ -41,12 +41,12 @@ _PARAMETERS = frozenset({
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A database, and how it lets one in."""
+    """A database, and the account to read it with."""
 
     name: str
     """postgresql://host:port/database"""
     url: str
-    """For the driver, without user and password."""
+    """JDBC URL without user and password."""
     user: str
     password: str = field(repr=False)
 
@@ -73,9 +73,9 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
             identity["rows"] = hive.digest(read(spark, source, data))
         else:
             column = _column(frame, options.watermark, "data.jdbc.watermark", source)
-            asked = f"count(*) AS n, CAST(max({_quoted(column)}) AS text) AS latest"
-            found = _asked(spark, source, at, asked)
-            identity["watermark"] = [column, found["n"], found["latest"]]
+            select = f"count(*) AS n, CAST(max({_quoted(column)}) AS text) AS latest"
+            state = _asked(spark, source, at, select)
+            identity["watermark"] = [column, state["n"], state["latest"]]
         return replace(source, identity=identity)
 
 
@@ -88,8 +88,8 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         frame = _frame(spark, source, at, options)
         column = _column(frame, options.partition_column, "data.jdbc.partition_column", source)
         name = _quoted(column)
-        asked = f"CAST(min({name}) AS text) AS low, CAST(max({name}) AS text) AS high"
-        bounds = _asked(spark, source, at, asked)
+        select = f"CAST(min({name}) AS text) AS low, CAST(max({name}) AS text) AS high"
+        bounds = _asked(spark, source, at, select)
         if bounds["low"] is None:  # no row, or no value in any
             return frame
         divided = {
@@ -136,8 +136,7 @@ def _relation(source: Source) -> str:
     if not hive.is_select(source.query) or ";" in query:
         raise DataError(
             "the query file must hold one SELECT",
-            where=source.name,
-            got="something else",  # not its text: whose file that is, is not known here
+            where=source.name,  # without the query's text, which may hold secrets
             remedy="leave out everything but the query; it only reads",
         )
     return f"(\n{query}\n) AS howdah_source"
@@ -154,7 +153,6 @@ def _column(frame: DataFrame, name: str, where: str, source: Source) -> str:
             where=f"{where} of {source.name}",
             expected=", ".join(frame.columns),
             got=name,
-            remedy="name a column of the table or query as it is spelt there",
         )
     return name
 
@@ -168,7 +166,7 @@ def server(options: JdbcOptions) -> Server:
     """The database of `data.jdbc.url_file`, else of the environment.
 
     Raises:
-        ConfigError: neither is given, or it is no URL of PostgreSQL; never with the URL's text.
+        ConfigError: neither is given, or it is not a URL of PostgreSQL; never with the URL's text.
         PermissionDenied: users other than its owner may read the file.
     """
     if options.url_file is None:
@@ -187,7 +185,7 @@ def server(options: JdbcOptions) -> Server:
         )
     try:
         return _parsed(text.strip(), where)
-    except ValueError:  # of a port that is no number
+    except ValueError:  # the port is not a number
         raise _no_url(where) from None
 
 
@@ -223,7 +221,7 @@ def _parsed(text: str, where: str) -> Server:
 
 def _no_url(where: str) -> ConfigError:
     return ConfigError(
-        "that is no URL of a PostgreSQL database",
+        "not a URL of a PostgreSQL database",
         where=where,
         expected=_URL,
         remedy="characters such as @ and / in the password are written as %40 and %2F",

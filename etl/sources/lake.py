@@ -30,18 +30,18 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
     """
     with translated(f"read the table {source.name}", DataError):
         history = _history(spark, source)
-        wanted = history
+        snapshots = history
         if isinstance(data.as_of, int):
-            wanted = history.where(F.col("number") == data.as_of)
+            snapshots = history.where(F.col("number") == data.as_of)
         elif data.as_of is not None:
-            wanted = history.where(F.col("micros") <= moment_of(data.as_of))
+            snapshots = history.where(F.col("micros") <= moment_of(data.as_of))
         # Iceberg's numbers are random; Delta's versions may have the same time
-        found = wanted.orderBy(F.desc("micros"), F.desc("number")).first()
-        if found is None:
+        snapshot = snapshots.orderBy(F.desc("micros"), F.desc("number")).first()
+        if snapshot is None:
             raise _no_snapshot(source, data, history)
-        identity: dict[str, Any] = {"table": source.name, "snapshot": found["number"]}
-        if (own := _table_id(spark, source)) is not None:
-            identity["id"] = own
+        identity: dict[str, Any] = {"table": source.name, "snapshot": snapshot["number"]}
+        if (table_id := _table_id(spark, source)) is not None:
+            identity["id"] = table_id
         pinned = replace(source, identity=identity)
         frame = read(spark, pinned, data)
         identity["schema"] = [[f.name, f.dataType.simpleString()] for f in frame.schema.fields]
@@ -92,8 +92,8 @@ def _table_id(spark: SparkSession, source: Source) -> str | None:
     """What tells a Delta table from another one made in its place; Iceberg's snapshots do."""
     if source.kind != "delta":
         return None
-    found: Row = spark.sql(f"DESCRIBE DETAIL {_in_sql(source)}").select("id").first()
-    return found["id"]
+    row: Row = spark.sql(f"DESCRIBE DETAIL {_in_sql(source)}").select("id").first()
+    return row["id"]
 
 
 def _in_sql(source: Source) -> str:

@@ -54,8 +54,8 @@ def read(
     """
     with translated(f"read the source {source.name}", DataError):
         rows = [
-            _mapped(_table(spark, part, own, counted), part, own, split)
-            for split, part, own in given.each(source, data)
+            _mapped(_table(spark, part, split_data, counted), part, split_data, split)
+            for split, part, split_data in given.each(source, data)
         ]
         return functools.reduce(DataFrame.unionByName, rows)
 

@@ -42,7 +42,7 @@ class Source:
 
     kind: Kind
     name: str
-    """As the config gives it."""
+    """data.source as configured."""
     files: list[Entry] = field(default_factory=list)
     root: str | None = None
     """The directory that the files were found below, if the config named one."""
@@ -56,10 +56,10 @@ class Source:
     @property
     def size(self) -> int | None:
         """Bytes of its files and of those of its parts; None where that is not known."""
-        own = [entry.size for entry in self.files]
-        if not own:  # a table: [path, bytes, modified] of each file, where Spark has said so
-            own = [size for _, size, _ in (self.identity or {}).get("files", ())] or [None]
-        sizes = [*own, *(part.size for part in self.parts.values())]
+        file_sizes = [entry.size for entry in self.files]
+        if not file_sizes:  # a table: [path, bytes, modified] of each file, where Spark has said so
+            file_sizes = [size for _, size, _ in (self.identity or {}).get("files", ())] or [None]
+        sizes = [*file_sizes, *(part.size for part in self.parts.values())]
         return None if None in sizes else sum(sizes)
 
 
@@ -83,7 +83,7 @@ def resolve(data: DataSection) -> Source:
     if data.format in ("hive", "jdbc"):
         if not is_table(data.source):
             raise ConfigError(
-                "the source is no table name",
+                "the source is not a table name",
                 where="data.source",
                 expected="table, database.table or catalog.database.table",
                 got=repr(data.source),
@@ -100,7 +100,6 @@ def resolve(data: DataSection) -> Source:
         raise DataError(
             "the source is empty",
             where=data.source,
-            expected="at least one file with data",
             got=f"{len(entries)} file(s) of 0 bytes" if entries else "no file",
             remedy="check data.source; a directory is searched below as well, names that begin"
             " with '_' or '.' apart",

@@ -1,1 +1,1 @@
-"""Files of unfinished runs: who owns them, what they hold, when they go."""
+"""Files of unfinished runs: their owners, their contents, and when they are removed."""

@@ -174,15 +174,11 @@ def use(data: bytes | None) -> None:
     if data is None or not os.environ.get(tokens.ENVIRONMENT):
         return
     path = os.path.join(os.getcwd(), _FILE)
-    if os.path.exists(path):  # of another process of this container
-        _use_file(path)
+    # Another process of this container may have written the file.
+    if os.path.exists(path) and _outlives(tokens.load({tokens.ENVIRONMENT: path}), tokens.load()):
+        os.environ[tokens.ENVIRONMENT] = path
     if _outlives(tokens.parse(data), tokens.load()):
         storage.write_whole(path, data, mode=0o600)
-        os.environ[tokens.ENVIRONMENT] = path
-
-
-def _use_file(path: str) -> None:
-    if _outlives(tokens.load({tokens.ENVIRONMENT: path}), tokens.load()):
         os.environ[tokens.ENVIRONMENT] = path
 
 

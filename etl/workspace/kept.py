@@ -1,4 +1,4 @@
-"""Data frames that a run keeps in Spark, and when it lets them go."""
+"""Data frames that a run caches in Spark, and when it unpersists them."""
 
 from __future__ import annotations
 

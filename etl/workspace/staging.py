@@ -1,4 +1,4 @@
-"""Files of unfinished runs: who owns them, and when they may go.
+"""Files of unfinished runs: their owners, and when they may be removed.
 
 A run writes every file under a name of its own (its token in it) into the version directory; only
 the manifest makes them part of a dataset. While it works it holds a lease
@@ -34,7 +34,7 @@ LEDGER = "ledger"
 """Directories of files in a version directory, beside its shards."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _THREADS = 8
-"""That sweep versions at once."""
+"""Threads that sweep versions."""
 LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 """A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
@@ -102,10 +102,10 @@ def _scratch(version: str) -> list[Entry]:
 def _owner(entry: Entry) -> str | None:
     """The token of the run that made a file or directory, by its name."""
     if entry.is_dir:
-        found = _SCRATCH.fullmatch(entry.name)
+        match = _SCRATCH.fullmatch(entry.name)
     else:
-        found = _OURS.search(entry.name) or LEASE.search(entry.name)
-    return found.group(1) if found else None
+        match = _OURS.search(entry.name) or LEASE.search(entry.name)
+    return match.group(1) if match else None
 
 
 def _named(version: str) -> set[str] | None:
@@ -141,8 +141,8 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
         for shard in (one for one in shards if one.version is None):
             sizes |= {shard.name: shard.bytes, shard.index_name: None}
     if manifest.ledger is not None:
-        own = [file for file in manifest.ledger.files if file.version is None]
-        sizes |= {file.name: file.bytes for file in own}
+        files = [file for file in manifest.ledger.files if file.version is None]
+        sizes |= {file.name: file.bytes for file in files}
     wrong = commit.size_defect(directory, sizes)
     if wrong is not None:
         raise DataError(

@@ -52,9 +52,9 @@ def split_of_name(path: str) -> str | None:
     'train'
     """
     for part in (storage.name(path), storage.name(storage.parent(path))):
-        found = {SPLIT_WORDS[w] for w in _WORD.findall(part.lower()) if w in SPLIT_WORDS}
-        if len(found) == 1:
-            return found.pop()
+        splits = {SPLIT_WORDS[w] for w in _WORD.findall(part.lower()) if w in SPLIT_WORDS}
+        if len(splits) == 1:
+            return splits.pop()
     return None
 
 
@@ -141,7 +141,6 @@ def _frames(path: str) -> Iterator[tuple[int, bytes]]:
                 "a compressed shard is truncated or altered",
                 where=path,
                 got=str(error),
-                remedy="restore the file from a copy",
             ) from None
 
 
@@ -175,7 +174,8 @@ def _read_batches(
                 example = decode_example(payload, layout, where=where)
                 ids = example.input_ids
                 if data.tfrecord.attention_mask is None:
-                    ids = _without_padding(ids, pad_id)
+                    real = np.flatnonzero(ids != pad_id)
+                    ids = ids[: real[-1] + 1 if len(real) else 0]  # without padding
                 _check(ids, vocab_size, data.max_length, where)
                 row_id = _row_id(example.id, where) or f"{item['prefix']}:{number}"
                 label = names.get(str(example.label)) if names else str(example.label)
@@ -193,11 +193,6 @@ def _read_batches(
                     rows = []
             if rows:
                 yield _batch(rows)
-
-
-def _without_padding(ids: np.ndarray, pad_id: int) -> np.ndarray:
-    real = np.flatnonzero(ids != pad_id)
-    return ids[: real[-1] + 1] if len(real) else ids[:0]
 
 
 def _check(ids: np.ndarray, vocab_size: int, max_length: int, where: str) -> None:

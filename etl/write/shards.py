@@ -173,10 +173,10 @@ def place(encoded: DataFrame, plan: dict[str, SplitSize], seed: int) -> DataFram
 def _of_split(numbers: dict[str, int]) -> Column:
     """The number of a row's split."""
     (first, *others) = numbers.items()
-    found = F.when(F.col("split") == first[0], F.lit(first[1]).cast("bigint"))
+    number_column = F.when(F.col("split") == first[0], F.lit(first[1]).cast("bigint"))
     for split, number in others:
-        found = found.when(F.col("split") == split, F.lit(number).cast("bigint"))
-    return found
+        number_column = number_column.when(F.col("split") == split, F.lit(number).cast("bigint"))
+    return number_column
 
 
 def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFrame:
@@ -315,15 +315,15 @@ def partition_keys(count: int) -> np.ndarray:
     That is pmod(murmur3_32(key, seed 42), count): org.apache.spark.sql.catalyst.expressions
     .Murmur3Hash, the same in Spark 3.5 to 4.2.
     """
-    found = np.full(count, -1, np.int64)
+    partition_of = np.full(count, -1, np.int64)
     begin = 0
-    while (found < 0).any():
+    while (partition_of < 0).any():
         keys = np.arange(begin, begin + max(1_024, 4 * count), dtype=np.int64)
         partitions, first = np.unique(_murmur3(keys.astype(np.uint32)) % count, return_index=True)
-        new = found[partitions] < 0
-        found[partitions[new]] = keys[first[new]]
+        new = partition_of[partitions] < 0
+        partition_of[partitions[new]] = keys[first[new]]
         begin = int(keys[-1]) + 1
-    return found.astype(np.int32)
+    return partition_of.astype(np.int32)
 
 
 def _murmur3(values: np.ndarray) -> np.ndarray:

@@ -152,8 +152,8 @@ def test_the_same_part_is_unchanged_and_another_state_of_it_takes_its_place(root
     assert not late.unchanged and late.replaced.name == "day-1"
     assert late.hashed != same.hashed or late.identity != same.identity
     new = find(data(root, append={"part": "day-2"}))
-    assert new.replaced is None and len(new.paths_of_rows(own=False)) == 2
-    assert len(late.paths_of_rows(own=True)) == len(late.paths_of_rows(own=False)) == 1
+    assert new.replaced is None and len(new.paths_of_rows(same_part=False)) == 2
+    assert len(late.paths_of_rows(same_part=True)) == len(late.paths_of_rows(same_part=False)) == 1
 
 
 def test_a_version_lists_the_parents_files_and_a_replaced_parts_none(root, tmp_path):

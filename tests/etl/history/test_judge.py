@@ -45,7 +45,7 @@ def written(spark, tmp_path, old: list[tuple], data: DataSection) -> SimpleNames
     rows = [path for of_bucket in paths(ledger.ROWS).values() for path, _ in of_bucket]
     return SimpleNamespace(
         parent=True, part="day-1", buckets=2, secrets=None, paths=paths,
-        paths_of_rows=lambda own: [] if own else rows,
+        paths_of_rows=lambda same_part: [] if same_part else rows,
     )  # fmt: skip
 
 
@@ -177,8 +177,9 @@ def test_without_ids_a_text_under_another_label_gets_an_id_of_its_own(spark, tmp
     kept = [(*row(own, text(0), "b"), "train", "c0"), (*row("h-3", text(3), "a"), "train", "c0")]
     again = written(spark, tmp_path / "again", kept[:1], data)
     other = written(spark, tmp_path / "other", kept[1:], data)
-    own_and_other = {True: again.paths_of_rows(own=False), False: other.paths_of_rows(own=False)}
-    past = SimpleNamespace(part="day-1", paths_of_rows=lambda own: own_and_other[own])
+    replaced, others = (one.paths_of_rows(same_part=False) for one in (again, other))
+    by_part = {True: replaced, False: others}
+    past = SimpleNamespace(part="day-1", paths_of_rows=lambda same_part: by_part[same_part])
     assert {r["text"]: r["id"] for r in judge.with_own_ids(new, past, data).collect()} == found
     by_id = DataSection(columns={"id": "id"}, dedup={"conflict": "keep"})
     assert judge.with_own_ids(new, past, by_id) is new

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from howdah.etl.history.mentions import GONE, Wanted
+from howdah.etl.history.mentions import GONE, Targets
 from howdah.etl.rows import dedup
 
 
-def wanted(*ids: str) -> Wanted:
-    return Wanted(ids=frozenset(ids))
+def wanted(*ids: str) -> Targets:
+    return Targets(ids=frozenset(ids))
 
 
 def test_every_sentence_that_names_another_row_is_known():
@@ -37,4 +37,4 @@ def test_numbers_in_other_details_are_no_ids(detail):
 
 
 def test_an_id_is_found_as_a_page_shows_it():
-    assert wanted("a\u202eb").has_shown("a\\u202eb")
+    assert wanted("a\u202eb").has_as_shown("a\\u202eb")

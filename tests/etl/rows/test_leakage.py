@@ -87,4 +87,4 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
     result, lines = run(make_config(tmp_path, tiny_model_dir, **given))
     said = result.manifest.quality["leakage"]
     assert said["splits"]["test"]["found"] > 0
-    assert any("rows looked up have a training row" in line for line in lines)
+    assert any("rows have a training row with similarity >= " in line for line in lines)

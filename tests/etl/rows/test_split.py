@@ -127,7 +127,7 @@ def test_the_tenths_of_a_regression_do_not_depend_on_partitions(spark, monkeypat
 def test_no_task_ranks_a_whole_class(spark):
     frame = spark.createDataFrame(_rows(), "label string, reason string, group string")
     found = draw._units(frame, SplitOptions(stratify=10))
-    strata = {n: draw.Stratum(units=9, wanted={"test": 2.0}, fills=True) for n in range(5)}
+    strata = {n: draw.Stratum(units=9, goals={"test": 2.0}, fills=True) for n in range(5)}
     plan = draw._ranked(found, strata)._jdf.queryExecution().optimizedPlan().toString()
     assert re.findall(r"\], \[(\w+)#\w+, (\w+)#\w+, (\w+)#\w+\], \[order#", plan) == [
         ("stratum", "large", "bucket")
