@@ -58,9 +58,7 @@ def report(
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(
-            help="Texts in the page: worst (of the worst rows), or none for a page that is mailed."
-        ),
+        typer.Option(help="Texts in the page: none, or worst; without it the run's report.texts."),
     ] = None,
     json: AsJson = False,
 ) -> None:
