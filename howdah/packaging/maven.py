@@ -41,7 +41,7 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
         what: they are, for messages: "the jars of ...".
 
     Raises:
-        ClusterError: there is no mvn, it failed, or a jar is another one than the hash says.
+        ClusterError: there is no mvn, it failed, or a jar does not have the expected hash.
     """
     directory = os.path.join(cache_root(), "jars")
     os.makedirs(directory, exist_ok=True)
@@ -59,8 +59,8 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
             lib = os.path.join(attempt, "lib")
             copy_dependencies(pom, lib, what, progress, remedy=by_hand)
             for jar in missing:
-                found = os.path.join(lib, jar.name)
-                if (digest := _digest(found)) != jar.sha256:
+                path = os.path.join(lib, jar.name)
+                if (digest := _digest(path)) != jar.sha256:
                     raise ClusterError(
                         f"a file of {what} is not the one that this version was made with",
                         where=jar.name,
@@ -69,7 +69,7 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
                         remedy="remove it from Maven's local repository (~/.m2/repository), and"
                         " see that a mirror passes files on unchanged",
                     )
-                os.replace(found, os.path.join(directory, jar.name))
+                os.replace(path, os.path.join(directory, jar.name))
     return [os.path.join(directory, jar.name) for jar in jars]
 
 
@@ -80,7 +80,7 @@ def copy_dependencies(
 
     Args:
         what: the jars are, for messages.
-        remedy: a further one, for who has no Maven or no network.
+        remedy: a further one, for users without Maven or network.
 
     Raises:
         ClusterError: there is no mvn, or it failed.
@@ -97,8 +97,8 @@ def copy_dependencies(
     with Child(argv, on_line=log.append, death_signal=signal.SIGKILL) as process:
         while (code := process.wait(_SAY_EVERY)) is None:
             fetched = sum("Downloaded from" in line for line in log)
-            there = len(os.listdir(lib)) if os.path.isdir(lib) else 0
-            progress(f"  {fetched} files fetched, {there} jars in place")
+            jars = len(os.listdir(lib)) if os.path.isdir(lib) else 0
+            progress(f"  {fetched} files fetched, {jars} jars in place")
     if code != 0:
         output = [line.strip() for line in log if line.startswith("[ERROR]")] or log[-3:]
         raise ClusterError(

@@ -46,7 +46,7 @@ class Package:
     size: int
     """Bytes."""
     glibc: str | None = None
-    """Of an environment: the oldest glibc that it runs with."""
+    """Oldest glibc that an environment runs with; None for other packages."""
     public: bool = True
     """True if other users may read it: it holds only published software, no user's file."""
 
@@ -141,22 +141,22 @@ def environment(
         horovod: a Horovod wheel without MPI, of the kind's framework; none: found or built.
         extra: further distributions, with their requirements.
     """
-    wanted = kind_of(kind)
-    own = None
-    if wanted.framework is not None:
-        own = provide(wanted.framework, horovod, cache_directory(), progress)
-    found = parts(kind, horovod=own, extra=extra)
-    about = json.loads(next(part.contents for part in found if part.name == DESCRIPTION))
+    environment_kind = kind_of(kind)
+    horovod_build = None
+    if environment_kind.framework is not None:
+        horovod_build = provide(environment_kind.framework, horovod, cache_directory(), progress)
+    collected = parts(kind, horovod=horovod_build, extra=extra)
+    about = json.loads(next(part.contents for part in collected if part.name == DESCRIPTION))
     hashes = FileHashes(os.path.join(cache_directory(), "hashes.json"))
-    digest = _digest((part.name, part.executable, part.digest(hashes.of)) for part in found)
+    digest = _digest((part.name, part.executable, part.digest(hashes.of)) for part in collected)
     hashes.save()
 
     def write(target: str) -> None:
         if progress is not None:
-            progress(f"packing the Python environment of kind {kind} ({len(found):,} files)")
-        _write_tar(target, found, wanted.compressed)
+            progress(f"packing the Python environment of kind {kind} ({len(collected):,} files)")
+        _write_tar(target, collected, environment_kind.compressed)
 
-    name = f"howdah-{kind}-{digest}.tar{'.gz' if wanted.compressed else ''}"
+    name = f"howdah-{kind}-{digest}.tar{'.gz' if environment_kind.compressed else ''}"
     return replace(_cached(name, digest, output, write), glibc=about["glibc"])
 
 
@@ -173,19 +173,19 @@ def here() -> dict | None:
     return {**about, "glibc_here": os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")}
 
 
-def _write_tar(target: str, found: Iterable[Part], compressed: bool) -> None:
+def _write_tar(target: str, parts: Iterable[Part], compressed: bool) -> None:
     with open(target, "wb") as file:
         if not compressed:
-            _fill_tar(file, found)
+            _fill_tar(file, parts)
             return
         # Level 1 is three times faster than 6, for 8% more bytes. mtime=0: no time in the header.
         with gzip.GzipFile("", "wb", 1, file, mtime=0) as packed:
-            _fill_tar(packed, found)
+            _fill_tar(packed, parts)
 
 
-def _fill_tar(file: BinaryIO, found: Iterable[Part]) -> None:
+def _fill_tar(file: BinaryIO, parts: Iterable[Part]) -> None:
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for part in found:
+        for part in parts:
             entry = tarfile.TarInfo(part.name)
             entry.mode = 0o755 if part.executable else 0o644
             with part.open() as contents:

@@ -86,7 +86,7 @@ def _token_time() -> int:
 
 
 def _forked() -> None:
-    """In a forked child the lock may be held by a thread of the parent, so it is made anew.
+    """Renew the lock in a forked child: a thread of the parent may have held it.
 
     The parent's clients stay in the table: closing them would wait for threads that do not exist.
     """

@@ -73,10 +73,10 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
 
 def fetch(path: str, local: str) -> bool:
     """Copy what is published of a file to a local file; False: nothing is."""
-    found = read(path)
-    if found is None:
+    published = read(path)
+    if published is None:
         return False
-    storage.write_whole(local, found[0])
+    storage.write_whole(local, published[0])
     return True
 
 
