@@ -160,9 +160,10 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
         say(f"configuration: {_USUAL} of this directory")
         return _USUAL
     raise UsageError(
-        "no configuration is given", where=os.getcwd(), expected=f"--config FILE, or {_USUAL} here",
-        remedy=f"`howdah config init {_USUAL}` writes one to start from",
-    )  # fmt: skip
+        "no configuration is given",
+        where=os.getcwd(),
+        remedy=f"give --config FILE, or let `howdah config init {_USUAL}` write one",
+    )
 
 
 def load(path: str | None, overrides: list[str] | None):

@@ -69,9 +69,10 @@ def report(
     if len(runs) == 1:
         if output is not None:
             raise UsageError(
-                "the report of one run lies in its directory", where="--output", got=output,
+                "the report of one run lies in its directory",
+                where="--output",
                 remedy="leave it out, or give several runs",
-            )  # fmt: skip
+            )
         from howdah.serving.report.report import write
 
         path = write(runs[0], texts=texts)

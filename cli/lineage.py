@@ -43,9 +43,10 @@ def lineage(
     subjects = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
     if sum(value is not None for _, value in subjects) != 1 and not (config and row is None):
         raise UsageError(
-            "what of?", expected="ID, --dataset or --model, one of them",
+            "what of?",
+            expected="ID, --dataset or --model, one of them",
             got=", ".join(name for name, value in subjects if value is not None) or "none of them",
-        )  # fmt: skip
+        )
     for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
         allowed(*((option, "path", path) for path in paths or []))
     allowed(("--model", "model", model))

@@ -117,9 +117,8 @@ def opened_stdin() -> TextIO:
     """
     if sys.stdin is None:
         raise UsageError(
-            "stdin is closed", where="stdin", expected="a file, a pipe or a terminal",
-            remedy="leave out <&-; </dev/null is an empty input",
-        )  # fmt: skip
+            "stdin is closed", where="stdin", remedy="leave out <&-; </dev/null is an empty input"
+        )
     return sys.stdin
 
 

@@ -79,7 +79,6 @@ class HadoopConf:
                     where=f"{_UMASK} in {self.directory or 'the Hadoop settings'}",
                     expected='three octal digits ("027") or permissions ("u=rwx,g=rx,o=")',
                     got=repr(text),
-                    remedy="correct it in core-site.xml or hdfs-site.xml",
                 )
             classes, operation, letters = clause.groups()
             # Bits start from none, so "-" leaves none.
@@ -98,7 +97,6 @@ class HadoopConf:
             raise ConfigError(
                 "the cluster is not known",
                 where="HADOOP_CONF_DIR",
-                expected="a core-site.xml with fs.defaultFS",
                 got=self.directory or "HADOOP_CONF_DIR is not set",
                 remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml and"
                 " yarn-site.xml",
@@ -266,6 +264,5 @@ def _with_port(authority: str, default: int) -> str:
             where=authority or "the address is empty",
             expected=f"host, host:port with a port of 1 to {_LAST_PORT}, or a name service of"
             " hdfs-site.xml",
-            remedy="correct the path, or fs.defaultFS where the path names no cluster",
         )
     return authority if match["port"] else f"{authority}:{default}"

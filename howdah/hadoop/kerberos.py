@@ -86,8 +86,7 @@ def login(keytab: str, principal: str, cache: str, where: str) -> None:
         raise ClusterError(
             "a keytab cannot be used without kinit",
             where="PATH",
-            expected="MIT Kerberos' kinit",
-            remedy="install it (Debian: krb5-user)",
+            remedy="install MIT Kerberos' kinit (Debian: krb5-user)",
         )
     done = subprocess.run(
         [program, "-c", cache, "-k", "-t", keytab, principal],

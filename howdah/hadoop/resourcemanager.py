@@ -153,7 +153,6 @@ class ResourceManager:
                     "YARN's ResourceManager is starting, and has not recovered its applications",
                     where=self.urls[0],
                     got=state,
-                    remedy="wait; its log shows its progress",
                 )
             time.sleep(_PAUSE_SECONDS)
         return ask()  # again: it may have become active in between

@@ -129,11 +129,7 @@ def kind_of(kind: str) -> Kind:
     """A kind by its name; ConfigError: no such kind."""
     if kind not in KINDS:
         raise ConfigError(
-            "no such kind of environment",
-            where="--kind",
-            expected=", ".join(KINDS),
-            got=kind,
-            remedy="give one of them",
+            "no such kind of environment", where="--kind", expected=", ".join(KINDS), got=kind
         )
     return KINDS[kind]
 
@@ -192,8 +188,7 @@ def closure(
             raise ClusterError(
                 "a package that containers need is not installed here",
                 where=sys.prefix,
-                expected=f"{requirement} (needed by {by})",
-                remedy=f"install it: pip install '{requirement}'",
+                remedy=f"pip install '{requirement}' (needed by {by})",
             ) from None
         for extra in ("", *requirement.extras):
             if (name, extra) in seen:

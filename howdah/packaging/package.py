@@ -266,7 +266,7 @@ def _cached(name: str, digest: str, output: str | None, write: Callable[[str], N
             "a package cannot be written",
             where=path,
             got=str(error),
-            remedy="make room, or point HOWDAH_CACHE elsewhere",
+            remedy="free space, or point HOWDAH_CACHE elsewhere",
         ) from error
     return Package(path=path, name=name, hash=digest, size=os.path.getsize(path))
 

@@ -168,9 +168,11 @@ def load(path: str) -> Policy:
         raw = {}
     if not isinstance(raw, dict):
         raise ConfigError(
-            "the policy is no YAML mapping of its keys", where=path, got=type(raw).__name__,
+            "the policy is not a YAML mapping of its keys",
+            where=path,
+            got=type(raw).__name__,
             remedy="`howdah config policy` shows its keys",
-        )  # fmt: skip
+        )
     return from_dict(raw, where=path)
 
 

@@ -160,7 +160,6 @@ def java_inside(archive: str) -> str:
             where=f"data.spark.java_archive {archive}",
             expected="a .tar.gz or .zip with bin/java at its root or in its one folder",
             got=got,
-            remedy="give a JRE's or JDK's archive as its vendor packs it",
         )
     return java
 

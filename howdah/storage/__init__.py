@@ -258,7 +258,6 @@ def read_text(path: str) -> str:
         raise DataError(
             "the file is not UTF-8",
             where=f"{path}, byte {error.start}",
-            expected="UTF-8 text",
             remedy="check the path; a text in another encoding: iconv -f LATIN1 -t UTF-8",
         ) from None
 
@@ -302,11 +301,7 @@ def read_object(
         value = read_json(path)
     except DataError as error:
         raise kind(
-            error.what,
-            where=error.where,
-            expected=error.expected,
-            got=error.got,
-            remedy=remedy,
+            error.what, where=error.where, expected=error.expected, got=error.got, remedy=remedy
         ) from None
     return checked_object(value, path, shape, kind=kind, remedy=remedy)
 

@@ -42,7 +42,6 @@ def _open_backend(path: str) -> Backend:
             f"unsupported storage scheme {kind}://",
             where=path,
             expected="a plain path, file://, hdfs://, webhdfs://, swebhdfs:// or s3://",
-            remedy="give a path of one of these; one without a scheme is on this machine",
         )
     return OPENERS[kind](path)
 

@@ -54,9 +54,8 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
             whole = storage.entry(path)
             if whole.is_dir:
                 raise StorageError(
-                    "cannot read: it is a directory", where=path,
-                    expected="a file that grows", remedy="move it out of the way",
-                )  # fmt: skip
+                    "cannot read: it is a directory", where=path, remedy="move it out of the way"
+                )
             pieces.append((0, whole.size, path))
         if not pieces:
             return None

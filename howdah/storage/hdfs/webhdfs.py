@@ -281,7 +281,6 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             raise StorageError(
                 "this server ignores renameoptions, so nothing can be published safely",
                 where=path,
-                got="an answer as HttpFS gives it",
                 remedy="give the NameNode's own WebHDFS address; HttpFS can only be read from",
             )
 
