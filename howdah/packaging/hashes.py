@@ -13,6 +13,12 @@ from howdah.errors import StorageError
 _CACHED_BYTES = 2**16  # hashing a smaller file is as fast as a lookup
 
 
+def sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a local file, in hex; the file is read completely."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class FileHashes:
     """Hashes of files by path, size and times of change, kept in a JSON file.
 
@@ -42,8 +48,7 @@ class FileHashes:
         entry = self._known.get(path)
         if isinstance(entry, list) and entry[:3] == stamp and len(entry) == 4:
             return entry[3]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = sha256(path)
         if status.st_size >= _CACHED_BYTES:
             self._known[path] = [*stamp, digest]
             self._changed = True

@@ -7,7 +7,6 @@ machine is usually built with MPI too (for `howdah train`); then another build r
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.metadata
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import howdah
 from howdah.errors import ClusterError, UsageError
-from howdah.packaging import elf
+from howdah.packaging import elf, hashes
 from howdah.process import isolation
 from howdah.storage import commit
 
@@ -157,14 +156,11 @@ def _given(framework: str, wheel: str, cache: str) -> Horovod:
 
 
 def _unpacked(framework: str, wheel: str, cache: str) -> Horovod:
-    with open(wheel, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
     def extract(fresh: str) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(fresh)
 
-    target = commit.cached(os.path.join(cache, f"horovod-{digest}"), extract)
+    target = commit.cached(os.path.join(cache, f"horovod-{hashes.sha256(wheel)[:16]}"), extract)
     version = os.path.basename(wheel).split("-")[1]
     build = _in(target, framework, version)
     if build is None:

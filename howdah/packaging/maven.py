@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.core.child import Child
 from howdah.errors import ClusterError
+from howdah.packaging.hashes import sha256
 
 _GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _SAY_EVERY = 5.0  # seconds
@@ -130,7 +130,6 @@ def _pom(jars: Sequence[Jar]) -> str:
 
 def _digest(path: str) -> str | None:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(path)
     except FileNotFoundError:
         return None

@@ -26,6 +26,7 @@ from howdah.core.cache import cache_root
 from howdah.errors import StorageError
 from howdah.packaging.environment import DESCRIPTION, kind_of, parts
 from howdah.packaging.hashes import FileHashes
+from howdah.packaging.hashes import sha256 as whole_file_sha256
 from howdah.packaging.horovod import provide
 from howdah.packaging.part import Part
 from howdah.storage import commit
@@ -203,7 +204,7 @@ def zipped(directory: str, name: str, pattern: str, progress: Progress | None = 
         pattern: of the files, e.g. "*.jar" (which are compressed already).
     """
     files = sorted(Path(directory).glob(pattern))
-    digest = _digest((path.name, False, _file_hash(path)) for path in files)
+    digest = _digest((path.name, False, whole_file_sha256(path)) for path in files)
 
     def write(target: str) -> None:
         if progress is not None:
@@ -220,7 +221,7 @@ def zipped(directory: str, name: str, pattern: str, progress: Progress | None = 
 
 def of_file(path: str) -> Package:
     """An existing file as a package: its hash and its name."""
-    digest = _digest([("", False, _file_hash(Path(path)))])
+    digest = _digest([("", False, whole_file_sha256(Path(path)))])
     name = f"{digest}-{os.path.basename(path)}"
     size = os.path.getsize(path)
     return Package(path=path, name=name, hash=digest, size=size, public=False)
@@ -244,11 +245,6 @@ def stored_sha256(path: str) -> str:
 
 
 # ------------------------------------------------------------------------------------- helpers
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _digest(files: Iterable[tuple[str, bool, str]]) -> str:
     whole = hashlib.sha256(f"format {_FORMAT}\n".encode())
     for name, executable, digest in files:

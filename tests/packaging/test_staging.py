@@ -66,7 +66,7 @@ def test_a_submission_ships_its_files_privately(place, secret_file, monkeypatch)
 def test_a_directory_that_others_may_write_to_is_refused(place, part, wrong):
     staging.ready(place, "yarn.staging")
     os.chmod(os.path.join(place, part), wrong)
-    with pytest.raises(ConfigError, match="others may write") as caught:
+    with pytest.raises(ConfigError, match="other users may write") as caught:
         staging.ready(place, "yarn.staging")
     assert "yarn.staging" in caught.value.where and "chmod 700" in caught.value.remedy
 
