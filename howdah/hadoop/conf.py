@@ -97,6 +97,7 @@ class HadoopConf:
             raise ConfigError(
                 "the cluster is not known",
                 where="HADOOP_CONF_DIR",
+                expected="a core-site.xml with fs.defaultFS",
                 got=self.directory or "HADOOP_CONF_DIR is not set",
                 remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml and"
                 " yarn-site.xml",
