@@ -143,12 +143,6 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     return error.exit_code
 
 
-def _missing_command(message: str) -> str | None:
-    """The command that an error of the parser says does not exist."""
-    found = re.match(r"No such command '(\S+)'", message)
-    return found and found[1]
-
-
 def main(commands: typer.Typer = app) -> None:
     """Entry point of the `howdah` script, and of a tool with commands of its own."""
     streams.prepare()
@@ -165,7 +159,10 @@ def main(commands: typer.Typer = app) -> None:
             if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
                 return 2
             text = error.format_message() if hasattr(error, "format_message") else str(error)
-            missing = getattr(error, "option_name", None) or _missing_command(text)
+            missing_command = re.match(r"No such command '(\S+)'", text)
+            missing = getattr(error, "option_name", None) or (
+                missing_command and missing_command[1]
+            )
             raise UsageError(text.strip(), remedy=groups.remedy(command, missing)) from None
 
     sys.exit(run(call, as_json="--json" in sys.argv))

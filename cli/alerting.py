@@ -7,7 +7,7 @@ from howdah.errors import HowdahError
 
 _COMMANDS = {"drift", "etl", "gate", "publish", "score", "submit", "train", "tune"}
 _NONE = (0, 2, 130, 143)
-"""Exit codes that are no failure: success, wrong arguments, interrupted."""
+"""Exit codes that are not failures: success, wrong arguments, interrupted."""
 
 
 def ended(command: str | None, error: BaseException | None, code: int) -> None:

@@ -51,7 +51,9 @@ Ranks = Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine."
 Launcher = Annotated[str, typer.Option(help=f"What starts the ranks: {launchers.either()}.")]
 Folds = Annotated[
     int | None,
-    typer.Option(min=2, help="Cross-validate: do it once for each of so many folds of the source."),
+    typer.Option(
+        min=2, help="Cross-validate: do it once for each of this number of folds of the source."
+    ),
 ]
 TextColumns = Annotated[
     list[str] | None,
@@ -122,19 +124,19 @@ def policies() -> list[str]:
     return list(_POLICIES)
 
 
-def allowed(*asked: tuple[str, str, str | None]) -> None:
+def allowed(*options: tuple[str, str, str | None]) -> None:
     """Refuse options of a command that the policies do not allow.
 
     Args:
-        asked: (option, kind of its value: config.types.Kind, "rows" or "output"; value) each; None
-            as value is allowed.
+        options: (option, kind of its value, value) each; the kind is a config.types.Kind, "rows" or
+            "output". None as value is allowed.
     Raises:
         ConfigError: with every option that is refused.
     """
     for judge in _JUDGES:
         judge.refuse(
             problem
-            for option, kind, value in asked
+            for option, kind, value in options
             if value is not None
             for problem in judge.value(option, kind, value)
         )
@@ -162,9 +164,10 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
         say(f"configuration: {_USUAL} of this directory")
         return _USUAL
     raise UsageError(
-        "no configuration is given", where=os.getcwd(), expected=f"--config FILE, or {_USUAL} here",
-        remedy=f"`howdah config init {_USUAL}` writes one to start from",
-    )  # fmt: skip
+        "no configuration is given",
+        where=os.getcwd(),
+        remedy=f"give --config FILE, or let `howdah config init {_USUAL}` write one",
+    )
 
 
 def load(path: str | None, overrides: list[str] | None):
@@ -206,8 +209,8 @@ def cross_validate(
     from howdah.tuning.crossval.folds import cross_validate as run
     from howdah.tuning.crossval.summary import table
 
-    found = run(checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say)
-    answer(found, as_json, [*table(found), f"cross-validation: {found['path']}"])
+    summary = run(checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say)
+    answer(summary, as_json, [*table(summary), f"cross-validation: {summary['path']}"])
 
 
 def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:
@@ -222,7 +225,7 @@ def load_to_begin(
     overrides: list[str] | None,
     section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
 ):
-    """As `load`, for commands that begin a run: a published model as base is one version of it.
+    """Load the configuration of a new run, with one version in place of a published model.
 
     Args:
         section: whose keytab the command logs in with, by its configuration (None: with none): the
@@ -234,7 +237,7 @@ def load_to_begin(
     with login(section(checked)):
         pinned = with_pinned_base(checked)
     for key in ("base", "init_from"):
-        asked, found = getattr(checked.model, key), getattr(pinned.model, key)
-        if asked != found:
-            say(f"model.{key} {asked}: {found}")
+        written, address = getattr(checked.model, key), getattr(pinned.model, key)
+        if written != address:
+            say(f"model.{key} {written}: {address}")
     return pinned

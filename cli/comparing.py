@@ -39,14 +39,14 @@ def baseline(
     checked = load(chosen(config, set), set)
     from howdah.serving.baseline.run import measure_baseline
 
-    found = measure_baseline(checked, progress=say)
+    measured = measure_baseline(checked, progress=say)
     lines = [
         f"{split} {name}: {value:.4f}"
-        for split, metrics in found["metrics"].items()
+        for split, metrics in measured["metrics"].items()
         for name, value in metrics.items()
         if isinstance(value, float)
     ]
-    answer(found, json, [*lines, f"baseline: {found['path']}"])
+    answer(measured, json, [*lines, f"baseline: {measured['path']}"])
 
 
 @app.command()
@@ -58,9 +58,7 @@ def report(
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(
-            help="Texts in the page: worst (of the worst rows), or none for a page that is mailed."
-        ),
+        typer.Option(help="Texts in the page: none, or worst; without it the run's report.texts."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -71,9 +69,10 @@ def report(
     if len(runs) == 1:
         if output is not None:
             raise UsageError(
-                "the report of one run lies in its directory", where="--output", got=output,
+                "the report of one run lies in its directory",
+                where="--output",
                 remedy="leave it out, or give several runs",
-            )  # fmt: skip
+            )
         from howdah.serving.report.report import write
 
         path = write(runs[0], texts=texts)
@@ -81,10 +80,10 @@ def report(
         return
     from howdah.serving.report.comparison import compare
 
-    found = compare(runs, output or "comparison.html")
-    if not found["same_dataset"]:
+    comparison = compare(runs, output or "comparison.html")
+    if not comparison["same_dataset"]:
         say("warning: these runs were measured on different datasets, or it is not known on which")
-    answer(found, json, [f"comparison: {found['path']}"])
+    answer(comparison, json, [f"comparison: {comparison['path']}"])
 
 
 @group.command()
@@ -126,11 +125,15 @@ def threshold(
     from howdah.serving.decision.threshold import Asked, decide, lines
     from howdah.training.evaluation.evaluate import evaluate_run
 
-    asked = Asked(
+    request = Asked(
         metric=metric, labels=tuple(label or ()), reject_below=reject_below, coverage=coverage,
         accuracy=accuracy, calibrate=calibrate, reset=reset,
     )  # fmt: skip
-    found = decide(
-        model, asked, config=checked if config or set else None, progress=say, evaluate=evaluate_run
+    decision = decide(
+        model,
+        request,
+        config=checked if config or set else None,
+        progress=say,
+        evaluate=evaluate_run,
     )
-    answer(found, json, lines(found))
+    answer(decision, json, lines(decision))

@@ -87,12 +87,12 @@ def drift(
     from howdah.serving.scoring import drift as drifting
 
     if table is not None:
-        found = drifting.of_table(
+        report = drifting.of_table(
             checked, model, table, partition, last=last, labels=labels,
             label_column=checked.data.columns.label, id_column=id_column or "id", progress=say,
         )  # fmt: skip
     else:
-        found = drifting.of_source(
+        report = drifting.of_source(
             checked, model, source, text_columns=text_column, labels=labels,
             label_column=checked.data.columns.label, id_column=id_column, progress=say,
         )  # fmt: skip
@@ -102,21 +102,21 @@ def drift(
         from howdah.serving.drift.page import write
 
         version = open_version(model, checked.publish.directory)
-        paths = write(found, output, drifting.words_of(version.path))
+        paths = write(report, output, drifting.words_of(version.path))
         say(f"page: {paths['html']}")
-    for line in found.rows_without():
+    for line in report.rows_without():
         say(line)
-    failed = found.error(paths.get("html"))
+    failed = report.error(paths.get("html"))
     if failed is not None:
         raise failed
     lines = [
         f"{column.name}: {column.state}"
         + (f" ({column.value:.4f}, limit {column.limit:.4f})" if column.value is not None else "")
         + (f" ({column.why})" if column.why else "")
-        for column in found.verdict.columns
+        for column in report.verdict.columns
     ]
-    summary = {key: value for key, value in found.as_dict().items() if key != "history"}
-    answer({**summary, "pages": paths}, json, [*lines, f"drift: {found.verdict.state}"])
+    summary = {key: value for key, value in report.as_dict().items() if key != "history"}
+    answer({**summary, "pages": paths}, json, [*lines, f"drift: {report.verdict.state}"])
 
 
 def _check(
@@ -128,15 +128,15 @@ def _check(
     last: int | None,
 ) -> None:
     """Refuse options that do not go together."""
-    asked = [table is not None, source is not None, make_reference]
-    if sum(asked) != 1 and asked != [True, False, True]:
+    chosen = [table is not None, source is not None, make_reference]
+    if sum(chosen) != 1 and chosen != [True, False, True]:
         raise UsageError(
             "howdah drift judges one thing",
             expected="--table with --partition, or --source, or --make-reference",
             got=", ".join(
                 name
                 for name, given in zip(
-                    ("--table", "--source", "--make-reference"), asked, strict=True
+                    ("--table", "--source", "--make-reference"), chosen, strict=True
                 )
                 if given
             )

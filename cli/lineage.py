@@ -39,12 +39,13 @@ def lineage(
 
     --config gives what is left out: its data.dataset, publish.directory, and runs beside its own.
     """
-    asked = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
-    if sum(value is not None for _, value in asked) != 1 and not (config and row is None):
+    subjects = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
+    if sum(value is not None for _, value in subjects) != 1 and not (config and row is None):
         raise UsageError(
-            "what of?", expected="ID, --dataset or --model, one of them",
-            got=", ".join(name for name, value in asked if value is not None) or "none of them",
-        )  # fmt: skip
+            "what of?",
+            expected="ID, --dataset or --model, one of them",
+            got=", ".join(name for name, value in subjects if value is not None) or "none of them",
+        )
     for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
         allowed(*((option, "path", path) for path in paths or []))
     allowed(("--model", "model", model))
@@ -67,14 +68,14 @@ def lineage(
         version = open_version(model, below)
     places = lines.Places(datasets=datasets, runs=runs, models=models)
     if row is not None:
-        found = lines.of_row(row, places)
+        result = lines.of_row(row, places)
     elif model is not None:
-        found = lines.of_model(version, places)
+        result = lines.of_model(version, places)
     else:
-        found = lines.of_dataset(datasets[0], places)
+        result = lines.of_dataset(datasets[0], places)
     not_asked = [f"--{key}" for key, given in (("runs", runs), ("models", models)) if not given]
     more = [f"not looked at: {' and '.join(not_asked)}"] if not_asked else []
-    answer(found, json, [*lines.text(found), *more])
+    answer(result, json, [*lines.text(result), *more])
 
 
 def _root(dataset: str) -> str:

@@ -39,8 +39,8 @@ def evaluator(config):
         from howdah.training.evaluation.evaluate import evaluate_run
 
         data = config.data.model_copy(update={"dataset": dataset})
-        there = config.model_copy(update={"data": data})
-        return evaluate_run(there, model=model, split=split, progress=say)
+        on_dataset = config.model_copy(update={"data": data})
+        return evaluate_run(on_dataset, model=model, split=split, progress=say)
 
     return evaluate
 
@@ -86,7 +86,6 @@ def reviewer(anyway: bool):
             raise CheckFailed(
                 "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
-                expected="a model whose report does not say Not good, or bounds in gate.*",
                 got=judged.sentence,
                 remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
             )
@@ -224,11 +223,11 @@ def published(config: ConfigPath = None, set: Overrides = None, json: AsJson = F
     kept = ("published", "by", "note", "action", "run_id", "run_directory", "metrics", "dataset")
     current = now and {"version": now["version"], "path": model.path_of(now["version"]),
                        **{key: now.get(key) for key in kept}}  # fmt: skip
-    found = {"model": model.root, "versions": versions, "current": current}
+    result = {"model": model.root, "versions": versions, "current": current}
     lines = [f"{model.root}: {len(versions)} versions" if versions else f"{model.root}: none"]
     if current is not None:
         lines += [f"current: v={current['version']}, {current['published']}, {current['by']}"]
-    answer(found, json, lines)
+    answer(result, json, lines)
 
 
 # ------------------------------------------------------------------------- to others' registries
@@ -251,8 +250,8 @@ def register(
     allowed(("--model", "model", model))
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
-    own = model is None and alias is None
-    if own and checked.publish.mlflow.enabled:
+    completing = model is None and alias is None
+    if completing and checked.publish.mlflow.enabled:
         _complete(checked, json)
         return
     if mlflow is None:
@@ -264,9 +263,9 @@ def register(
     from howdah.models.version import open_version
     from howdah.serving.deployment import mlflow_registry
 
-    found = open_version(model or checked.model_directory, checked.publish.directory)
+    variant = open_version(model or checked.model_directory, checked.publish.directory)
     made = mlflow_registry.register(
-        found,
+        variant,
         mlflow.uri,
         name=checked.publish.name or checked.run.name,
         experiment=mlflow.experiment,

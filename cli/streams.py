@@ -67,8 +67,8 @@ class _Descriptor(io.FileIO):
     """Takes all that is written: it fails once, with a StorageError, and only as stdout.
 
     Where nothing reads what is written, that and what follows is dropped, and the command goes on.
-    What stderr cannot take is dropped as well: there is no other place to say so, and the command's
-    exit code is to count.
+    What stderr cannot take is dropped as well: no other stream could take the message, and the
+    command's exit code must stay what it is.
     """
 
     def __init__(self, descriptor: int, name: str) -> None:
@@ -117,9 +117,8 @@ def opened_stdin() -> TextIO:
     """
     if sys.stdin is None:
         raise UsageError(
-            "stdin is closed", where="stdin", expected="a file, a pipe or a terminal",
-            remedy="leave out <&-; </dev/null is an empty input",
-        )  # fmt: skip
+            "stdin is closed", where="stdin", remedy="leave out <&-; </dev/null is an empty input"
+        )
     return sys.stdin
 
 

@@ -60,8 +60,8 @@ def tune(
 
     with login(_section(checked)):  # the trials' files are read while they train
         if status:
-            found = studies.status(checked)
-            answer(found, json, _lines(found, found["all"]))
+            study = studies.status(checked)
+            answer(study, json, _lines(study, study["all"]))
             return
         made = studies.tune(
             checked, join=join, np=np, launcher=launcher, evaluate=evaluator(checked),
@@ -73,9 +73,9 @@ def tune(
     answer(made, json, lines)
 
 
-def _lines(found: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
-    counts = ", ".join(f"{count} {state}" for state, count in found["trials"].items() if count)
-    lines = [f"study {found['study']}: {counts}"]
+def _lines(study: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
+    counts = ", ".join(f"{count} {state}" for state, count in study["trials"].items() if count)
+    lines = [f"study {study['study']}: {counts}"]
     for trial in trials:
         if trial["state"] != "waiting":
             shown = ", ".join(f"{key} {value}" for key, value in trial["params"].items())
@@ -83,9 +83,9 @@ def _lines(found: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
             value = trial["value"] if trial["value"] is not None else next(reversed(seen), None)
             text = "" if value is None else f" {value:.4f}"
             lines.append(f"trial {trial['number']}: {trial['state']}{text} ({shown})")
-    best = found["best"]
+    best = study["best"]
     if best is None:
         return [*lines, "best: none has finished yet"]
-    lines.append(f"best: trial {best['trial']}, {found['metric']} {best['value']:.4f}")
+    lines.append(f"best: trial {best['trial']}, {study['metric']} {best['value']:.4f}")
     lines += [f"    {key}: {value}" for key, value in best["params"].items()]
     return [*lines, f"run: {best['run']}"]

@@ -103,13 +103,13 @@ def config_explain(
             lines += [f"{group} ({len(help_texts)}): {GROUPS[group]}"]
             lines += [f"    {name}: {text}" for name, text in help_texts.items()]
         return answer({"groups": groups}, json, lines)
-    found = config.explain(key)
+    items = config.explain(key)
     lines = []
-    for item in found:
+    for item in items:
         default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
         lines += [f"{item['key']}: {item['type']} ({default}; {item['group']})"]
         lines += [f"    {item['help']}"]
-    answer({"keys": found}, json, lines)
+    answer({"keys": items}, json, lines)
 
 
 @config_app.command("check")
@@ -138,16 +138,16 @@ def config_policy(
     from howdah.policy import rules as policies
 
     allowed(("FILE", "path", path))
-    found, source = policies.in_force(path)
-    keys = policies.explain(found)
+    in_force, source = policies.in_force(path)
+    keys = policies.explain(in_force)
     lines = [f"# {source}"]
     for item in keys:
         lines += [f"# {item['key']}: {item['type']} (default: {_json.dumps(item['default'])})"]
         lines += [f"#     {item['help']}"]
-    policy = found.model_dump(mode="json")
+    policy = in_force.model_dump(mode="json")
     answer(
         {"from": source, "policy": policy, "keys": keys}, json,
-        [*lines, policies.to_yaml(found).rstrip()],
+        [*lines, policies.to_yaml(in_force).rstrip()],
     )  # fmt: skip
 
 
@@ -221,19 +221,19 @@ def partition(
     """
     from howdah.config.options.partition import is_files
 
-    # Of files their paths are judged, which the partition completes.
+    # The policy judges the paths of files below, which the partition completes.
     if source is not None and not is_files(source):
         allowed(("--source", "table", source))
     checked = load(config, set)
     from howdah.spark import days
 
-    wanted = days.search(checked, partition, source=source, ready=ready)
+    search = days.search(checked, partition, source=source, ready=ready)
     option = "--ready" if ready else "--source"
-    allowed(*((option, "path", path) for path in wanted.paths.values()))
-    missing = wanted.missing()
-    asked = {"source": wanted.name, "partitions": partition}
+    allowed(*((option, "path", path) for path in search.paths.values()))
+    missing = search.missing()
     lines = [f"{name}: {'missing' if name in missing else 'there'}" for name in partition]
-    answer({**asked, "there": not missing, "missing": missing}, json, lines)
+    result = {"source": search.name, "partitions": partition, "there": not missing}
+    answer({**result, "missing": missing}, json, lines)
 
 
 @app.command()
@@ -298,9 +298,9 @@ def plan(
     summary = preview(checked, world=np)
     lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
     if workers is not None or network is not None:
-        found = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
-        lines += ["", *scaling_lines(found)]
-        summary = {**summary, "scaling": found}
+        scaling = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
+        lines += ["", *scaling_lines(scaling)]
+        summary = {**summary, "scaling": scaling}
     answer(summary, json, lines)
 
 
@@ -434,9 +434,11 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
-        given = streams.opened_stdin()
+        lines_in = streams.opened_stdin()
         path = open_version(model, checked.publish.directory).path
-        predictor.predict_lines(path, given, streams.results(), framework=framework, progress=say)
+        predictor.predict_lines(
+            path, lines_in, streams.results(), framework=framework, progress=say
+        )
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")

@@ -164,9 +164,8 @@ def from_text(
         quality["similar_labels"] = alike
     rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
-    if data.quality.leakage_sample:
-        old = None if judging is None else judging.held_out(spark)
-        quality["leakage"] = leakage.judged(good, data.quality, progress, old)
+    old = None if judging is None else judging.held_out(spark)
+    quality["leakage"] = leakage.judged(good, data.quality, progress, old)
     return Built(
         encoded=shards.encode(
             good,

@@ -82,9 +82,9 @@ class Attempt:
 
 
 def _attempt(application: Any, started: Any, number: Any) -> Attempt | None:
-    known = isinstance(application, str) and application != ""
-    known = known and isinstance(number, int) and isinstance(started, int | float)
-    if not known or not math.isfinite(started):
+    valid = isinstance(application, str) and application != ""
+    valid = valid and isinstance(number, int) and isinstance(started, int | float)
+    if not valid or not math.isfinite(started):
         return None
     return Attempt(application, float(started), number)
 

@@ -51,7 +51,7 @@ class HowdahError(Exception):
         return _rebuild, (type(self), self.what, self.__dict__)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON, redacted: {error, what, where, expected, got, remedy, exit_code[, problems]}."""
+        """The redacted JSON: {error, what, where, expected, got, remedy, exit_code[, problems]}."""
         what = redact.text(self.what)
         out = {"error": type(self).__name__, "what": what, "exit_code": self.exit_code}
         out.update({field: redact.plain(getattr(self, field)) for field in _FIELDS})

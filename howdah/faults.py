@@ -279,10 +279,10 @@ def _quota(kind: str, message: str, path: str, doing: str) -> QuotaExceeded:
     got = message
     numbers = re.search(r"quota ?[=:] ?(\d+).*?(?:consumed|file count) ?[=:] ?(\d+)", message)
     if numbers is not None:
-        quota, wanted = int(numbers.group(1)), int(numbers.group(2))
+        quota, needed = int(numbers.group(1)), int(numbers.group(2))
         unit = "names" if names else "bytes, replicas included"
         of_directory = f" of {directory.group(1) or directory.group(2)}" if directory else ""
-        got = f"quota{of_directory} {quota:,} {unit}; with this write {wanted:,}"
+        got = f"quota{of_directory} {quota:,} {unit}; with this write {needed:,}"
     return QuotaExceeded(
         f"cannot {doing}: the quota is used up",
         where=path,

@@ -46,10 +46,10 @@ class PackedCounts(Mapping[str, int]):
             raise ValueError(f"no counts of labels: {error}") from None
         if len(raw) % 8:
             raise ValueError("no counts of labels: half a number")
-        found = cls({})
-        found._labels.extend(accumulate(_ints(raw[: len(raw) // 2])))
-        found._rows.extend(_ints(raw[len(raw) // 2 :]))
-        return found
+        counts = cls({})
+        counts._labels.extend(accumulate(_ints(raw[: len(raw) // 2])))
+        counts._rows.extend(_ints(raw[len(raw) // 2 :]))
+        return counts
 
     def text(self) -> str:
         """Base64 of zlib of little-endian int32: each label's distance from the one before (the
@@ -87,7 +87,7 @@ def _ints(raw: bytes) -> array:
 
 
 def _ordered(values: array) -> array:
-    """In the file's byte order, or back in this machine's."""
+    """The numbers with their bytes swapped if this machine is not little-endian, as the file is."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()

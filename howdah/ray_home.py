@@ -75,6 +75,5 @@ class RayHome:
                 raise PermissionDenied(
                     "other users can reach the token of this command's Ray",
                     where=path,
-                    expected="a mode without rights of others, and this user as its owner",
                     got=f"mode {stat.S_IMODE(info.st_mode):04o}, user {info.st_uid}",
                 )

@@ -123,7 +123,8 @@ _DRIVERS = frozenset({
     "postgresql", "mysql", "mariadb", "oracle", "sqlserver", "db2", "teradata", "hive2", "sqlite",
     "h2", "snowflake", "redshift", "trino", "presto", "clickhouse", "derby", "sap", "vertica",
 })  # fmt: skip
-"""Drivers of JDBC whose URLs name their passwords; of others all behind the host is left out."""
+"""Drivers of JDBC whose URLs name their passwords; for all others, what follows the host is left
+out."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -165,7 +166,7 @@ def _urls(value: str) -> str:
     """The text without the passwords of its URLs."""
     if "://" not in value and "jdbc:" not in value.lower():
         return value
-    return _WORD.sub(lambda found: _url(found[0]), value)
+    return _WORD.sub(lambda match: _url(match[0]), value)
 
 
 def _url(word: str) -> str:
@@ -253,16 +254,16 @@ def find(name: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from find(f"{name}.{number}", item)
 
 
-def config(given: BaseModel) -> BaseModel:
+def config(settings: BaseModel) -> BaseModel:
     """A configuration without its secrets, to be saved or shown; the same object if it has none."""
-    values = given.model_dump(mode="json")
+    values = settings.model_dump(mode="json")
     redacted = plain(values)
-    return given if redacted == values else type(given).model_validate(redacted)
+    return settings if redacted == values else type(settings).model_validate(redacted)
 
 
-def left_out(given: BaseModel) -> list[str]:
+def left_out(settings: BaseModel) -> list[str]:
     """The keys of a saved configuration whose secrets were removed."""
-    return list(left_out_of(given.model_dump(mode="json")))
+    return list(left_out_of(settings.model_dump(mode="json")))
 
 
 def left_out_of(value: Any, name: str = "") -> Iterator[str]:

@@ -24,7 +24,7 @@ from howdah.etl.history import ledger, place
 from howdah.etl.sources.source import Source
 from howdah.etl.workspace.credentials import Secrets
 
-_BOUNDS = ("max_reject_fraction", "leakage_sample", "max_leakage")
+_BOUNDS = ("max_reject_fraction", "max_leakage")
 """Keys of data.quality that do not decide which rows are kept."""
 
 BUCKETS = 16

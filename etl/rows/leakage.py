@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from howdah.config.data import DedupOptions, QualityOptions
 from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.config.splits import TEST, TRAIN, VALIDATION
+from howdah.core.processes import limit
 from howdah.errors import DataError
 from howdah.etl.rows import minhash
 from howdah.spark.errors import crossing
@@ -37,6 +38,9 @@ with 0.94."""
 SIMILARITY = 0.6
 """Jaccard similarity from which a looked-up row counts as a near copy: below the threshold of near
 duplicates (0.7), and no lower than the bands above find."""
+SAMPLE = limit("leakage_sample", 1_000)
+"""Rows of validation, and of test, that are looked up: their share with a near copy is known to 3
+percentage points."""
 _FOUND = "sample int, similarity double, near string"
 _EXAMPLES = 5
 
@@ -65,7 +69,7 @@ def judged(
     Raises:
         DataError: more than data.quality.max_leakage.
     """
-    estimated = estimate(rows, options, old)
+    estimated = estimate(rows, old)
     counts = ", ".join(
         f"{count['found']:,} of {count['sampled']:,} {split}"
         for split, count in estimated["splits"].items()
@@ -90,7 +94,7 @@ def judged(
     return estimated
 
 
-def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -> dict:
+def estimate(rows: DataFrame, old: Old | None = None) -> dict:
     """Look a sample of the evaluation rows up among the training rows.
 
     Args:
@@ -107,9 +111,7 @@ def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -
     if old is not None:
         held = held.unionByName(old.rows, allowMissingColumns=True)
     drawn = [
-        held.where(F.col("split") == split)
-        .orderBy(F.sha2("id", 256), "id")
-        .limit(options.leakage_sample)
+        held.where(F.col("split") == split).orderBy(F.sha2("id", 256), "id").limit(SAMPLE)
         for split in (VALIDATION, TEST)
     ]
     # one job for both, whose rows come in any order

@@ -170,18 +170,10 @@ class QualityOptions(Section):
     max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     """Largest fraction of rejected rows; above it the ETL fails (exit code 3). Copies, and rows
     that the dataset already has, do not count."""
-    leakage_sample: Rare[int] = Field(default=1_000, ge=0, le=10_000)
-    """Number of rows of validation, and of test, that are looked up among the training rows, to
-    report how many have a near copy there. 0: the ETL looks none up."""
     max_leakage: Rare[float | None] = Field(default=None, ge=0.0, le=1.0)
-    """Largest fraction of the looked-up rows that may have a near copy among the training rows;
-    above it the ETL fails (exit code 3). null: the fraction is reported only."""
-
-    @model_validator(mode="after")
-    def _bound_has_a_sample(self) -> QualityOptions:
-        if self.max_leakage is not None and not self.leakage_sample:
-            raise ValueError("max_leakage needs a leakage_sample above 0")
-        return self
+    """Largest fraction of the validation and test rows that may have a near copy among the
+    training rows, of up to 1,000 of each that are looked up; above it the ETL fails (exit code 3).
+    null: the fraction is reported only."""
 
 
 class ExpectOptions(Section):

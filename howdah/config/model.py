@@ -19,6 +19,7 @@ from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.publish import BaselineSection, GateSection, PublishSection
+from howdah.config.options.report import ReportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
 from howdah.config.ray import RaySection
@@ -262,6 +263,8 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
+    report: ReportSection = ReportSection()
+    """The run's page."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
     export: ExportSection = ExportSection()

@@ -96,7 +96,7 @@ class Activity:
             _thread.activity = before
 
     def follow(self) -> None:
-        """As `followed`, for the rest of this thread's life."""
+        """From now on, this thread's reports go to this activity."""
         _thread.activity = self
 
     def enter(self, phase: str, what: str = "") -> None:
@@ -183,7 +183,7 @@ def _mib(size: int | None) -> int | None:
 
 
 class _Unfollowed(Activity):
-    """Of threads that follow no activity: records nothing, so that any of them may share it."""
+    """The activity of threads that follow none: it records nothing, so any of them may share it."""
 
     @contextlib.contextmanager
     def doing(

@@ -11,9 +11,9 @@ def cache_root(env: Mapping[str, str] = os.environ) -> str:
 
     An XDG_CACHE_HOME that is not absolute is ignored, as its specification demands.
     """
-    own = env.get("HOWDAH_CACHE")
-    if own:
-        return os.path.abspath(os.path.expanduser(own))
+    directory = env.get("HOWDAH_CACHE")
+    if directory:
+        return os.path.abspath(os.path.expanduser(directory))
     base = env.get("XDG_CACHE_HOME") or ""
     if not os.path.isabs(base):
         base = os.path.join(os.path.expanduser("~"), ".cache")

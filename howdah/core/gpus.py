@@ -64,13 +64,13 @@ def chosen(visible: str) -> tuple[str, ...]:
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
-    found = []
+    devices = []
     for device in visible.split(","):
         device = device.strip()
         if not device or device.startswith("-"):
             break
-        found.append(device)
-    return tuple(found)
+        devices.append(device)
+    return tuple(devices)
 
 
 def _listed(program: str) -> Gpus:
@@ -85,9 +85,9 @@ def _listed(program: str) -> Gpus:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Gpus((), f"nvidia-smi -L: {error}")
     if done.returncode != 0:
-        said = (done.stdout.strip() or done.stderr.strip()).partition("\n")[0]
-        return Gpus((), f"nvidia-smi -L: exit code {done.returncode}, {said or 'no output'}")
-    found: list[str] = []
+        output = (done.stdout.strip() or done.stderr.strip()).partition("\n")[0]
+        return Gpus((), f"nvidia-smi -L: exit code {done.returncode}, {output or 'no output'}")
+    uuids: list[str] = []
     last_gpu = None
     for line in done.stdout.splitlines():
         match = _LISTED.match(line)
@@ -97,9 +97,9 @@ def _listed(program: str) -> Gpus:
             last_gpu = match["uuid"]
         elif last_gpu is not None:
             with contextlib.suppress(ValueError):
-                found.remove(last_gpu)
-        found.append(match["uuid"])
-    return Gpus(tuple(found), f"nvidia-smi -L: {len(found)} device(s)")
+                uuids.remove(last_gpu)
+        uuids.append(match["uuid"])
+    return Gpus(tuple(uuids), f"nvidia-smi -L: {len(uuids)} device(s)")
 
 
 def _opened(proc: str, dev: str) -> Gpus:
@@ -108,7 +108,7 @@ def _opened(proc: str, dev: str) -> Gpus:
         names = sorted(os.listdir(proc))
     except OSError:
         return Gpus((), f"no nvidia-smi, and no NVIDIA driver ({proc})")
-    found, closed = [], []
+    uuids, closed = [], []
     for name in names:
         fields = _fields(os.path.join(proc, name, "information"))
         uuid, minor = fields.get("GPU UUID", ""), fields.get("Device Minor", "")
@@ -119,11 +119,11 @@ def _opened(proc: str, dev: str) -> Gpus:
             closed.append(f"{path}: {error.strerror}")
             continue
         if uuid.startswith("GPU-") and "?" not in uuid:  # an uninitialised one is all "?"
-            found.append(uuid)
+            uuids.append(uuid)
         else:
             closed.append(f"{path}: no UUID in {proc}/{name}/information")
-    how = f"no nvidia-smi; {len(found)} of {len(names)} devices of {proc} can be opened"
-    return Gpus(tuple(found), "; ".join([how, *closed]))
+    how = f"no nvidia-smi; {len(uuids)} of {len(names)} devices of {proc} can be opened"
+    return Gpus(tuple(uuids), "; ".join([how, *closed]))
 
 
 def _fields(path: str) -> dict[str, str]:

@@ -178,12 +178,12 @@ def _cgroup_folders(controller: str, proc: str) -> Iterator[str]:
 
     Source: cgroups(7), /proc/<pid>/cgroup; proc(5), /proc/<pid>/mountinfo.
     """
-    own = None
+    group = None
     for line in (_read(f"{proc}/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
-            own = path
-    for line in (_read(f"{proc}/mountinfo") or "").splitlines() if own is not None else ():
+            group = path
+    for line in (_read(f"{proc}/mountinfo") or "").splitlines() if group is not None else ():
         mount, _, kind = line.partition(" - ")
         root, point = mount.split()[3:5]
         system, *_, options = kind.split()
@@ -191,7 +191,7 @@ def _cgroup_folders(controller: str, proc: str) -> Iterator[str]:
             continue
         if controller and controller not in options.split(","):
             continue
-        below = os.path.relpath(own, root)
+        below = os.path.relpath(group, root)
         parts = [] if below == os.curdir or os.pardir in below.split("/") else below.split("/")
         for depth in range(len(parts), -1, -1):
             yield "/".join([point, *parts[:depth]])

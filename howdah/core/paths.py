@@ -63,7 +63,7 @@ def join(base: str, *parts: str) -> str:
     """`join("hdfs://nn/a/", "b", "c")` -> `"hdfs://nn/a/b/c"`; parts stay below base.
 
     Raises:
-        UsageError: base is empty: "" is no directory, least of all the root.
+        UsageError: base is empty: "" does not name a directory, and must not name the root.
         StorageError: a part leads out of base.
     """
     if not base:

@@ -56,22 +56,22 @@ def descendants(pid: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := stat_fields(int(name))) and fields[0] not in "ZX":
             children.setdefault(int(fields[1]), []).append(int(name))
-    found, new = [], [pid]
+    ids, new = [], [pid]
     while new:
         new = [child for parent in new for child in children.get(parent, [])]
-        found += new
-    return found
+        ids += new
+    return ids
 
 
 def session_members(session: int) -> list[int]:
     """Ids of a session's processes, the newest first, zombies included."""
-    found = []
+    members = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(int(name)) == session:
-                    found.append(int(name))
-    return sorted(found, reverse=True)
+                    members.append(int(name))
+    return sorted(members, reverse=True)
 
 
 def marked(name: str, value: str, *, working_in: re.Pattern[str] | None = None) -> list[int]:
@@ -170,19 +170,19 @@ def is_named(file: IO, path: str) -> bool:
 
 
 @contextlib.contextmanager
-def environ(wanted: Mapping[str, str | None]) -> Iterator[None]:
+def environ(variables: Mapping[str, str | None]) -> Iterator[None]:
     """Inside, os.environ has these values (None: not set); afterwards the former ones."""
-    before = {key: os.environ.get(key) for key in wanted}
-    _set_all(wanted)
+    before = {key: os.environ.get(key) for key in variables}
+    _set_all(variables)
     try:
         yield
     finally:
         _set_all(before)
 
 
-def _set_all(wanted: Mapping[str, str | None]) -> None:
+def _set_all(variables: Mapping[str, str | None]) -> None:
     """Set variables of the environment; None removes a variable."""
-    for key, value in wanted.items():
+    for key, value in variables.items():
         if value is None:
             os.environ.pop(key, None)
         else:

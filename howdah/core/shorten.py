@@ -39,9 +39,9 @@ def message(value: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     if size <= most_bytes:
         return dict(value)
     for share in _SHARES:
-        found = _short(value, max(16, most_bytes // (2 * share)), max(4, 200 // share))
-        if len(json.dumps(found)) <= most_bytes:
-            return found
+        shortened = _short(value, max(16, most_bytes // (2 * share)), max(4, 200 // share))
+        if len(json.dumps(shortened)) <= most_bytes:
+            return shortened
     kept = [(n, one) for n, one in value.items() if len(n) + len(json.dumps(one)) <= 100]
     return {**dict(kept[: most_bytes // 200]), "cut": f"{size:,} bytes, too much, left out"}
 

@@ -25,7 +25,7 @@ def shown(text: str) -> str:
     >>> shown("\x1b[2Jgone\r\n")
     '\\u001b[2Jgone\n'
     """
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def as_cell(value: object) -> str:

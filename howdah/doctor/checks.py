@@ -61,10 +61,10 @@ def _gib(count: int) -> str:
 def check_python(env: Mapping[str, str]) -> Check:
     """Python 3.11, 64 bits."""
     version = ".".join(map(str, sys.version_info[:3]))
-    found = f"{version} at {sys.executable}"
+    description = f"{version} at {sys.executable}"
     if sys.version_info[:2] != (3, 11) or sys.maxsize < 2**32:
-        return Check("Python", "fail", found, "install a 64-bit Python 3.11, then make setup")
-    return Check("Python", "ok", found)
+        return Check("Python", "fail", description, "install a 64-bit Python 3.11, then make setup")
+    return Check("Python", "ok", description)
 
 
 def java_major(text: str) -> int | None:
@@ -102,12 +102,12 @@ def check_java(env: Mapping[str, str]) -> Check:
         reason = (text.strip().splitlines() or ["nothing printed"])[-1]
         remedy = f"unset JAVA_HOME or set it to a JDK {JAVA_WANTED}" if home else install
         return Check("Java", "fail", f"{origin} does not run: {reason}", remedy)
-    found = f"Java {major} ({origin})"
+    description = f"Java {major} ({origin})"
     if home and on_path and os.path.realpath(on_path) != os.path.realpath(java):
         other = java_major(_run([on_path, "-version"], env)[1])
         if other != major:
-            found += f"; PATH has Java {other}, Spark uses JAVA_HOME's"
-    return Check("Java", "ok", found)
+            description += f"; PATH has Java {other}, Spark uses JAVA_HOME's"
+    return Check("Java", "ok", description)
 
 
 def check_mpi(env: Mapping[str, str]) -> Check:
@@ -147,21 +147,25 @@ def check_gpu(env: Mapping[str, str]) -> Check:
 def check_cores(env: Mapping[str, str]) -> Check:
     """Cores that this process may use, a container's quota included."""
     usable, total = machine.cores(), os.cpu_count() or 1
-    found = f"{usable} usable" + (f" of {total}" if usable != total else "")
+    description = f"{usable} usable" + (f" of {total}" if usable != total else "")
     if usable < 2:
-        return Check("cores", "warn", found, "two processes will share one core: expect it slow")
-    return Check("cores", "ok", found)
+        return Check(
+            "cores", "warn", description, "two processes will share one core: expect it slow"
+        )
+    return Check("cores", "ok", description)
 
 
 def check_memory(env: Mapping[str, str]) -> Check:
     """Memory, a container's limit included; the demo's two processes and Spark take about 6 GiB."""
     limit, available = machine.memory_bytes()
-    found = f"{_gib(available)} free of {_gib(limit)}"
+    description = f"{_gib(available)} free of {_gib(limit)}"
     if available < 2 * GIB:
-        return Check("memory", "fail", found, "free memory: training needs 2 GiB and up")
+        return Check("memory", "fail", description, "free memory: training needs 2 GiB and up")
     if available < 6 * GIB:
-        return Check("memory", "warn", found, "Spark and two training processes may need 6 GiB")
-    return Check("memory", "ok", found)
+        return Check(
+            "memory", "warn", description, "Spark and two training processes may need 6 GiB"
+        )
+    return Check("memory", "ok", description)
 
 
 def check_shared_memory(env: Mapping[str, str], path: str = "/dev/shm") -> Check:
@@ -172,10 +176,10 @@ def check_shared_memory(env: Mapping[str, str], path: str = "/dev/shm") -> Check
         return Check(
             "shared memory", "warn", f"{path}: {error.strerror}", f"mount a tmpfs at {path}"
         )
-    found = f"{_gib(usage.free)} free in {path}"
+    description = f"{_gib(usage.free)} free in {path}"
     if usage.free < GIB // 4:
-        return Check("shared memory", "warn", found, "in a container: --shm-size=1g or more")
-    return Check("shared memory", "ok", found)
+        return Check("shared memory", "warn", description, "in a container: --shm-size=1g or more")
+    return Check("shared memory", "ok", description)
 
 
 def check_disk(env: Mapping[str, str]) -> Check:
@@ -185,24 +189,24 @@ def check_disk(env: Mapping[str, str]) -> Check:
         "temporary files": env.get("TMPDIR") or tempfile.gettempdir(),
         "working directory": os.getcwd(),
     }
-    found, worst, remedies = [], "ok", []
+    descriptions, worst, remedies = [], "ok", []
     for what, path in directories.items():
-        there = path
-        while not os.path.exists(there):  # not created yet: check the directory above
-            there = os.path.dirname(there)
-        free = shutil.disk_usage(there).free
-        found.append(f"{what} {path}: {_gib(free)} free")
-        if not os.access(there, os.W_OK | os.X_OK):
-            found[-1] += ", not writable"
-            remedies.append(f"make {there} writable, or point elsewhere (HOWDAH_CACHE, TMPDIR)")
+        existing = path
+        while not os.path.exists(existing):  # not created yet: check the directory above
+            existing = os.path.dirname(existing)
+        free = shutil.disk_usage(existing).free
+        descriptions.append(f"{what} {path}: {_gib(free)} free")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            descriptions[-1] += ", not writable"
+            remedies.append(f"make {existing} writable, or point elsewhere (HOWDAH_CACHE, TMPDIR)")
             worst = "fail"
         elif free < GIB:
-            remedies.append(f"free space at {there}, or point elsewhere (HOWDAH_CACHE, TMPDIR)")
+            remedies.append(f"free space at {existing}, or point elsewhere (HOWDAH_CACHE, TMPDIR)")
             worst = "fail"
         elif free < 5 * GIB:
-            remedies.append(f"little space at {there}: checkpoints of one run take about 2 GiB")
+            remedies.append(f"little space at {existing}: checkpoints of one run take about 2 GiB")
             worst = "warn" if worst == "ok" else worst
-    return Check("disk", worst, "; ".join(found), "; ".join(remedies) or None)
+    return Check("disk", worst, "; ".join(descriptions), "; ".join(remedies) or None)
 
 
 def check_ports(env: Mapping[str, str]) -> Check:
@@ -223,10 +227,10 @@ def check_hostname(env: Mapping[str, str]) -> Check:
     host = socket.gethostname()
     remedy = f"add to /etc/hosts: 127.0.1.1 {host} (Spark alone: export SPARK_LOCAL_IP=127.0.0.1)"
     try:
-        found = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(host, None, family=socket.AF_INET, type=socket.SOCK_STREAM)
     except OSError as error:
         return Check("hostname", "fail", f"{host} does not resolve: {error}", remedy)
-    addresses = sorted({item[4][0] for item in found})
+    addresses = sorted({item[4][0] for item in resolved})
     for address in addresses:
         try:
             socket.create_server((address, 0)).close()
@@ -246,11 +250,11 @@ def check_locale(env: Mapping[str, str]) -> Check:
     """UTF-8, for Python and for Java, which takes file names by LC_ALL or LANG."""
     encoding = locale.getpreferredencoding(False)
     named = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG") or "not set"
-    found = f"{encoding} (LANG: {named})"
+    description = f"{encoding} (LANG: {named})"
     fits = encoding.upper().replace("-", "") == "UTF8" and "UTF" in named.upper()
     if not fits:
-        return Check("locale", "warn", found, "export LC_ALL=C.UTF-8")
-    return Check("locale", "ok", found)
+        return Check("locale", "warn", description, "export LC_ALL=C.UTF-8")
+    return Check("locale", "ok", description)
 
 
 def check_hadoop_conf(env: Mapping[str, str]) -> Check:
@@ -262,8 +266,8 @@ def check_hadoop_conf(env: Mapping[str, str]) -> Check:
     try:
         settings = conf.load(env)
     except HowdahError as error:
-        found = f"{error.where}: {error.what}" + (f" ({error.got})" if error.got else "")
-        return Check(name, "fail", found, error.remedy or remedy)
+        description = f"{error.where}: {error.what}" + (f" ({error.got})" if error.got else "")
+        return Check(name, "fail", description, error.remedy or remedy)
     files = ", ".join(os.path.basename(path) for path in settings.files)
     if not settings.default_fs:
         return Check(name, "warn", f"{folder} ({files}) names no fs.defaultFS", remedy)

@@ -18,10 +18,10 @@ _PROBE_SECONDS = 5.0
 def _settings(env: Mapping[str, str]) -> conf.HadoopConf | None:
     """Hadoop's settings; None: there are none, or another check reports why they cannot be read."""
     try:
-        found = conf.load(env)
+        settings = conf.load(env)
     except HowdahError:
         return None
-    return found if found.directory is not None else None
+    return settings if settings.directory is not None else None
 
 
 def check_namenode(env: Mapping[str, str]) -> Check:
@@ -44,19 +44,23 @@ def check_namenode(env: Mapping[str, str]) -> Check:
             continue
         methods.update(offered)
         answers.append(f"{address} answers ({', '.join(offered)})")
-    found = "; ".join(answers + failures)
+    description = "; ".join(answers + failures)
     if not answers:
         remedy = "check that it runs, its host and port in HADOOP_CONF_DIR, and the network"
-        return Check(name, "fail", found, remedy)
+        return Check(name, "fail", description, remedy)
     if "SIMPLE" not in methods and not settings.kerberos:
         remedy = (
             "take the cluster's own core-site.xml and hdfs-site.xml: they must say"
             " hadoop.security.authentication = kerberos"
         )
-        return Check(name, "fail", f"{found}; the settings here do not enable Kerberos", remedy)
+        return Check(
+            name, "fail", f"{description}; the settings here do not enable Kerberos", remedy
+        )
     if failures:
-        return Check(name, "warn", found, "the cluster can be used; one NameNode does not answer")
-    return Check(name, "ok", found)
+        return Check(
+            name, "warn", description, "the cluster can be used; one NameNode does not answer"
+        )
+    return Check(name, "ok", description)
 
 
 def check_login(env: Mapping[str, str]) -> Check:
@@ -74,8 +78,8 @@ def check_login(env: Mapping[str, str]) -> Check:
         return Check(name, "fail", f"keytab {keytab}: cannot be read", remedy)
     klist = shutil.which("klist", path=env.get("PATH", ""))
     if klist is None:
-        found = "no keytab; without klist a ticket cannot be looked for"
-        return Check(name, "warn", found, f"apt-get install krb5-user; {remedy}")
+        description = "no keytab; without klist a ticket cannot be looked for"
+        return Check(name, "warn", description, f"apt-get install krb5-user; {remedy}")
     done = subprocess.run([klist, "-s"], env=dict(env), check=False, timeout=30)
     cache = env.get("KRB5CCNAME", "the default cache")
     if done.returncode != 0:
@@ -93,9 +97,12 @@ def _tokens(name: str, env: Mapping[str, str]) -> Check:
     if not ours:
         return Check(name, "fail", f"{path} holds no token of HDFS", "have the job fetch one")
     last = max(token.expires for token in ours) - time.time()
-    found = f"tokens for {', '.join(sorted(token.service for token in ours))} in {path}"
+    description = f"tokens for {', '.join(sorted(token.service for token in ours))} in {path}"
     if last <= 60:
         return Check(
-            name, "fail", f"{found}, which expire within a minute", "have the job fetch new ones"
+            name,
+            "fail",
+            f"{description}, which expire within a minute",
+            "have the job fetch new ones",
         )
-    return Check(name, "ok", f"{found}, to be renewed for at most {last / 3600:.1f} h")
+    return Check(name, "ok", f"{description}, to be renewed for at most {last / 3600:.1f} h")

@@ -52,13 +52,13 @@ def installed_version(package: str) -> str | None:
 def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
     """A framework is installed, and all packages have the versions of the lock file."""
     versions = {name: installed_version(name) for name in (*FRAMEWORKS, "transformers", "pyspark")}
-    found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+    description = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
     name = "packages"
     if not any(versions[framework] for framework in FRAMEWORKS):
-        return Check(name, "fail", found, f"{_SET_UP} (or pip install 'howdah[torch]')")
+        return Check(name, "fail", description, f"{_SET_UP} (or pip install 'howdah[torch]')")
     lock = lock or find_lock()
     if lock is None:
-        return Check(name, "ok", f"{found}; no lock file here to compare with")
+        return Check(name, "ok", f"{description}; no lock file here to compare with")
     locked = locked_versions(lock)
     wrong = [
         f"{package} {installed_version(package) or 'missing'} (locked: {version})"
@@ -67,8 +67,8 @@ def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
     ]
     if wrong:
         shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        return Check(name, "warn", f"{found}; not as locked: {shown}", _SET_UP)
-    return Check(name, "ok", f"{found}; all {len(locked)} as locked")
+        return Check(name, "warn", f"{description}; not as locked: {shown}", _SET_UP)
+    return Check(name, "ok", f"{description}; all {len(locked)} as locked")
 
 
 def horovod_libraries() -> dict[str, str] | None:
@@ -123,8 +123,8 @@ def check_horovod(env: Mapping[str, str]) -> Check:
     if libraries is None:
         if installed_version("tensorflow"):
             return Check(name, "fail", "not installed", _SET_UP)
-        found = f"not installed; PyTorch's ranks are started with `{_TORCHRUN}`"
-        return Check(name, "warn", found, f"{_SET_UP}, for jobs and the other launchers")
+        description = f"not installed; PyTorch's ranks are started with `{_TORCHRUN}`"
+        return Check(name, "warn", description, f"{_SET_UP}, for jobs and the other launchers")
     version = installed_version("horovod") or "of unknown version"
     rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
     absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]
@@ -135,23 +135,23 @@ def check_horovod(env: Mapping[str, str]) -> Check:
         if not installed_version(framework):
             continue
         try:
-            asked = subprocess.run(
+            answer = subprocess.run(
                 isolation.code(_LIST_FEATURES, library), env=isolation.environment(env), timeout=60,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             lacking.append(f"{framework} (its library did not load within 60 s)")
             continue
-        if asked.returncode != 0:
-            reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+        if answer.returncode != 0:
+            reason = (answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
             lacking.append(f"{framework} (its library does not load: {reason})")
             continue
-        built = asked.stdout.split()
+        built = answer.stdout.split()
         parts.append(f"{framework}: {', '.join(built)}")
         lacking += [f"{part} for {framework}" for part in ("mpi", "gloo") if part not in built]
-    found = f"{version}; " + "; ".join(parts)
+    description = f"{version}; " + "; ".join(parts)
     if lacking:
         # Gloo alone trains too, without mpirun; a library that does not load trains nothing.
         status = "warn" if all(item.startswith("mpi for") for item in lacking) else "fail"
-        return Check(name, status, f"{found}; lacks {', '.join(lacking)}", rebuild)
-    return Check(name, "ok", found)
+        return Check(name, status, f"{description}; lacks {', '.join(lacking)}", rebuild)
+    return Check(name, "ok", description)

@@ -26,18 +26,18 @@ def check_spark(env: Mapping[str, str]) -> Check:
             return Check("Spark", "fail", f"{origin}: no Spark in it", remedy)
     else:
         if importlib.util.find_spec("pyspark") is None:
-            found = "no PySpark, SPARK_HOME is not set: no ETL, no job on Spark"
+            description = "no PySpark, SPARK_HOME is not set: no ETL, no job on Spark"
             return Check(
-                "Spark", "warn", found, "pip install 'howdah[etl]', in a checkout make setup"
+                "Spark", "warn", description, "pip install 'howdah[etl]', in a checkout make setup"
             )
         origin, version = "PySpark", importlib.metadata.version("pyspark")
     java = _java(env)
     python = sys.version_info[:2]
     packages = {name: importlib.metadata.version(name) for name in ("pandas", "pyarrow")}
-    found = spark_versions.problems(version, java=java, python=python, packages=packages)
-    if found:
+    problems = spark_versions.problems(version, java=java, python=python, packages=packages)
+    if problems:
         works = spark_versions.working(java=java, python=python)
-        return Check("Spark", "fail", f"{origin}: " + "; ".join(found), f"use {works}")
+        return Check("Spark", "fail", f"{origin}: " + "; ".join(problems), f"use {works}")
     with_java = f"Java {java}" if java else "an unknown Java"
     return Check(
         "Spark", "ok", f"{version} ({origin}) fits {with_java}, Python {python[0]}.{python[1]}"

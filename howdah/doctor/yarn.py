@@ -32,10 +32,10 @@ def check_resourcemanager(env: Mapping[str, str]) -> Check:
         return Check(name, "warn", error.got or error.what, error.remedy)
     except HowdahError as error:
         return Check(name, "fail", error.got or error.what, error.remedy)
-    found = f"{manager.urls[0]} answers: Hadoop {version}, {nodes} nodes"
+    description = f"{manager.urls[0]} answers: Hadoop {version}, {nodes} nodes"
     if not nodes:
-        return Check(name, "warn", found, "no NodeManager runs: see `yarn node -list -all`")
-    return Check(name, "ok", found)
+        return Check(name, "warn", description, "no NodeManager runs: see `yarn node -list -all`")
+    return Check(name, "ok", description)
 
 
 def check_submission(env: Mapping[str, str]) -> Check:

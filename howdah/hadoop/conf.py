@@ -79,7 +79,6 @@ class HadoopConf:
                     where=f"{_UMASK} in {self.directory or 'the Hadoop settings'}",
                     expected='three octal digits ("027") or permissions ("u=rwx,g=rx,o=")',
                     got=repr(text),
-                    remedy="correct it in core-site.xml or hdfs-site.xml",
                 )
             classes, operation, letters = clause.groups()
             # Bits start from none, so "-" leaves none.
@@ -122,7 +121,7 @@ class HadoopConf:
         """host:port of an authority's NameNodes, in the file's order.
 
         Raises:
-            ConfigError: one is no host and port, which no later try would change.
+            ConfigError: one is not a host and a port; trying again would not help.
         """
         if self.is_name_service(authority):
             return self._of_service("dfs.namenode.rpc-address", authority)
@@ -138,10 +137,10 @@ class HadoopConf:
         """
         kind = "https" if secure else "http"
         if self.is_name_service(authority):
-            found = self._of_service(f"dfs.namenode.{kind}-address", authority)
+            addresses = self._of_service(f"dfs.namenode.{kind}-address", authority)
         else:
-            found = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
-        return [f"{kind}://{address}" for address in found]
+            addresses = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
+        return [f"{kind}://{address}" for address in addresses]
 
     def _of_service(self, prefix: str, service: str) -> list[str]:
         names = [n.strip() for n in self.values[f"dfs.ha.namenodes.{service}"].split(",")]
@@ -193,7 +192,7 @@ def load(environ: Mapping[str, str] | None = None, *, names: Sequence[str] = FIL
     files: list[str] = []
     if not os.path.isdir(folder):
         raise ConfigError(
-            "HADOOP_CONF_DIR is no directory",
+            "HADOOP_CONF_DIR is not a directory",
             where=folder,
             remedy="set it to the directory of the cluster's core-site.xml, or unset it",
         )
@@ -259,13 +258,12 @@ def _fill(value: str, values: Mapping[str, str]) -> str:
 
 
 def _with_port(authority: str, default: int) -> str:
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None or not 1 <= int(found["port"] or default) <= _LAST_PORT:
+    match = _AUTHORITY.fullmatch(authority)
+    if match is None or not 1 <= int(match["port"] or default) <= _LAST_PORT:
         raise ConfigError(
-            "a NameNode's address is no host and port",
+            "a NameNode's address is not HOST:PORT",
             where=authority or "the address is empty",
             expected=f"host, host:port with a port of 1 to {_LAST_PORT}, or a name service of"
             " hdfs-site.xml",
-            remedy="correct the path, or fs.defaultFS where the path names no cluster",
         )
-    return authority if found["port"] else f"{authority}:{default}"
+    return authority if match["port"] else f"{authority}:{default}"

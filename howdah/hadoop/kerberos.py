@@ -73,9 +73,9 @@ def short_name() -> str | None:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
-        found = re.search(r"^(?:Default principal:|\s*\d+)\s+([^\s/@]+)\S*@", done.stdout, re.M)
-        if done.returncode == 0 and found:
-            return found.group(1)
+        match = re.search(r"^(?:Default principal:|\s*\d+)\s+([^\s/@]+)\S*@", done.stdout, re.M)
+        if done.returncode == 0 and match:
+            return match.group(1)
     return None
 
 
@@ -86,8 +86,7 @@ def login(keytab: str, principal: str, cache: str, where: str) -> None:
         raise ClusterError(
             "a keytab cannot be used without kinit",
             where="PATH",
-            expected="MIT Kerberos' kinit",
-            remedy="install it (Debian: krb5-user)",
+            remedy="install MIT Kerberos' kinit (Debian: krb5-user)",
         )
     done = subprocess.run(
         [program, "-c", cache, "-k", "-t", keytab, principal],

@@ -22,10 +22,10 @@ def refused(top: Mapping[str, Any], queue: str, user: str) -> str | None:
         user: short name.
     """
     path = _path_to(top, queue)
-    known = [lists for one in path if (lists := _lists(one)) is not None]
-    if not known or len(known) < len(path):
+    readable = [lists for one in path if (lists := _lists(one)) is not None]
+    if not readable or len(readable) < len(path):
         return None  # the fair scheduler, and older Hadoops, do not report the lists
-    for text in (text for lists in known for text in lists):
+    for text in (text for lists in readable for text in lists):
         users, _, groups = text.partition(" ")
         names = {name.strip() for name in users.split(",")}
         if text.strip() == "*" or groups.strip() or user in names:
@@ -52,8 +52,8 @@ def _path_to(queue: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     if not below and name in (queue.get("queueName"), queue.get("queuePath")):
         return [queue]
     for child in below:
-        if found := _path_to(child, name):
-            return [queue, *found]
+        if path := _path_to(child, name):
+            return [queue, *path]
     return []
 
 

@@ -55,7 +55,7 @@ def web_urls(conf: HadoopConf) -> list[str]:
     ids: list[str | None] = [None]
     if (conf.get("yarn.resourcemanager.ha.enabled") or "").strip().lower() == "true":
         ids = [n.strip() for n in (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
-    found = []
+    urls = []
     for member in ids:
         end = f".{member}" if member else ""
         address = (conf.get(f"yarn.resourcemanager.webapp.{key}{end}") or "").strip()
@@ -72,8 +72,8 @@ def web_urls(conf: HadoopConf) -> list[str]:
                 f" yarn.resourcemanager.hostname{end}, in yarn-site.xml",
                 remedy="set HADOOP_CONF_DIR to the directory of the cluster's yarn-site.xml",
             )
-        found.append(f"{kind}://{address}")
-    return found
+        urls.append(f"{kind}://{address}")
+    return urls
 
 
 class ResourceManager:
@@ -136,20 +136,21 @@ class ResourceManager:
         """
 
         def ask() -> list[dict[str, Any]]:
-            found = (self._call("GET", "apps", params=filters).get("apps") or {}).get("app") or []
+            answer = self._call("GET", "apps", params=filters).get("apps") or {}
             user = filters.get("user")
-            return [app for app in found if user is None or app.get("user") == user]
+            return [
+                app for app in answer.get("app") or [] if user is None or app.get("user") == user
+            ]
 
-        found = self._recovered(ask)
-        return sorted(found, key=lambda app: app.get("startedTime", 0), reverse=True)
+        return sorted(self._recovered(ask), key=lambda app: app.get("startedTime", 0), reverse=True)
 
     def _recovered(self, ask: Callable[[], Any]) -> Any:
         """What `ask` finds. A ResourceManager that starts answers before it has recovered its
         applications, so an empty answer counts only once it reports itself active.
         """
         try:
-            if found := ask():
-                return found
+            if applications := ask():
+                return applications
         except NotFound:
             pass
         until = time.monotonic() + self.patience
@@ -159,7 +160,6 @@ class ResourceManager:
                     "YARN's ResourceManager is starting, and has not recovered its applications",
                     where=self.urls[0],
                     got=state,
-                    remedy="wait; its log shows its progress",
                 )
             time.sleep(_PAUSE_SECONDS)
         return ask()  # again: it may have become active in between
@@ -171,14 +171,14 @@ class ResourceManager:
     def attempts(self, application: str) -> list[dict[str, Any]]:
         """Its attempts in order: appAttemptId, containerId, nodeHttpAddress, logsLink."""
         answer = self._call("GET", f"apps/{application}/appattempts")
-        found = (answer.get("appAttempts") or {}).get("appAttempt") or []
-        return sorted(found, key=lambda attempt: attempt.get("id", 0))
+        entries = (answer.get("appAttempts") or {}).get("appAttempt") or []
+        return sorted(entries, key=lambda attempt: attempt.get("id", 0))
 
     def containers(self, application: str, attempt: str) -> list[dict[str, Any]]:
         """Running containers of an attempt: containerId, nodeHttpAddress, logUrl, nodeId."""
         answer = self._call("GET", f"apps/{application}/appattempts/{attempt}/containers")
-        found = answer.get("container") or (answer.get("containers") or {}).get("container") or []
-        return [found] if isinstance(found, dict) else found
+        entries = answer.get("container") or (answer.get("containers") or {}).get("container")
+        return [entries] if isinstance(entries, dict) else entries or []
 
     def kill(self, application: str, why: str = "") -> str:
         """Ask YARN to kill one; its state then (KILLED, or the final state that it had before).
@@ -225,11 +225,11 @@ class ResourceManager:
         enforced = self._setting("yarn.acl.enable")
         if enforced == "false":
             return None
-        asked = {"user": user, "queue-acl-type": "SUBMIT_APPLICATIONS"}
+        query = {"user": user, "queue-acl-type": "SUBMIT_APPLICATIONS"}
         path = f"queues/{queue}/access"
         try:
             # As XML: Hadoop 3.5 fails to write this one answer as JSON.
-            text = self._answer("GET", path, params=asked, accept="application/xml").text
+            text = self._answer("GET", path, params=query, accept="application/xml").text
             access = ElementTree.fromstring(text)
         except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
             # Only the queue's administrators may ask this, but all users can read its lists.
@@ -243,9 +243,9 @@ class ResourceManager:
         """The cluster's node labels."""
         answer = self._call("GET", "get-node-labels") or {}
         answer = answer.get("nodeLabelsInfo") or answer
-        found = answer.get("nodeLabelInfo")
-        found = [found] if isinstance(found, Mapping) else found or []
-        return [label["name"] for label in found]
+        entries = answer.get("nodeLabelInfo")
+        entries = [entries] if isinstance(entries, Mapping) else entries or []
+        return [label["name"] for label in entries]
 
     def clock(self) -> float:
         """Seconds since 1970 by the ResourceManager's clock (whole ones, of the HTTP Date)."""
@@ -270,8 +270,8 @@ class ResourceManager:
             page = ElementTree.fromstring(text or "")
         except ElementTree.ParseError:
             return None
-        found = [p.findtext("value") for p in page.iter("property") if p.findtext("name") == name]
-        return (found[-1] or "").strip().lower() if found else None
+        values = [p.findtext("value") for p in page.iter("property") if p.findtext("name") == name]
+        return (values[-1] or "").strip().lower() if values else None
 
     # ------------------------------------------------------------------------------ calling
     def _call(self, method: str, path: str, *, params=None, body=None) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def _methods(answer: bytes) -> list[str]:
     """`method` of each RpcSaslProto.auths, after the RpcResponseHeaderProto."""
     _, at = read_sized(answer, 0)
     message, _ = read_sized(answer, at)
-    found = []
+    methods = []
     for number, auth in bytes_fields(message):
         if number == 4:
-            found += [value.decode("ascii") for field, value in bytes_fields(auth) if field == 1]
-    return found
+            methods += [value.decode("ascii") for field, value in bytes_fields(auth) if field == 1]
+    return methods

@@ -46,10 +46,10 @@ def read(path: str) -> Elf | None:
             return None  # cut off, or not an ELF file behind its magic number
 
 
-def _read(found: ELFFile) -> Elf | None:
-    if found.elfclass != 64 or not found.little_endian:
+def _read(file: ELFFile) -> Elf | None:
+    if file.elfclass != 64 or not file.little_endian:
         return None
-    dynamic = next(found.iter_segments("PT_DYNAMIC"), None)
+    dynamic = next(file.iter_segments("PT_DYNAMIC"), None)
     if dynamic is None:
         return Elf()  # statically linked
     return Elf(
@@ -66,9 +66,9 @@ def _versions(dynamic: DynamicSegment) -> set[str]:
     file, structs = dynamic.elffile.stream, dynamic.elffile.structs
     _, entry_at = dynamic.get_table_offset("DT_VERNEED")
     _, strings_at = dynamic.get_table_offset("DT_STRTAB")
-    found: set[str] = set()
+    needed: set[str] = set()
     if entry_at is None or strings_at is None:
-        return found
+        return needed
     for _ in range(sum(tag["d_val"] for tag in dynamic.iter_tags("DT_VERNEEDNUM"))):
         entry = struct_parse(structs.Elf_Verneed, file, entry_at)
         version_at = entry_at + entry["vn_aux"]
@@ -76,10 +76,10 @@ def _versions(dynamic: DynamicSegment) -> set[str]:
             version = struct_parse(structs.Elf_Vernaux, file, version_at)
             if not version["vna_flags"] & _WEAK:
                 name = parse_cstring_from_stream(file, strings_at + version["vna_name"])
-                found.add(name.decode())
+                needed.add(name.decode())
             version_at += version["vna_next"]
         entry_at += entry["vn_next"]
-    return found
+    return needed
 
 
 def newest_glibc(versions: tuple[str, ...]) -> tuple[int, ...] | None:
@@ -88,7 +88,7 @@ def newest_glibc(versions: tuple[str, ...]) -> tuple[int, ...] | None:
     >>> newest_glibc(("GLIBC_2.9", "GLIBC_2.34", "GLIBCXX_3.4.29"))
     (2, 34)
     """
-    found = [tuple(map(int, match[1].split("."))) for v in versions if (match := _GLIBC.match(v))]
+    glibc = [tuple(map(int, match[1].split("."))) for v in versions if (match := _GLIBC.match(v))]
     if "GLIBC_ABI_DT_RELR" in versions:  # packed relocations, which the loader knows since 2.36
-        found.append((2, 36))
-    return max(found, default=None)
+        glibc.append((2, 36))
+    return max(glibc, default=None)

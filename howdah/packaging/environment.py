@@ -92,21 +92,23 @@ def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = (
         ConfigError: no such kind.
         ClusterError: a distribution or a shared library that it needs is not installed here.
     """
-    wanted = kind_of(kind)
-    found = [*_interpreter(), *_stdlib()]
-    taken = [name for name in wanted.optional if _installed(name)]
-    distributions = closure((*wanted.roots, *taken, *extra), without=wanted.without)
+    environment_kind = kind_of(kind)
+    collected = [*_interpreter(), *_stdlib()]
+    taken = [name for name in environment_kind.optional if _installed(name)]
+    distributions = closure(
+        (*environment_kind.roots, *taken, *extra), without=environment_kind.without
+    )
     for distribution in distributions:
         if horovod is None or distribution.name.lower() != "horovod":
-            found += _files(distribution, wanted)
+            collected += _files(distribution, environment_kind)
     if horovod is not None:
-        found += [
+        collected += [
             Part(name=f"{_SITE_PACKAGES}/{name}", path=os.path.join(horovod.directory, name))
             for name in horovod.files()
         ]
-    if wanted.cpu_only or (horovod is not None and not horovod.gpu):
-        found = without_idle_cuda(found, distributions)
-    by_name = {part.name: part for part in found}
+    if environment_kind.cpu_only or (horovod is not None and not horovod.gpu):
+        collected = without_idle_cuda(collected, distributions)
+    by_name = {part.name: part for part in collected}
     for part in of_the_system(by_name.values()):
         by_name.setdefault(part.name, part)
     glibc, by = newest_glibc(by_name.values())
@@ -127,11 +129,7 @@ def kind_of(kind: str) -> Kind:
     """A kind by its name; ConfigError: no such kind."""
     if kind not in KINDS:
         raise ConfigError(
-            "no such kind of environment",
-            where="--kind",
-            expected=", ".join(KINDS),
-            got=kind,
-            remedy="give one of them",
+            "no such kind of environment", where="--kind", expected=", ".join(KINDS), got=kind
         )
     return KINDS[kind]
 
@@ -173,25 +171,26 @@ def closure(
     """
     from packaging.requirements import Requirement
 
-    found: dict[str, importlib.metadata.Distribution] = {}
+    distributions: dict[str, importlib.metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
     without = frozenset(without)
     todo = [(Requirement(root), "the environment") for root in roots]
     while todo:
-        wanted, by = todo.pop()
-        name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        requirement, by = todo.pop()
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         if name in without:
             continue
         try:
-            distribution = found.setdefault(name, importlib.metadata.distribution(wanted.name))
+            distribution = distributions.setdefault(
+                name, importlib.metadata.distribution(requirement.name)
+            )
         except importlib.metadata.PackageNotFoundError:
             raise ClusterError(
                 "a package that containers need is not installed here",
                 where=sys.prefix,
-                expected=f"{wanted} (needed by {by})",
-                remedy=f"install it: pip install '{wanted}'",
+                remedy=f"pip install '{requirement}' (needed by {by})",
             ) from None
-        for extra in ("", *wanted.extras):
+        for extra in ("", *requirement.extras):
             if (name, extra) in seen:
                 continue
             seen.add((name, extra))
@@ -202,7 +201,7 @@ def closure(
                     continue  # added with the name without extras
                 if needed.marker is None or needed.marker.evaluate({"extra": extra}):
                     todo.append((needed, name))
-    return [found[name] for name in sorted(found)]
+    return [distributions[name] for name in sorted(distributions)]
 
 
 def _files(distribution: importlib.metadata.Distribution, kind: Kind) -> Iterator[Part]:

@@ -13,6 +13,12 @@ from howdah.errors import StorageError
 _CACHED_BYTES = 2**16  # hashing a smaller file is as fast as a lookup
 
 
+def sha256(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a local file, in hex; the file is read completely."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class FileHashes:
     """Hashes of files by path, size and times of change, kept in a JSON file.
 
@@ -29,21 +35,20 @@ class FileHashes:
         self._changed = False
         try:
             with open(path, encoding="utf-8") as file:
-                known = json.load(file)
+                entries = json.load(file)
         except (OSError, ValueError):
             return
-        if isinstance(known, dict):
-            self._known = known
+        if isinstance(entries, dict):
+            self._known = entries
 
     def of(self, path: str) -> str:
         """The SHA-256 of a file, in hex."""
         status = os.stat(path)
         stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
-        known = self._known.get(path)
-        if isinstance(known, list) and known[:3] == stamp and len(known) == 4:
-            return known[3]
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        entry = self._known.get(path)
+        if isinstance(entry, list) and entry[:3] == stamp and len(entry) == 4:
+            return entry[3]
+        digest = sha256(path)
         if status.st_size >= _CACHED_BYTES:
             self._known[path] = [*stamp, digest]
             self._changed = True
@@ -53,6 +58,6 @@ class FileHashes:
         """Write new hashes (a failure is ignored), without those of files that do not exist."""
         if not self._changed:
             return
-        known = {path: entry for path, entry in self._known.items() if os.path.exists(path)}
+        entries = {path: entry for path, entry in self._known.items() if os.path.exists(path)}
         with contextlib.suppress(StorageError):
-            storage.write_whole(self._path, json.dumps(known).encode())
+            storage.write_whole(self._path, json.dumps(entries).encode())

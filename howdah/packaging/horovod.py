@@ -7,7 +7,6 @@ machine is usually built with MPI too (for `howdah train`); then another build r
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.metadata
 import os
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import howdah
 from howdah.errors import ClusterError, UsageError
-from howdah.packaging import elf
+from howdah.packaging import elf, hashes
 from howdah.process import isolation
 from howdah.storage import commit
 
@@ -41,13 +40,13 @@ class Horovod:
 
     def files(self) -> list[str]:
         """Paths of its files, relative to `directory`, sorted."""
-        found = []
+        candidates = []
         for part in ("horovod", f"horovod-{self.version}.dist-info"):
             for below, _, names in os.walk(os.path.join(self.directory, part)):
-                found += [os.path.relpath(os.path.join(below, name), self.directory)
+                candidates += [os.path.relpath(os.path.join(below, name), self.directory)
                           for name in names]  # fmt: skip
         mine = os.path.relpath(self.library, self.directory)
-        return sorted(name for name in found if name == mine or "/mpi_lib" not in name)
+        return sorted(name for name in candidates if name == mine or "/mpi_lib" not in name)
 
 
 def provide(
@@ -99,21 +98,21 @@ def provide(
 
 
 def _library(directory: str, framework: str) -> str | None:
-    found = glob.glob(os.path.join(glob.escape(directory), "horovod", framework, "mpi_lib*.so"))
-    return found[0] if found else None
+    libraries = glob.glob(os.path.join(glob.escape(directory), "horovod", framework, "mpi_lib*.so"))
+    return libraries[0] if libraries else None
 
 
 def _needs_mpi(library: str) -> bool:
-    found = elf.read(library)
-    return found is None or any(_MPI.match(name) for name in found.needed)
+    elf_file = elf.read(library)
+    return elf_file is None or any(_MPI.match(name) for name in elf_file.needed)
 
 
 def _in(directory: str, framework: str, version: str) -> Horovod | None:
     library = _library(directory, framework)
     if library is None:
         return None
-    found = elf.read(library)
-    gpu = found is not None and any(name.startswith("libnccl") for name in found.needed)
+    elf_file = elf.read(library)
+    gpu = elf_file is not None and any(name.startswith("libnccl") for name in elf_file.needed)
     return Horovod(directory=directory, version=version, library=library, gpu=gpu)
 
 
@@ -140,45 +139,42 @@ def _given(framework: str, wheel: str, cache: str) -> Horovod:
     if not re.fullmatch(rf"horovod-[^-]+-{abi}-.*\.whl", os.path.basename(wheel)):
         raise refused(f"a name that is not horovod-<version>-{abi}-...whl")
     try:
-        found = _unpacked(framework, wheel, cache)
+        build = _unpacked(framework, wheel, cache)
     except (zipfile.BadZipFile, ClusterError) as error:
         raise refused(str(getattr(error, "what", error))) from None
-    if _needs_mpi(found.library):
+    if _needs_mpi(build.library):
         raise refused("one that loads MPI's libraries")
     # A library built for another release of the framework fails at its first import, on each node.
     answer = subprocess.run(
         isolation.code(f"import horovod.{framework}"), capture_output=True, text=True,
-        check=False, env=isolation.environment(first=[found.directory]),
+        check=False, env=isolation.environment(first=[build.directory]),
     )  # fmt: skip
     if answer.returncode != 0:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
         raise refused(f"one that does not load with the {framework} installed here: {last[0]}")
-    return found
+    return build
 
 
 def _unpacked(framework: str, wheel: str, cache: str) -> Horovod:
-    with open(wheel, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-
     def extract(fresh: str) -> None:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(fresh)
 
-    target = commit.cached(os.path.join(cache, f"horovod-{digest}"), extract)
+    target = commit.cached(os.path.join(cache, f"horovod-{hashes.sha256(wheel)[:16]}"), extract)
     version = os.path.basename(wheel).split("-")[1]
-    found = _in(target, framework, version)
-    if found is None:
+    build = _in(target, framework, version)
+    if build is None:
         raise ClusterError(f"a Horovod without {framework}", where=wheel)
-    return found
+    return build
 
 
 def _built(framework: str, progress: Callable[[str], None] | None) -> str:
     argv = [sys.executable, str(_BUILDER), "--python", sys.executable,
             "--frameworks", framework, "--no-mpi"]  # fmt: skip
-    said: list[str] = []
+    output: list[str] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
         for line in tool.stderr:
-            said.append(line.rstrip())
+            output.append(line.rstrip())
             if progress is not None and "compiling" in line:
                 progress(f"Horovod for {framework} without MPI: {line.strip()}")
         answer = tool.stdout.read().strip()
@@ -186,6 +182,6 @@ def _built(framework: str, progress: Callable[[str], None] | None) -> str:
         raise ClusterError(
             f"Horovod for {framework} without MPI could not be built",
             where=str(_BUILDER),
-            got="\n".join(said[-15:]),
+            got="\n".join(output[-15:]),
         )
     return answer.splitlines()[-1]

@@ -21,15 +21,15 @@ _DRIVER = re.compile(r"(libcuda|libnvidia-ml)\.so")  # comes with the GPU's kern
 _LDD = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 
 
-def of_the_system(found: Iterable[Part]) -> Iterator[Part]:
+def of_the_system(parts: Iterable[Part]) -> Iterator[Part]:
     """Libraries that the ELF files load from the system, without glibc's.
 
     Libraries inside a distribution are found by its modules themselves ($ORIGIN).
     """
-    found = list(found)
-    inside = {os.path.basename(part.name) for part in found}
+    parts = list(parts)
+    inside = {os.path.basename(part.name) for part in parts}
     needed_by: dict[str, str] = {}  # {library of the system: a file that needs it}
-    for part in found:
+    for part in parts:
         elf_file = elf.read(part.path) if part.is_elf() else None
         for name in elf_file.needed if elf_file else ():
             if not (_GLIBC.match(name) or _DRIVER.match(name) or name in inside):
@@ -67,10 +67,10 @@ def _loaded_by(path: str) -> dict[str, str]:
     return dict(_LDD.findall(answer.stdout))
 
 
-def newest_glibc(found: Iterable[Part]) -> tuple[str, str]:
+def newest_glibc(parts: Iterable[Part]) -> tuple[str, str]:
     """The newest glibc that a file needs, and the file's name."""
     newest, by = (2, 0), ""
-    for part in found:
+    for part in parts:
         elf_file = elf.read(part.path) if part.is_elf() else None
         version = elf.newest_glibc(elf_file.versions) if elf_file else None
         if version is not None and version > newest:
@@ -79,7 +79,7 @@ def newest_glibc(found: Iterable[Part]) -> tuple[str, str]:
 
 
 def without_idle_cuda(
-    found: Sequence[Part], distributions: Sequence[importlib.metadata.Distribution]
+    parts: Sequence[Part], distributions: Sequence[importlib.metadata.Distribution]
 ) -> list[Part]:
     """Without the libraries of CUDA that the framework does not load on a CPU.
 
@@ -91,11 +91,11 @@ def without_idle_cuda(
         if distribution.name.lower().startswith("nvidia-"):
             cuda |= {str(distribution.locate_file(entry)) for entry in distribution.files or ()}
     idle = "libtorch_cuda_linalg."  # opened at the first such operation on a GPU
-    rest = [part for part in found if part.path not in cuda and idle not in part.name]
+    rest = [part for part in parts if part.path not in cuda and idle not in part.name]
     roots = [part.path for part in rest if part.is_elf()]
     directories = {os.path.dirname(path) for path in cuda if ".so" in os.path.basename(path)}
     loaded = _loaded(roots, directories)
-    return [*rest, *(part for part in found if part.path in loaded)]
+    return [*rest, *(part for part in parts if part.path in loaded)]
 
 
 def _loaded(roots: Iterable[str], directories: Iterable[str]) -> set[str]:
@@ -112,13 +112,13 @@ def _loaded(roots: Iterable[str], directories: Iterable[str]) -> set[str]:
     for directory in directories:
         for name in os.listdir(directory):
             by_name[name] = os.path.join(directory, name)
-    found: set[str] = set()
+    paths: set[str] = set()
     todo = list(roots)
     while todo:
         elf_file = elf.read(todo.pop())
         for name in elf_file.needed if elf_file else ():
             path = by_name.get(name)
-            if path is not None and path not in found:
-                found.add(path)
+            if path is not None and path not in paths:
+                paths.add(path)
                 todo.append(path)
-    return found
+    return paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.core.child import Child
 from howdah.errors import ClusterError
+from howdah.packaging.hashes import sha256
 
 _GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _SAY_EVERY = 5.0  # seconds
@@ -41,7 +41,7 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
         what: they are, for messages: "the jars of ...".
 
     Raises:
-        ClusterError: there is no mvn, it failed, or a jar is another one than the hash says.
+        ClusterError: there is no mvn, it failed, or a jar does not have the expected hash.
     """
     directory = os.path.join(cache_root(), "jars")
     os.makedirs(directory, exist_ok=True)
@@ -59,8 +59,8 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
             lib = os.path.join(attempt, "lib")
             copy_dependencies(pom, lib, what, progress, remedy=by_hand)
             for jar in missing:
-                found = os.path.join(lib, jar.name)
-                if (digest := _digest(found)) != jar.sha256:
+                path = os.path.join(lib, jar.name)
+                if (digest := _digest(path)) != jar.sha256:
                     raise ClusterError(
                         f"a file of {what} is not the one that this version was made with",
                         where=jar.name,
@@ -69,7 +69,7 @@ def fetch(jars: Sequence[Jar], what: str, progress: Progress) -> list[str]:
                         remedy="remove it from Maven's local repository (~/.m2/repository), and"
                         " see that a mirror passes files on unchanged",
                     )
-                os.replace(found, os.path.join(directory, jar.name))
+                os.replace(path, os.path.join(directory, jar.name))
     return [os.path.join(directory, jar.name) for jar in jars]
 
 
@@ -80,7 +80,7 @@ def copy_dependencies(
 
     Args:
         what: the jars are, for messages.
-        remedy: a further one, for who has no Maven or no network.
+        remedy: a further one, for users without Maven or network.
 
     Raises:
         ClusterError: there is no mvn, or it failed.
@@ -97,8 +97,8 @@ def copy_dependencies(
     with Child(argv, on_line=log.append, death_signal=signal.SIGKILL) as process:
         while (code := process.wait(_SAY_EVERY)) is None:
             fetched = sum("Downloaded from" in line for line in log)
-            there = len(os.listdir(lib)) if os.path.isdir(lib) else 0
-            progress(f"  {fetched} files fetched, {there} jars in place")
+            jars = len(os.listdir(lib)) if os.path.isdir(lib) else 0
+            progress(f"  {fetched} files fetched, {jars} jars in place")
     if code != 0:
         output = [line.strip() for line in log if line.startswith("[ERROR]")] or log[-3:]
         raise ClusterError(
@@ -130,7 +130,6 @@ def _pom(jars: Sequence[Jar]) -> str:
 
 def _digest(path: str) -> str | None:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(path)
     except FileNotFoundError:
         return None

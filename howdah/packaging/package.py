@@ -26,6 +26,7 @@ from howdah.core.cache import cache_root
 from howdah.errors import StorageError
 from howdah.packaging.environment import DESCRIPTION, kind_of, parts
 from howdah.packaging.hashes import FileHashes
+from howdah.packaging.hashes import sha256 as whole_file_sha256
 from howdah.packaging.horovod import provide
 from howdah.packaging.part import Part
 from howdah.storage import commit
@@ -46,7 +47,7 @@ class Package:
     size: int
     """Bytes."""
     glibc: str | None = None
-    """Of an environment: the oldest glibc that it runs with."""
+    """Oldest glibc that an environment runs with; None for other packages."""
     public: bool = True
     """True if other users may read it: it holds only published software, no user's file."""
 
@@ -141,22 +142,22 @@ def environment(
         horovod: a Horovod wheel without MPI, of the kind's framework; none: found or built.
         extra: further distributions, with their requirements.
     """
-    wanted = kind_of(kind)
-    own = None
-    if wanted.framework is not None:
-        own = provide(wanted.framework, horovod, cache_directory(), progress)
-    found = parts(kind, horovod=own, extra=extra)
-    about = json.loads(next(part.contents for part in found if part.name == DESCRIPTION))
+    environment_kind = kind_of(kind)
+    horovod_build = None
+    if environment_kind.framework is not None:
+        horovod_build = provide(environment_kind.framework, horovod, cache_directory(), progress)
+    collected = parts(kind, horovod=horovod_build, extra=extra)
+    about = json.loads(next(part.contents for part in collected if part.name == DESCRIPTION))
     hashes = FileHashes(os.path.join(cache_directory(), "hashes.json"))
-    digest = _digest((part.name, part.executable, part.digest(hashes.of)) for part in found)
+    digest = _digest((part.name, part.executable, part.digest(hashes.of)) for part in collected)
     hashes.save()
 
     def write(target: str) -> None:
         if progress is not None:
-            progress(f"packing the Python environment of kind {kind} ({len(found):,} files)")
-        _write_tar(target, found, wanted.compressed)
+            progress(f"packing the Python environment of kind {kind} ({len(collected):,} files)")
+        _write_tar(target, collected, environment_kind.compressed)
 
-    name = f"howdah-{kind}-{digest}.tar{'.gz' if wanted.compressed else ''}"
+    name = f"howdah-{kind}-{digest}.tar{'.gz' if environment_kind.compressed else ''}"
     return replace(_cached(name, digest, output, write), glibc=about["glibc"])
 
 
@@ -173,19 +174,19 @@ def here() -> dict | None:
     return {**about, "glibc_here": os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")}
 
 
-def _write_tar(target: str, found: Iterable[Part], compressed: bool) -> None:
+def _write_tar(target: str, parts: Iterable[Part], compressed: bool) -> None:
     with open(target, "wb") as file:
         if not compressed:
-            _fill_tar(file, found)
+            _fill_tar(file, parts)
             return
         # Level 1 is three times faster than 6, for 8% more bytes. mtime=0: no time in the header.
         with gzip.GzipFile("", "wb", 1, file, mtime=0) as packed:
-            _fill_tar(packed, found)
+            _fill_tar(packed, parts)
 
 
-def _fill_tar(file: BinaryIO, found: Iterable[Part]) -> None:
+def _fill_tar(file: BinaryIO, parts: Iterable[Part]) -> None:
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for part in found:
+        for part in parts:
             entry = tarfile.TarInfo(part.name)
             entry.mode = 0o755 if part.executable else 0o644
             with part.open() as contents:
@@ -203,7 +204,7 @@ def zipped(directory: str, name: str, pattern: str, progress: Progress | None = 
         pattern: of the files, e.g. "*.jar" (which are compressed already).
     """
     files = sorted(Path(directory).glob(pattern))
-    digest = _digest((path.name, False, _file_hash(path)) for path in files)
+    digest = _digest((path.name, False, whole_file_sha256(path)) for path in files)
 
     def write(target: str) -> None:
         if progress is not None:
@@ -220,7 +221,7 @@ def zipped(directory: str, name: str, pattern: str, progress: Progress | None = 
 
 def of_file(path: str) -> Package:
     """An existing file as a package: its hash and its name."""
-    digest = _digest([("", False, _file_hash(Path(path)))])
+    digest = _digest([("", False, whole_file_sha256(Path(path)))])
     name = f"{digest}-{os.path.basename(path)}"
     size = os.path.getsize(path)
     return Package(path=path, name=name, hash=digest, size=size, public=False)
@@ -244,11 +245,6 @@ def stored_sha256(path: str) -> str:
 
 
 # ------------------------------------------------------------------------------------- helpers
-def _file_hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _digest(files: Iterable[tuple[str, bool, str]]) -> str:
     whole = hashlib.sha256(f"format {_FORMAT}\n".encode())
     for name, executable, digest in files:
@@ -266,7 +262,7 @@ def _cached(name: str, digest: str, output: str | None, write: Callable[[str], N
             "a package cannot be written",
             where=path,
             got=str(error),
-            remedy="make room, or point HOWDAH_CACHE elsewhere",
+            remedy="free space, or point HOWDAH_CACHE elsewhere",
         ) from error
     return Package(path=path, name=name, hash=digest, size=os.path.getsize(path))
 

@@ -74,9 +74,9 @@ def version_of(home: str) -> str | None:
     except OSError:
         return None
     for name in sorted(names):
-        found = re.match(r"spark-core_[\d.]+-(\d[^/]*)\.jar$", name)
-        if found:
-            return found.group(1)
+        match = re.match(r"spark-core_[\d.]+-(\d[^/]*)\.jar$", name)
+        if match:
+            return match.group(1)
     return None
 
 
@@ -120,26 +120,26 @@ def problems(
     """
     line = line_of(spark)
     if line is None:
-        known = ", ".join(item.name for item in LINES)
-        return [f"Spark {spark} is not known to work: use {known}"]
-    found = []
+        names = ", ".join(item.name for item in LINES)
+        return [f"Spark {spark} is not known to work: use {names}"]
+    misfits = []
     if java is not None and java not in line.java:
-        found.append(
+        misfits.append(
             f"Spark {line.name} does not run on Java {java}: it needs Java {_either(line.java)}"
         )
     if python is not None and not line.python[0] <= python[:2] <= line.python[1]:
         oldest, newest = (".".join(map(str, v)) for v in line.python)
-        found.append(
+        misfits.append(
             f"PySpark {line.name} does not run on Python {python[0]}.{python[1]}: it needs"
             f" {oldest} to {newest}"
         )
     for name, version in (packages or {}).items():
         least, limit = line.packages.get(name), line.below.get(name)
         if least is not None and parse(version) < parse(least):
-            found.append(f"PySpark {line.name} needs {name} {least} or later, not {version}")
+            misfits.append(f"PySpark {line.name} needs {name} {least} or later, not {version}")
         if limit is not None and parse(version) >= parse(limit):
-            found.append(f"PySpark {line.name} needs {name} before {limit}, not {version}")
-    return found
+            misfits.append(f"PySpark {line.name} needs {name} before {limit}, not {version}")
+    return misfits
 
 
 def _either(numbers: tuple[int, ...]) -> str:

@@ -26,7 +26,7 @@ from howdah.storage.directories import owner_here
 PACKAGES = "packages"
 PRIVATE = 0o700
 _THROUGH = 0o711
-"""Of the staging directory itself: a user who may see an application can open its entry in
+"""Mode of the staging directory itself: a user who may see an application can open its entry in
 `applications/` by name, but cannot list the directory."""
 _FILE, _PUBLIC_FILE = 0o600, 0o644
 _OTHERS_WRITE = 0o022
@@ -53,31 +53,31 @@ class Staging:
         second upload replaces it by the same bytes.
         """
         target = storage.join(self.packages, item.name)
-        wanted = package.sha256(item.path)
-        if self._there(target, item, wanted):
+        digest = package.sha256(item.path)
+        if self._there(target, item, digest):
             return target
         if progress is not None:
             size = item.size / 2**20
             progress(f"uploading {item.name} ({size:,.0f} MiB) to {self.packages}")
         storage.upload(item.path, target, mode=_PUBLIC_FILE if item.public else _FILE)
-        self._write_note(target, wanted, storage.entry(target))
+        self._write_note(target, digest, storage.entry(target))
         return target
 
-    def _there(self, target: str, item: Package, wanted: str) -> bool:
+    def _there(self, target: str, item: Package, digest: str) -> bool:
         """True if the file there belongs to this user and has these contents."""
         try:
-            there = storage.entry(target)
+            entry = storage.entry(target)
         except NotFound:
             return False
-        if there.is_dir or there.size != item.size or not _only_ours(there, self.owner):
+        if entry.is_dir or entry.size != item.size or not _only_ours(entry, self.owner):
             return False
-        if self._read_note(target) == _note_of(wanted, there):
+        if self._read_note(target) == _note_of(digest, entry):
             return True
         # There is no note of this file: another process uploads it now, or was killed before it
         # wrote the note. Do not replace it: YARN may have recorded its modification time.
-        if package.stored_sha256(target) != wanted or storage.entry(target) != there:
+        if package.stored_sha256(target) != digest or storage.entry(target) != entry:
             return False
-        self._write_note(target, wanted, there)
+        self._write_note(target, digest, entry)
         return True
 
     def _read_note(self, target: str) -> dict | None:
@@ -85,13 +85,13 @@ class Staging:
         try:
             if not _only_ours(storage.entry(note), self.owner):
                 return None
-            known = storage.read_json(note)
+            contents = storage.read_json(note)
         except (NotFound, DataError):
             return None
-        return known if isinstance(known, dict) else None
+        return contents if isinstance(contents, dict) else None
 
-    def _write_note(self, target: str, digest: str, there: storage.Entry) -> None:
-        note = json.dumps(_note_of(digest, there)).encode()
+    def _write_note(self, target: str, digest: str, entry: storage.Entry) -> None:
+        note = json.dumps(_note_of(digest, entry)).encode()
         storage.write_whole(target + _NOTE, note, mode=_FILE)
 
 
@@ -113,40 +113,40 @@ def ready(directory: str, key: str) -> Staging:
         if not storage.exists(path):
             storage.make_dirs(path, mode=mode)
         owner = owner_here(path)
-        there = storage.entry(path)
-        if owner is None or there.mode is None:
+        entry = storage.entry(path)
+        if owner is None or entry.mode is None:
             return Staging(directory, None)
-        _refuse_others(path, there, owner, key)
-        if mode == PRIVATE and there.mode & 0o777 != PRIVATE:  # it was made with another umask
+        _refuse_others(path, entry, owner, key)
+        if mode == PRIVATE and entry.mode & 0o777 != PRIVATE:  # it was made with another umask
             storage.set_mode(path, PRIVATE)
     return Staging(directory, owner)
 
 
-def _refuse_others(path: str, there: storage.Entry, owner: str, key: str) -> None:
-    if there.owner != owner:
+def _refuse_others(path: str, entry: storage.Entry, owner: str, key: str) -> None:
+    if entry.owner != owner:
         raise ConfigError(
-            "the staging directory is another user's, who could put there what your containers run",
+            "another user owns the staging directory, and could replace what your containers run",
             where=f"{key} {path}",
             expected=f"a directory of {owner}",
-            got=f"owner {there.owner}",
+            got=f"owner {entry.owner}",
             remedy=f"set {key} to a directory of your own, or leave it out: .howdah in your home",
         )
-    if (there.mode or 0) & _OTHERS_WRITE:
+    if (entry.mode or 0) & _OTHERS_WRITE:
         raise ConfigError(
-            "others may write to the staging directory, and so put there what your containers run",
+            "other users may write to the staging directory, and replace what your containers run",
             where=f"{key} {path}",
             expected="mode 700 (an access list counts: its mask is the group's part)",
-            got=f"mode {there.mode or 0:o}",
+            got=f"mode {entry.mode or 0:o}",
             remedy=f"hdfs dfs -setfacl -b {path}; hdfs dfs -chmod 700 {path}",
         )
 
 
-def _only_ours(there: storage.Entry, owner: str | None) -> bool:
+def _only_ours(entry: storage.Entry, owner: str | None) -> bool:
     """True if no other user can have written a file, or the storage has no owners."""
-    if owner is None or there.owner is None or there.mode is None:
+    if owner is None or entry.owner is None or entry.mode is None:
         return True
-    return there.owner == owner and not there.mode & _OTHERS_WRITE
+    return entry.owner == owner and not entry.mode & _OTHERS_WRITE
 
 
-def _note_of(digest: str, there: storage.Entry) -> dict:
-    return {"sha256": digest, "bytes": there.size, "modified": there.modified}
+def _note_of(digest: str, entry: storage.Entry) -> dict:
+    return {"sha256": digest, "bytes": entry.size, "modified": entry.modified}

@@ -73,11 +73,11 @@ class Judge:
     # ------------------------------------------------------------------------------- refusals
     def refuse(self, problems: Iterable[HowdahError]) -> None:
         """Raise ConfigError with these problems, if there are any."""
-        found = list(problems)
-        if found:
+        refused = list(problems)
+        if refused:
             raise ConfigError(
                 "the installation's policy does not allow what was asked",
-                problems=found,
+                problems=refused,
                 where=self.name,
                 remedy="ask for what is allowed, or have the administrator of this installation"
                 " change its policy (`howdah config policy` explains its keys)",
@@ -164,11 +164,11 @@ class Judge:
             return
         if kind in ("setting", "variable"):
             # A list of names is checked like a mapping with these keys.
-            given, known = (
+            entries, defaults = (
                 dict.fromkeys(each, True) if isinstance(each, list) else each or {}
                 for each in (value, base)
             )
-            yield from self._entries(name, kind, given, known)
+            yield from self._entries(name, kind, entries, defaults)
             return
         if value is None:
             if kind in ("user", "queue"):  # None means the worker's own user, or the default queue
@@ -179,9 +179,9 @@ class Judge:
             why = "a query can read any table of the database"
             yield self._no(name, "jdbc_tables", why, [f"(a query needs {ANY})"])
         if isinstance(value, list):
-            known = base or []
+            defaults = base or []
             for item in value:
-                if item not in known:
+                if item not in defaults:
                     yield from self.value(name, kind, item)
             return
         if kind == "source" and config.data.names_table:
@@ -242,8 +242,8 @@ class Judge:
         """A directory if it exists, as when it is opened; else a hub name."""
         if not self._paths:
             return
-        there = storage.is_local(value) and os.path.isdir(self._roots.directory_of(value))
-        if there or not _HUB_NAME.fullmatch(value):
+        exists = storage.is_local(value) and os.path.isdir(self._roots.directory_of(value))
+        if exists or not _HUB_NAME.fullmatch(value):
             yield from self._path(name, value)
         elif not any(_hub_match(value, each) for each in self.policy.hub_models):
             yield self._no(
@@ -325,9 +325,9 @@ def _only_ours(value: list[str], base: list[str]) -> bool:
 
 
 def _hub_match(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("/"), pattern.split("/")
+    parts, pattern_parts = name.split("/"), pattern.split("/")
     return pattern == ANY or (
-        len(parts) == len(wanted) and all(map(fnmatch.fnmatchcase, parts, wanted))
+        len(parts) == len(pattern_parts) and all(map(fnmatch.fnmatchcase, parts, pattern_parts))
     )
 
 
@@ -336,8 +336,8 @@ def _table_match(name: str, pattern: str) -> bool:
     if len(parts) == 3 and parts[0] == "spark_catalog":
         parts = parts[1:]
     parts = ["default", *parts] if len(parts) == 1 else parts
-    *wanted, last = pattern.lower().split(".")
-    return pattern == ANY or (parts[:-1] == wanted and last in (ANY, parts[-1]))
+    *databases, last = pattern.lower().split(".")
+    return pattern == ANY or (parts[:-1] == databases and last in (ANY, parts[-1]))
 
 
 def _shown(value: Any) -> str:

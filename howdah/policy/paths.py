@@ -27,9 +27,9 @@ def shape_problem(path: str) -> str | None:
         return "it is empty"
     if path != path.strip() or not path.isprintable():
         return "it begins or ends with blanks, or holds characters that cannot be seen"
-    found = [character for character in _LISTS if character in path]
-    if found:
-        return f"it holds {' '.join(found)}, which separate a list for Spark or Hadoop"
+    separators = [character for character in _LISTS if character in path]
+    if separators:
+        return f"it holds {' '.join(separators)}, which separate a list for Spark or Hadoop"
     url = _URL.fullmatch(path)
     if url is None:
         if "://" in path or ":" in path.partition("/")[0]:

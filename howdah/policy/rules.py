@@ -30,7 +30,7 @@ ENVIRONMENT = "HOWDAH_AIRFLOW_POLICY"
 """Environment variable with the path of this installation's policy."""
 
 ANY = "*"
-"""In a list of names: all of them."""
+"""The entry of a list of names that allows all of them."""
 
 _TABLE = re.compile(r"\*|\w+(\.\w+)?\.(\w+|\*)", re.ASCII)
 _JDBC_TABLE = re.compile(r"\*|\w+(\.(\w+|\*))?", re.ASCII)
@@ -97,11 +97,11 @@ class Policy(Section):
     @field_validator("keys")
     @classmethod
     def _known_keys(cls, value: list[str]) -> list[str]:
-        known = [name for name, _ in configs.keys()]  # noqa: SIM118 - a module
-        sections = {n.rpartition(".")[0] for n in known} | {n.partition(".")[0] for n in known}
+        names = [name for name, _ in configs.keys()]  # noqa: SIM118 - a module
+        sections = {n.rpartition(".")[0] for n in names} | {n.partition(".")[0] for n in names}
         for name in value:
-            if name not in {ANY, *OWN, *known, *sections}:
-                near = difflib.get_close_matches(name, [*known, *sections, *OWN], n=1)
+            if name not in {ANY, *OWN, *names, *sections}:
+                near = difflib.get_close_matches(name, [*names, *sections, *OWN], n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 if (sentence := replacement(name.split("."))) is not None:
                     hint = f"; it was removed: {sentence}"
@@ -168,9 +168,11 @@ def load(path: str) -> Policy:
         raw = {}
     if not isinstance(raw, dict):
         raise ConfigError(
-            "the policy is no YAML mapping of its keys", where=path, got=type(raw).__name__,
+            "the policy is not a YAML mapping of its keys",
+            where=path,
+            got=type(raw).__name__,
             remedy="`howdah config policy` shows its keys",
-        )  # fmt: skip
+        )
     return from_dict(raw, where=path)
 
 

@@ -29,9 +29,9 @@ class Device:
 
     kind: Literal["CPU", "GPU"]
     name: str = ""
-    """Of a GPU, as its driver has it."""
+    """Name of the GPU by its driver."""
     capability: tuple[int, int] | None = None
-    """Of a GPU: major and minor compute capability; None: not known."""
+    """Major and minor compute capability of the GPU; None: not known."""
 
     @property
     def gpu(self) -> bool:
@@ -46,8 +46,8 @@ class Device:
     def __str__(self) -> str:
         if not self.gpu:
             return "a CPU"
-        known = "not known" if self.capability is None else "{}.{}".format(*self.capability)
-        return f"{self.name or 'a GPU'} (compute capability {known})"
+        capability = "not known" if self.capability is None else "{}.{}".format(*self.capability)
+        return f"{self.name or 'a GPU'} (compute capability {capability})"
 
 
 CPU = Device("CPU")
@@ -91,13 +91,13 @@ def require(framework: str, device: Device, environ: Mapping[str, str] | None = 
         ClusterError: the agent has asked for a GPU (`ASKED`), and the framework sees none.
     """
     environ = os.environ if environ is None else environ
-    asked = int(environ.get(ASKED, "0"))
-    if asked == 0 or device.gpu:
+    gpus = int(environ.get(ASKED, "0"))
+    if gpus == 0 or device.gpu:
         return
     raise ClusterError(
         f"this worker has a GPU, and {framework} sees none",
         where=f"node {socket.gethostname()}",
-        expected=f"{asked} GPU (job.worker.gpus)",
+        expected=f"{gpus} GPU (job.worker.gpus)",
         got=f"none, with CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')!r}; "
         + _build(framework),
         remedy="ship an environment with CUDA (`make setup-gpu`, docs/setup.md), and check the"

@@ -131,8 +131,8 @@ def _tune_allocator() -> None:
 
 
 def _allow_open_files() -> None:
-    """As many open files as the system lets us: each mapped shard and index holds one."""
+    """Raise the limit of open files up to 65,536: each mapped shard and index holds one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

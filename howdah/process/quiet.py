@@ -1,4 +1,4 @@
-"""TensorFlow's start without the log lines that are no use in a CPU job.
+"""TensorFlow's start without the log lines that are useless in a CPU job.
 
 Before Python code runs, its libraries write to the process's stderr, by absl's own rules: that they
 use oneDNN, that there is no CUDA, that cuInit fails. TF_CPP_MIN_LOG_LEVEL does not reach these.
@@ -24,7 +24,7 @@ _NOTES = re.compile(
 _NO_CUDA = re.compile(
     rb"E\d{4} \d\d:\d\d:.*(cuda_platform|cuda_driver|cuda_fft|cuda_dnn|cuda_blas|cudart_stub)\.cc:"
 )
-"""Errors of CUDA's parts, which are none where no GPU is to be used."""
+"""Errors of CUDA's parts, which are expected where no GPU is to be used."""
 _PROC = "/proc/driver/nvidia"
 
 
@@ -66,17 +66,17 @@ def _taken_out(on_cpu: bool) -> Iterator[None]:
     try:
         with open("/proc/self/fd/2", "rb") as log:
             log.seek(start)
-            said = log.read()
+            output = log.read()
     except OSError:  # a log that may only be written keeps all lines
         return
-    kept = _without_notes(said, on_cpu)
-    if kept != said and os.fstat(2).st_size == start + len(said):
+    kept = _without_notes(output, on_cpu)
+    if kept != output and os.fstat(2).st_size == start + len(output):
         os.ftruncate(2, start)
         _write(2, kept)
 
 
 def _held_back(on_cpu: bool) -> Iterator[None]:
-    own = os.dup(2)
+    stderr = os.dup(2)
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         failed = True
@@ -85,18 +85,18 @@ def _held_back(on_cpu: bool) -> Iterator[None]:
             failed = False
         finally:
             sys.stderr.flush()
-            os.dup2(own, 2)
+            os.dup2(stderr, 2)
             held.seek(0)
-            said = held.read()
-            _write(own, said if failed else _without_notes(said, on_cpu))
-            os.close(own)
+            output = held.read()
+            _write(stderr, output if failed else _without_notes(output, on_cpu))
+            os.close(stderr)
 
 
-def _without_notes(said: bytes, on_cpu: bool) -> bytes:
+def _without_notes(output: bytes, on_cpu: bool) -> bytes:
     def note(line: bytes) -> bool:
         return bool(_NOTES.match(line) or (on_cpu and _NO_CUDA.match(line)))
 
-    return b"".join(line for line in said.splitlines(keepends=True) if not note(line))
+    return b"".join(line for line in output.splitlines(keepends=True) if not note(line))
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -78,9 +78,10 @@ def supervise(argv: Sequence[str], policies: Sequence[str] = ()) -> int:
     """
     if sys.stdin is None:
         raise UsageError(
-            "stdin is closed", where="stdin", expected="a pipe with a request in its first line",
+            "stdin is closed",
+            where="stdin",
             remedy="`howdah guard` is for programs; run the command itself",
-        )  # fmt: skip
+        )
     print(f"{HELLO}{__version__} pid {os.getpid()}", file=sys.stderr, flush=True)
     caller = _Caller(sys.stdin.fileno())
     request = caller.request()

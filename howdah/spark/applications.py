@@ -84,14 +84,14 @@ def live(listing: str, owner: str | None) -> list[str]:
 
     Its columns are separated by tabs: id, name, type, user, queue, state...
     """
-    found = []
+    causes = []
     for line in listing.splitlines():
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) < 6 or not APPLICATION.fullmatch(columns[0]):
             continue
         if columns[5] not in OVER and owner in (None, columns[3]):
-            found.append(columns[0])
-    return found
+            causes.append(columns[0])
+    return causes
 
 
 def kill(hadoop: Hadoop, application: str) -> str | None:
@@ -128,8 +128,8 @@ def logs(
 
 def failed_container(text: str) -> str | None:
     """The container that a message of Spark or YARN names, if it names one."""
-    found = _CONTAINER.search(text)
-    return found.group() if found else None
+    match = _CONTAINER.search(text)
+    return match.group() if match else None
 
 
 def cause(log: str) -> str | None:
@@ -153,14 +153,14 @@ def application_of(line: str) -> str | None:
     """
     if "Application report for" not in line:
         return None
-    found = APPLICATION.search(line)
-    return found.group() if found else None
+    match = APPLICATION.search(line)
+    return match.group() if match else None
 
 
 def states(lines: Sequence[str]) -> list[str]:
     """The states that spark-submit reported, in order, each once."""
-    found = (re.search(r"\(state: (\w+)\)", line) for line in lines)
-    return list(dict.fromkeys(match.group(1) for match in found if match))
+    matches = (re.search(r"\(state: (\w+)\)", line) for line in lines)
+    return list(dict.fromkeys(match.group(1) for match in matches if match))
 
 
 def diagnostics(lines: Sequence[str]) -> str:
@@ -171,12 +171,12 @@ def diagnostics(lines: Sequence[str]) -> str:
     starts = [n for n, line in enumerate(lines) if "diagnostics:" in line]
     if not starts:
         return ""
-    said = [lines[starts[-1]].partition("diagnostics:")[2].strip()]
+    texts = [lines[starts[-1]].partition("diagnostics:")[2].strip()]
     for line in lines[starts[-1] + 1 :]:
         if "ApplicationMaster host:" in line:
             break
-        said.append(line.strip())
-    return "\n".join(line for line in said if line)
+        texts.append(line.strip())
+    return "\n".join(line for line in texts if line)
 
 
 def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
@@ -192,7 +192,7 @@ def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
     if epochless[0].startswith("e"):
         epochless = epochless[1:]
     application = "application_" + "_".join(epochless[:2])
-    found = cause(logs(hadoop, application, container=container, owner=owner))
-    if found is not None:
-        error.got = f"{error.got}\n{container} says: {found}"
+    reason = cause(logs(hadoop, application, container=container, owner=owner))
+    if reason is not None:
+        error.got = f"{error.got}\n{container} says: {reason}"
     error.remedy = f"{error.remedy}; yarn logs -applicationId {application}"

@@ -115,8 +115,8 @@ def settings(config: Config, progress: Progress, *, kind: str | None = None) -> 
         return {}
     more = dict(_SETTINGS.get(kind, {}))
     options = config.data.spark
-    given = ",".join(options.conf.get(key, "") for key in _OWN)
-    if _ARTIFACTS[kind] in given:
+    configured = ",".join(options.conf.get(key, "") for key in _OWN)
+    if _ARTIFACTS[kind] in configured:
         return more
     version = spark_versions.version_of(spark_home(options)) or "unknown"
     jars = JARS[kind].get(".".join(version.split(".")[:2]))

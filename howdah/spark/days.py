@@ -41,7 +41,7 @@ class Search:
         from howdah.spark import hive_catalog
         from howdah.spark.errors import translated
 
-        data, found = self.config.data, []
+        data, paths = self.config.data, []
         options = data.spark.model_copy(update={"driver_memory": "512m"})
         with hive_catalog.reading(options, user=self.config.run.user) as catalogue:
             with translated(f"look at the table {self.name}", DataError):
@@ -66,10 +66,10 @@ class Search:
                             where=f"--partition {partition} of {table.name}",
                             expected=", ".join(table.partition_columns) or "no partition column",
                         )
-                    wanted = {columns[c.lower()]: [value] for c, value in values.items()}
-                    if next(catalogue.matching(table, wanted), None) is None:
-                        found.append(partition)
-        return found
+                    filters = {columns[c.lower()]: [value] for c, value in values.items()}
+                    if next(catalogue.matching(table, filters), None) is None:
+                        paths.append(partition)
+        return paths
 
 
 def search(
@@ -100,7 +100,7 @@ def search(
 
 def _is_there(path: str) -> bool:
     """True for a file (an empty one may be a marker), for a directory with a file at any depth that
-    is no marker or unfinished one, and for a pattern that matches one."""
+    is neither a marker nor unfinished, and for a pattern that matches one."""
     if any(character in path for character in "*?["):
         return bool(storage.find(path))
     if not storage.exists(path):

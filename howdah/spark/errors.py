@@ -128,11 +128,11 @@ def not_started(options: SparkOptions, user: str | None, error: Exception) -> Cl
     text = str(error)
     line = first_line(error)
     if user is not None and "is not allowed to impersonate" in text:
-        found = re.search(r"User: \S+ is not allowed to impersonate \S+", text)
+        match = re.search(r"User: \S+ is not allowed to impersonate \S+", text)
         return ClusterError(
             "the cluster does not let you act for another user",
             where=f"run.user {user}",
-            got=found.group() if found else line,
+            got=match.group() if match else line,
             remedy="have hadoop.proxyuser.<you>.hosts and .groups set in the cluster's"
             " core-site.xml, or unset run.user",
         )

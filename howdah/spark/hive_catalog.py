@@ -112,9 +112,9 @@ class Catalogue:
         except (AnalysisException, Py4JJavaError) as error:
             text = str(error)
             if "table type" in text.lower() or "materialized" in text.lower():
-                said = next((line for line in text.splitlines() if "able" in line), text)
+                reason = next((line for line in text.splitlines() if "able" in line), text)
                 kind = "a materialised view of Hive"
-                raise _unreadable(name, kind, said.strip(), where) from error
+                raise _unreadable(name, kind, reason.strip(), where) from error
             raise
 
     def tables(self, database: str | None) -> list[str]:
@@ -131,64 +131,66 @@ class Catalogue:
         """
         parts = self._parts(table.name) or ("", "")
         names = self._external.listPartitionNames(*parts, self._jvm.scala.Option.empty())
-        found = []
+        partitions = []
         for name in each(names):
             pairs = (part.partition("=") for part in name.split("/"))
             # The catalogue escapes what a path cannot hold as %XX.
             by_lower = {unquote(column).lower(): unquote(value) for column, _, value in pairs}
-            found.append({column: by_lower[column.lower()] for column in table.partition_columns})
-        return found
+            partitions.append(
+                {column: by_lower[column.lower()] for column in table.partition_columns}
+            )
+        return partitions
 
     def partitions(
-        self, table: Table, wanted: Mapping[str, Sequence[str]] | None = None
+        self, table: Table, filters: Mapping[str, Sequence[str]] | None = None
     ) -> Iterator[Partition]:
-        """The partitions that may be wanted.
+        """The partitions that may have these values.
 
         The metastore is asked for each combination of values where those are few: a table of ten
         years has thousands of partitions, each of which would cross from the JVM.
 
         Args:
-            wanted: {partition column: values}; none: all partitions.
+            filters: {partition column: values}; none: all partitions.
         """
         database, bare = self._parts(table.name) or ("", "")
         option = self._jvm.scala.Option
         to_scala = getattr(self._jvm, _UTILS).toScalaMap
-        asked = [option.empty()]
-        if wanted and math.prod(map(len, wanted.values())) <= _MOST_ASKED:
-            asked = [
-                option.apply(to_scala(dict(zip(wanted, values, strict=True))))
-                for values in itertools.product(*(dict.fromkeys(v) for v in wanted.values()))
+        options = [option.empty()]
+        if filters and math.prod(map(len, filters.values())) <= _MOST_ASKED:
+            options = [
+                option.apply(to_scala(dict(zip(filters, values, strict=True))))
+                for values in itertools.product(*(dict.fromkeys(v) for v in filters.values()))
             ]
-        for spec in asked:
+        for spec in options:
             for item in each(self._external.listPartitions(database, bare, spec)):
                 location = item.storage().locationUri()
-                found = _mapping(item.spec())
+                values = _mapping(item.spec())
                 yield Partition(
-                    spec={name: found[name] for name in table.partition_columns if name in found}
-                    or found,
+                    spec={name: values[name] for name in table.partition_columns if name in values}
+                    or values,
                     location=location.get().toString() if location.isDefined() else None,
                 )
 
-    def matching(self, table: Table, wanted: Mapping[str, Sequence[str]]) -> Iterator[Partition]:
+    def matching(self, table: Table, filters: Mapping[str, Sequence[str]]) -> Iterator[Partition]:
         """The partitions with these values, in whatever spelling the metastore has them.
 
         Args:
-            wanted: {partition column: values}, by the table's own names of its columns.
+            filters: {partition column: values}, by the table's own names of its columns.
         """
         kinds = table.columns
         values = {
             column: {canonical(value, kinds[column]) for value in accepted}
-            for column, accepted in wanted.items()
+            for column, accepted in filters.items()
         }
         exact = {
-            column: accepted for column, accepted in wanted.items() if kinds[column] in _AS_SPELT
+            column: accepted for column, accepted in filters.items() if kinds[column] in _AS_SPELT
         }
         for one in self.partitions(table, exact):
             if all(canonical(one.spec[c], kinds[c]) in accepted for c, accepted in values.items()):
                 yield one
 
 
-def rows_of(frame: Any, wanted: Mapping[str, Sequence[str]]) -> Any:
+def rows_of(frame: Any, filters: Mapping[str, Sequence[str]]) -> Any:
     """The rows of a table's partitions: a DataFrame of those with these values.
 
     Values are compared as the column's type has them: `05` is the hour 5, and the partition of
@@ -196,7 +198,7 @@ def rows_of(frame: Any, wanted: Mapping[str, Sequence[str]]) -> Any:
     """
     from pyspark.sql import functions as F
 
-    for name, values in wanted.items():
+    for name, values in filters.items():
         column, kind = F.col(quoted(name)), frame.schema[name].dataType
         matches = column.isin(*(F.lit(value).cast(kind) for value in values if value != NULL))
         frame = frame.where(matches | column.isNull() if NULL in values else matches)
@@ -301,7 +303,7 @@ def _unreadable(name: str, what: str, got: str, where: str) -> DataError:
 # --------------------------------------------------------------------------------------- files
 def listed(paths: Sequence[str]) -> list[list]:
     """[path, bytes, modified] of every file at or below the paths, sorted."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     todo = [path_of(path) for path in paths]
     while todo:
         path = todo.pop()
@@ -310,7 +312,7 @@ def listed(paths: Sequence[str]) -> list[list]:
         except NotFound:
             continue  # a partition without a directory has no rows
         if not entry.is_dir:
-            found[entry.path] = entry
+            entries[entry.path] = entry
             continue
         for inner in storage.list_dir(path):
             if inner.name.startswith(("_", ".")):
@@ -318,8 +320,8 @@ def listed(paths: Sequence[str]) -> list[list]:
             if inner.is_dir:
                 todo.append(inner.path)
             else:
-                found[inner.path] = inner
-    return [[e.path, e.size, round(e.modified, 6)] for _, e in sorted(found.items())]
+                entries[inner.path] = inner
+    return [[e.path, e.size, round(e.modified, 6)] for _, e in sorted(entries.items())]
 
 
 def path_of(uri: str) -> str:

@@ -141,13 +141,13 @@ def launching(
         home: SPARK_HOME.
         submit_args: PYSPARK_SUBMIT_ARGS; None: of the environment.
     """
-    given = shlex.split(submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell")
+    arguments = shlex.split(submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell")
     defaults = None
-    while _OPTION in given[:-1]:
-        at = given.index(_OPTION)
-        defaults = _read(given[at + 1])
-        del given[at : at + 2]
+    while _OPTION in arguments[:-1]:
+        at = arguments.index(_OPTION)
+        defaults = _read(arguments[at + 1])
+        del arguments[at : at + 2]
     if defaults is None:
         defaults = defaults_of(home, os.environ)
     with written(settings, defaults) as path:
-        yield {_SUBMIT_ARGS: shlex.join([_OPTION, path, *given])}
+        yield {_SUBMIT_ARGS: shlex.join([_OPTION, path, *arguments])}

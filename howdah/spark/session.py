@@ -58,16 +58,16 @@ def require_java(home: str) -> str:
             remedy=remedy,
         )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = java_major(answer.stderr + answer.stdout)
-    said = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
-    wrong = [] if found else ["java -version prints no version"]
-    wrong += spark_versions.problems(spark, java=found, python=python)
+    major = java_major(answer.stderr + answer.stdout)
+    output = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
+    wrong = [] if major else ["java -version prints no version"]
+    wrong += spark_versions.problems(spark, java=major, python=python)
     if answer.returncode or wrong:
         raise ClusterError(
-            "Spark, Java and Python do not fit together: " + "; ".join(wrong or [said]),
+            "Spark, Java and Python do not fit together: " + "; ".join(wrong or [output]),
             where=java,
             expected=works,
-            got=f"Spark {spark}, Python {python[0]}.{python[1]}, {said}",
+            got=f"Spark {spark}, Python {python[0]}.{python[1]}, {output}",
             remedy=remedy,
         )
     return java
@@ -245,10 +245,10 @@ def _kill(spark: Any) -> None:
         client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
         client.init(spark.sparkContext._jsc.hadoopConfiguration())
         client.start()
-        wanted = jvm.org.apache.hadoop.yarn.api.records.ApplicationId.fromString(
+        application_id = jvm.org.apache.hadoop.yarn.api.records.ApplicationId.fromString(
             spark.sparkContext.applicationId
         )
-        client.killApplication(wanted)
+        client.killApplication(application_id)
 
 
 def _stop_as_failed_at_exit(context: Any) -> None:
@@ -342,7 +342,7 @@ def _environment(options: SparkOptions) -> Iterator[None]:
         with open(log, "w", encoding="utf-8") as file:
             file.write(QUIET_LOG)
         before = os.environ.get("SPARK_SUBMIT_OPTS", "")
-        wanted: dict[str, str | None] = {
+        variables: dict[str, str | None] = {
             # the caller's SPARK_HOME may be another Spark than the PySpark of this process
             "SPARK_HOME": spark_home(options),
             "SPARK_SUBMIT_OPTS": before
@@ -353,15 +353,17 @@ def _environment(options: SparkOptions) -> Iterator[None]:
         if is_local_master(options.master):
             # Local Python workers run this interpreter and import this package, installed or not.
             # They begin in this working directory, whose files are not to be imported.
-            wanted |= {name: isolation.environment().get(name) for name in isolation.VARIABLES} | {
+            variables |= {
+                name: isolation.environment().get(name) for name in isolation.VARIABLES
+            } | {
                 "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
                 "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
             }
         elif options.master == "yarn":
-            wanted["PYSPARK_PYTHON"] = PYTHON
+            variables["PYSPARK_PYTHON"] = PYTHON
             # Spark would give executors this process's PYTHONPATH, ahead of what is shipped.
-            wanted["PYTHONPATH"] = os.environ.get(isolation.VARIABLE)
-        with environ(wanted):
+            variables["PYTHONPATH"] = os.environ.get(isolation.VARIABLE)
+        with environ(variables):
             yield
 
 

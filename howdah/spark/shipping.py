@@ -53,14 +53,14 @@ def spark_home(options: SparkOptions) -> str:
         ClusterError: no PySpark is installed.
     """
     if options.home is None:
-        found = importlib.util.find_spec("pyspark")
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec("pyspark")
+        if spec is None or not spec.submodule_search_locations:
             raise ClusterError(
                 "Spark is not installed",
                 expected="PySpark in this environment, or a Spark at data.spark.home",
                 remedy="pip install pyspark, or set data.spark.home",
             )
-        return found.submodule_search_locations[0]
+        return spec.submodule_search_locations[0]
     home = storage.local_path(options.home)
     if not os.path.isfile(os.path.join(home, "bin", "spark-submit")):
         raise ConfigError(
@@ -147,22 +147,21 @@ def java_inside(archive: str) -> str:
     with storage.open_read(archive) as file:
         try:
             if archive.lower().endswith(".zip"):
-                found = _java_in(zipfile.ZipFile(file).namelist())
+                java = _java_in(zipfile.ZipFile(file).namelist())
             else:
                 with tarfile.open(fileobj=file, mode="r:*") as packed:
-                    found = _java_in(member.name for member in packed)
+                    java = _java_in(member.name for member in packed)
             got = "none"
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
-            found, got = None, str(error)
-    if found is None:
+            java, got = None, str(error)
+    if java is None:
         raise ConfigError(
             "the archive holds no Java",
             where=f"data.spark.java_archive {archive}",
             expected="a .tar.gz or .zip with bin/java at its root or in its one folder",
             got=got,
-            remedy="give a JRE's or JDK's archive as its vendor packs it",
         )
-    return found
+    return java
 
 
 def _java_in(names: Iterable[str]) -> str | None:

@@ -26,7 +26,8 @@ _USUAL_PARTITIONS = 200
 _PARTITIONS_A_CORE = 3
 _PARTITION_BYTES = 64 * 2**20
 _SMALL_PARTITION_BYTES = 256 * 2**10
-"""Of a source that fills fewer than the usual number: a task of less costs more than its work."""
+"""Least bytes of a partition, where the source fills fewer than the usual number: a smaller task
+costs more than its work."""
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_ROWS = 2_000
 """10,000 rows, Spark's own, of long pages would be hundreds of MB in a worker before the gate cuts
@@ -44,10 +45,10 @@ def local_cores(master: str) -> int:
     >>> local_cores("local"), local_cores("local[2, 4]"), local_cores("local-cluster[2,3,1024]")
     (1, 2, 6)
     """
-    given = _LOCAL.match(master)
-    if given is None:
+    match = _LOCAL.match(master)
+    if match is None:
         return 1
-    cluster, first, second = given.groups()
+    cluster, first, second = match.groups()
     number = machine.cores() if first == "*" else int(first)
     return number * int(second or 1) if cluster else number
 
@@ -84,8 +85,8 @@ def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:
         by_size = min(by_size, math.ceil(size / _SMALL_PARTITION_BYTES))
         by_size = max(by_size, math.ceil(size / _PARTITION_BYTES))
     partitions = max(by_size, _PARTITIONS_A_CORE * cores * max(executors, 1))
-    found = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
-    return {key: value for key, value in found.items() if key not in options.conf}
+    settings = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
+    return {key: value for key, value in settings.items() if key not in options.conf}
 
 
 def apply(spark: Any, settings: dict[str, str]) -> None:

@@ -86,7 +86,7 @@ def configure(
     """
     if say is not None:
         retry.say = say
-    wanted = {
+    methods = {
         retry.ENVIRONMENT: None if retry_seconds is None else str(retry_seconds),
         "HADOOP_PROXY_USER": user,
     }
@@ -97,7 +97,7 @@ def configure(
         os.umask(_umask[0] | closed)
         # HDFS has a umask of its own, which the Hadoop client's configuration names.
         os.environ[UMASK] = f"{closed:03o}"
-    for variable, value in wanted.items():
+    for variable, value in methods.items():
         ours = os.environ.get(variable) == _set_by_us.get(variable)
         if ours and variable in os.environ:
             del os.environ[variable]  # set by an earlier configuration
@@ -170,9 +170,9 @@ def list_dir(path: str, *, unfinished: bool = False) -> list[Entry]:
     Raises:
         NotFound: no such directory.
     """
-    found = retry.run(path, lambda: list(backend_of(path).list_dir(path)))
+    entries = retry.run(path, lambda: list(backend_of(path).list_dir(path)))
     return sorted(
-        (e for e in found if unfinished or not e.name.startswith(TEMP_PREFIX)),
+        (e for e in entries if unfinished or not e.name.startswith(TEMP_PREFIX)),
         key=lambda e: e.name,
     )
 
@@ -218,20 +218,20 @@ def _matches(directory: str, parts: list[str]) -> Iterator[str]:
     if part == "**":
         if rest:
             yield from _matches(directory, rest)
-        for found in entries:
+        for item in entries:
             if not rest:
-                yield found.path
-            if found.is_dir:
-                yield from _matches(found.path, parts)
+                yield item.path
+            if item.is_dir:
+                yield from _matches(item.path, parts)
         return
-    for found in entries:
-        hidden = found.name.startswith(".") and not part.startswith(".")
-        if hidden or not fnmatch.fnmatchcase(found.name, part):
+    for item in entries:
+        hidden = item.name.startswith(".") and not part.startswith(".")
+        if hidden or not fnmatch.fnmatchcase(item.name, part):
             continue
         if not rest:
-            yield found.path
-        elif found.is_dir:
-            yield from _matches(found.path, rest)
+            yield item.path
+        elif item.is_dir:
+            yield from _matches(item.path, rest)
 
 
 # ------------------------------------------------------------------------------------ reading
@@ -258,7 +258,6 @@ def read_text(path: str) -> str:
         raise DataError(
             "the file is not UTF-8",
             where=f"{path}, byte {error.start}",
-            expected="UTF-8 text",
             remedy="check the path; a text in another encoding: iconv -f LATIN1 -t UTF-8",
         ) from None
 
@@ -302,11 +301,7 @@ def read_object(
         value = read_json(path)
     except DataError as error:
         raise kind(
-            error.what,
-            where=error.where,
-            expected=error.expected,
-            got=error.got,
-            remedy=remedy,
+            error.what, where=error.where, expected=error.expected, got=error.got, remedy=remedy
         ) from None
     return checked_object(value, path, shape, kind=kind, remedy=remedy)
 
@@ -320,14 +315,14 @@ def checked_object(
     remedy: str = _DAMAGED,
 ) -> dict[str, Any]:
     """The JSON value of the file at `path`, if it has the shape; arguments as of `read_object`."""
-    found = fault(value, shape)
-    if found is None:
+    problem = fault(value, shape)
+    if problem is None:
         return value
     raise kind(
-        f"{name(path)} is not whole" if found.key else "the file holds no JSON object",
-        where=f"{path}: {found.key}" if found.key else path,
-        expected=found.expected if found.key else "a JSON object, {...}",
-        got=found.got,
+        f"{name(path)} is not whole" if problem.key else "the file holds no JSON object",
+        where=f"{path}: {problem.key}" if problem.key else path,
+        expected=problem.expected if problem.key else "a JSON object, {...}",
+        got=problem.got,
         remedy=remedy,
     )
 
@@ -434,10 +429,10 @@ def _copy(source: BinaryIO, target: BinaryIO, path: str) -> None:
 
 def _read_in_parallel(source: Any, target: Any, local: str) -> None:
     """Copy a large remote file, several blocks at once: they lie on different DataNodes."""
-    own = activity.current()
+    caller = activity.current()
 
     def block(offset: int) -> None:
-        with own.followed():
+        with caller.followed():
             data = source.fetch(offset, min(_PARALLEL_BYTES, source.size - offset))
         with typed(local, "write", free_bytes):
             view = memoryview(data)

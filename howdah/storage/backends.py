@@ -42,7 +42,6 @@ def _open_backend(path: str) -> Backend:
             f"unsupported storage scheme {kind}://",
             where=path,
             expected="a plain path, file://, hdfs://, webhdfs://, swebhdfs:// or s3://",
-            remedy="give a path of one of these; one without a scheme is on this machine",
         )
     return OPENERS[kind](path)
 
@@ -86,7 +85,7 @@ def _token_time() -> int:
 
 
 def _forked() -> None:
-    """In a forked child the lock may be held by a thread of the parent, so it is made anew.
+    """Renew the lock in a forked child: a thread of the parent may have held it.
 
     The parent's clients stay in the table: closing them would wait for threads that do not exist.
     """

@@ -119,8 +119,8 @@ def closed_bits() -> int:
 
 
 _late_renames: dict[str, list[str]] = {}
-"""By target: temporary files whose removal was not confirmed. A late rename may still move them
-there."""
+"""{target: temporary files whose removal was not confirmed}: a late rename may still move one to
+the target."""
 
 
 class RenamingBackend(Backend):

@@ -203,16 +203,16 @@ def size_defect(directory: str, sizes: Mapping[str, int | None]) -> Defect | Non
     Args:
         sizes: {name relative to the directory: bytes, or None for any size}.
     """
-    there: dict[str, int] = {}
+    present: dict[str, int] = {}
     for below in {posixpath.dirname(name) for name in sizes}:
         with contextlib.suppress(NotFound):
             folder = storage.join(directory, below) if below else directory
             for entry in storage.list_dir(folder, unfinished=True):
                 if not entry.is_dir:
-                    there[posixpath.join(below, entry.name)] = entry.size
+                    present[posixpath.join(below, entry.name)] = entry.size
     for name, size in sizes.items():
-        if name not in there or size not in (None, there[name]):
-            return Defect(name, size, there.get(name))
+        if name not in present or size not in (None, present[name]):
+            return Defect(name, size, present.get(name))
     return None
 
 

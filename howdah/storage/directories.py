@@ -44,17 +44,17 @@ def take(directory: str, mode: str, *, key: str, below: Sequence[str] = ()) -> N
     user = owner_here(directory)
     for path in (directory, *(storage.join(directory, name) for name in below)):
         try:
-            found = storage.entry(path)
+            entry = storage.entry(path)
         except NotFound:
             continue
-        if found.owner is None or found.mode is None:
+        if entry.owner is None or entry.mode is None:
             continue
         reachable = path == directory or top.mode & _OTHERS_ENTER
-        if found.owner != user:
+        if entry.owner != user:
             what = f"the directory of {key} belongs to another user"
             remedy = f"give {key} another value (a new directory), or check what is in it and have"
             remedy += f" its owner changed: chown -R {user}"
-        elif reachable and found.mode & _OTHERS_WRITE:
+        elif reachable and entry.mode & _OTHERS_WRITE:
             what = f"all users may write into the directory of {key}"
             remedy = f"check what is in it, then chmod -R o-w; or give {key} another value"
         else:
@@ -63,7 +63,7 @@ def take(directory: str, mode: str, *, key: str, below: Sequence[str] = ()) -> N
             what,
             where=path,
             expected=f"a directory of {user}, which others may not write to",
-            got=f"owner {found.owner}, mode {found.mode:04o}",
+            got=f"owner {entry.owner}, mode {entry.mode:04o}",
             remedy=remedy,
         )
 

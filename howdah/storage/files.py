@@ -205,23 +205,23 @@ class RangeReader(io.BufferedIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self.size - self._at)
-        wanted = left if size is None or size < 0 else min(size, left)
+        remaining = left if size is None or size < 0 else min(size, left)
         parts = []
-        while wanted:
+        while remaining:
             inside = self._at - self._start
             if not 0 <= inside < len(self._window):
-                self._load(wanted)
+                self._load(remaining)
                 inside = self._at - self._start
-            part = self._window[inside : inside + wanted]
+            part = self._window[inside : inside + remaining]
             parts.append(part)
             self._at += len(part)
-            wanted -= len(part)
+            remaining -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _load(self, wanted: int) -> None:
+    def _load(self, remaining: int) -> None:
         sequential = self._at == self._start + len(self._window)
         self._next = min(2 * self._next, self._largest) if sequential else _FIRST_WINDOW
-        count = min(max(self._next, min(wanted, self._largest)), self.size - self._at)
+        count = min(max(self._next, min(remaining, self._largest)), self.size - self._at)
         self._window = b""  # not two windows at once
         self._window, self._start = self.fetch(self._at, count), self._at
         activity.current().advanced()

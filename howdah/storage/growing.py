@@ -54,9 +54,8 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
             whole = storage.entry(path)
             if whole.is_dir:
                 raise StorageError(
-                    "cannot read: it is a directory", where=path,
-                    expected="a file that grows", remedy="move it out of the way",
-                )  # fmt: skip
+                    "cannot read: it is a directory", where=path, remedy="move it out of the way"
+                )
             pieces.append((0, whole.size, path))
         if not pieces:
             return None
@@ -73,10 +72,10 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
 
 def fetch(path: str, local: str) -> bool:
     """Copy what is published of a file to a local file; False: nothing is."""
-    found = read(path)
-    if found is None:
+    published = read(path)
+    if published is None:
         return False
-    storage.write_whole(local, found[0])
+    storage.write_whole(local, published[0])
     return True
 
 

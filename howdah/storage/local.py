@@ -28,15 +28,15 @@ class LocalStorage(RenamingBackend):
         return _entry(path, info)
 
     def list_dir(self, path: str) -> Iterator[Entry]:
-        found = []
+        entries = []
         with typed(path, "list"), os.scandir(local_path(path)) as items:
             for item in items:
                 try:
                     info = item.stat()
                 except FileNotFoundError:
                     continue  # another process has renamed or removed it
-                found.append(_entry(join(path, item.name), info))
-        return iter(found)
+                entries.append(_entry(join(path, item.name), info))
+        return iter(entries)
 
     def open_read(self, path: str) -> BinaryIO:
         with typed(path, "read"):
@@ -124,12 +124,12 @@ def _make_dirs(directory: str, path: str, doing: str) -> None:
     try:
         os.makedirs(directory, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        there = directory
-        while not os.path.lexists(there):
-            there = os.path.dirname(there)
-        if os.path.isdir(there):  # another process is making or removing these names
+        existing = directory
+        while not os.path.lexists(existing):
+            existing = os.path.dirname(existing)
+        if os.path.isdir(existing):  # another process is making or removing these names
             raise
-        raise below_a_file(path, doing, there) from None
+        raise below_a_file(path, doing, existing) from None
 
 
 def _entry(path: str, info: os.stat_result) -> Entry:

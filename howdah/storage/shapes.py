@@ -18,10 +18,10 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Kind:
-    """A value that is no container."""
+    """A value that is not a container."""
 
     title: str
-    """As it stands in a message."""
+    """Name of the kind in messages."""
     fits: Callable[[Any], bool]
 
 
@@ -95,8 +95,8 @@ def fault(value: Any, shape: Shape, key: str = "") -> Fault | None:
     kind, title = (list, "a list") if isinstance(shape, Items) else (dict, "an object")
     if not isinstance(value, kind):
         return _fault(key, title, value)
-    found = (fault(item, of, at) for at, item, of in _inside(value, shape, key))
-    return next((one for one in found if one is not None), None)
+    faults = (fault(item, of, at) for at, item, of in _inside(value, shape, key))
+    return next((one for one in faults if one is not None), None)
 
 
 def _inside(value: Any, shape: Items | Each | Fields, key: str) -> Iterator[tuple[str, Any, Shape]]:

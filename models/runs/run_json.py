@@ -39,7 +39,8 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {
-    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "job", "yarn", "ray", "tune",
+    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
+    "tune",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""

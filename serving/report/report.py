@@ -36,7 +36,7 @@ def write(
 
     Args:
         check: called before it is written; raises where this process must not write any more.
-        texts: none or worst; None: worst.
+        texts: none or worst, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """

@@ -98,6 +98,7 @@ def dirty(spark, tmp_path_factory, tiny_model_dir):
         patch.setattr(
             "howdah.etl.build._MANY_ROWS", 1
         )  # of a large source the gate's rows go early
+        patch.setattr("howdah.etl.rows.leakage.SAMPLE", 1_000)
         result, lines = run(config)
     return config, result, lines, good
 

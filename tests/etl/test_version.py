@@ -42,8 +42,7 @@ DEFAULTS = {
     },
     "quality": {
         "min_characters": 3, "max_characters": 20000, "reject_wrong_encoding": True,
-        "unknown_label": "fail", "max_reject_fraction": 0.5, "leakage_sample": 1000,
-        "max_leakage": None,
+        "unknown_label": "fail", "max_reject_fraction": 0.5, "max_leakage": None,
     },
     "dedup": {
         "exact": True, "near": True, "ngram": "auto",
@@ -230,7 +229,7 @@ from howdah.spark.session import session
 
 base, source = sys.argv[1:]
 data = {"source": source, "dataset": "dataset", "dedup": {"near": False}, "max_length": 16,
-        "columns": {"id": "id"}, "quality": {"leakage_sample": 0},
+        "columns": {"id": "id"},
         "spark": {"master": "local[1]", "driver_memory": "512m"}}
 lines = []
 def etl(**more):

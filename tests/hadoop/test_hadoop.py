@@ -62,7 +62,7 @@ def test_an_address_that_cannot_be_one_is_refused_before_the_first_call(monkeypa
     monkeypatch.delenv("HADOOP_HOME", raising=False)
     monkeypatch.setenv(retry.ENVIRONMENT, "60")
     monkeypatch.setattr(retry.time, "sleep", lambda _: pytest.fail("it tried again"))
-    with pytest.raises(ConfigError, match="no host and port") as caught:
+    with pytest.raises(ConfigError, match="not HOST:PORT") as caught:
         storage.exists(url)
     assert caught.value.where == url.partition("://")[2].rpartition("/")[0]
 

@@ -66,7 +66,7 @@ def test_a_submission_ships_its_files_privately(place, secret_file, monkeypatch)
 def test_a_directory_that_others_may_write_to_is_refused(place, part, wrong):
     staging.ready(place, "yarn.staging")
     os.chmod(os.path.join(place, part), wrong)
-    with pytest.raises(ConfigError, match="others may write") as caught:
+    with pytest.raises(ConfigError, match="other users may write") as caught:
         staging.ready(place, "yarn.staging")
     assert "yarn.staging" in caught.value.where and "chmod 700" in caught.value.remedy
 
@@ -81,7 +81,7 @@ def test_packages_that_others_may_read_become_private(place):
 def test_a_directory_of_another_user_is_refused(place, part):
     staging.ready(place, "yarn.staging")
     os.chown(os.path.join(place, part), NOBODY, NOBODY)
-    with pytest.raises(ConfigError, match="another user's") as caught:
+    with pytest.raises(ConfigError, match="another user owns") as caught:
         staging.ready(place, "yarn.staging")
     assert "nobody" in caught.value.got
 

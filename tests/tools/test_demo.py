@@ -13,7 +13,7 @@ import yaml
 
 from howdah import storage
 from howdah.config.loader import keys, load
-from howdah.core.processes import process_start
+from howdah.core.processes import LIMITS, process_start
 from howdah.errors import DataError
 from howdah.packaging.package import cache_directory
 from tests import ROOT as REPOSITORY
@@ -172,6 +172,7 @@ def small_demo(tmp_path):
     }
     environment = os.environ | {
         "SPARK_SUBMIT_OPTS": COMPILED,  # as its users have it
+        LIMITS: "{}",
         "HOWDAH_CACHE": str(cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path),
         "PYTHONPATH": ROOT, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
     }  # fmt: skip

@@ -42,7 +42,7 @@ def main(kind: str, directory: str, base: str) -> dict:
         }
         settings = {
             "format": kind, "dataset": f"{directory}/dataset", "dedup": {"near": False},
-            "quality": {"leakage_sample": 0}, "num_shards": 1, "spark": spark, **data,
+            "num_shards": 1, "spark": spark, **data,
         }  # fmt: skip
         return config_module.from_dict({"data": settings, "model": {"base": base}})
 

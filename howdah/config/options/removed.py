@@ -57,6 +57,9 @@ REMOVED: dict[str, str] = {
     "data.jdbc.partitions": "Eight tasks read a table by ranges.",
     "data.jdbc.predicates": "data.jdbc.partition_column divides the rows among tasks.",
     "data.mode": "run.mode holds for new dataset directories as well.",
+    "data.quality.leakage_sample": (
+        "1,000 rows of validation, and of test, are looked up among the training rows."
+    ),
     "data.quality.leakage_similarity": (
         "A looked-up row counts as a near copy from a similarity of 0.6 on."
     ),
@@ -94,7 +97,6 @@ REMOVED: dict[str, str] = {
     "publish.mlflow.name": (
         "The registered model has the name of the published one: publish.name, else run.name."
     ),
-    "report": "`howdah report --texts none` writes a page without texts.",
     "serve.grace_seconds": "After a SIGTERM requests are answered for up to 30 seconds.",
     "serve.max_bytes": "The body of a request may have 2 MiB.",
     "serve.max_queue": "512 texts may wait.",

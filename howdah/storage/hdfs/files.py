@@ -41,7 +41,7 @@ _CONNECTION_SECONDS = 4.0
 _last_transfer = time.monotonic() - _CONNECTION_SECONDS
 """time.monotonic() of the last read or write."""
 _inherited_until = 0.0
-"""In a forked child: time.monotonic() until which its parent's connections may be cached."""
+"""time.monotonic() until which a forked child may find its parent's connections in the cache."""
 
 
 def _note_transfer() -> None:

@@ -67,14 +67,14 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     # ---------------------------------------------------------------------------- the client
     def _client(self) -> Any:
         with self._lock:
-            own = niceness()
-            client = self._clients.get(own)
+            priority = niceness()
+            client = self._clients.get(priority)
             if client is None:
                 hdfs_files.let_inherited_connections_expire()
                 methods = self._probe_auth()
                 from hdfs_native import Client
 
-                client = self._clients[own] = Client(self._url(methods), self._settings())
+                client = self._clients[priority] = Client(self._url(methods), self._settings())
             return client  # a call that timed out may have dropped it meanwhile
 
     def _probe_auth(self) -> list[str]:
@@ -133,8 +133,10 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             forms = {f"ha-hdfs:{address}": address}
         else:
             host, _, port = address.rpartition(":")
-            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            forms = {address: address} | {f"{a[4][0]}:{port}": f"{a[4][0]}:{port}" for a in found}
+            resolved = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            forms = {address: address} | {
+                f"{a[4][0]}:{port}": f"{a[4][0]}:{port}" for a in resolved
+            }
         ours = [token for token in held if token.service in forms]
         alive = [token for token in ours if token.expires > time.time() + 60]
         if alive:
@@ -213,14 +215,14 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     def summary(self, path: str) -> Summary | None:
         try:
-            found = _translated(
+            content = _translated(
                 path,
                 "count",
                 lambda: self._call(lambda c: c.get_content_summary(inner(path)), CALL_SECONDS),
             )
         except (OSError, Remote, StorageError):
             return None
-        return Summary(found.length, found.space_quota, found.space_consumed)
+        return Summary(content.length, content.space_quota, content.space_consumed)
 
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
@@ -290,15 +292,15 @@ def _translated(path: str, doing: str, call: Callable[[], T]) -> T:
 
 
 def _native_error(path: str, doing: str, text: str) -> Exception:
-    found = _RPC_ERROR.match(text)
-    if found is not None:
-        java_class, message = found.group(1), found.group(2).replace("\\n", "\n")
+    match = _RPC_ERROR.match(text)
+    if match is not None:
+        java_class, message = match.group(1), match.group(2).replace("\\n", "\n")
         message = message.replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
         return Remote(java_class, message)
     kind = text.partition("(")[0]
     if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism"):
-        said = re.search(r'"([^"]+)"\)$', text)  # the last string of Rust's debug notation
-        cause = said.group(1) if said else text
+        quoted = re.search(r'"([^"]+)"\)$', text)  # the last string of Rust's debug notation
+        cause = quoted.group(1) if quoted else text
         if "EXPIRED" in text:
             cause = f"the ticket has expired ({cause})"
         return not_authenticated(path, doing, cause)

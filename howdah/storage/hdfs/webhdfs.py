@@ -210,18 +210,18 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
 
     def list_dir(self, path: str) -> Iterator[Entry]:
         with self._typed(path, "list"):
-            found = self._client()._list_status(inner(path)).json()["FileStatuses"]["FileStatus"]
-        if len(found) == 1 and not found[0]["pathSuffix"]:
+            infos = self._client()._list_status(inner(path)).json()["FileStatuses"]["FileStatus"]
+        if len(infos) == 1 and not infos[0]["pathSuffix"]:
             raise StorageError("cannot list: it is a file", where=path)
-        return iter([self._entry(join(path, info["pathSuffix"]), info) for info in found])
+        return iter([self._entry(join(path, info["pathSuffix"]), info) for info in infos])
 
     def summary(self, path: str) -> Summary | None:
         try:
             with self._typed(path, "count"):
-                found = self._client().content(inner(path))
+                content = self._client().content(inner(path))
         except StorageError:
             return None
-        return Summary(found["length"], found["spaceQuota"], found["spaceConsumed"])
+        return Summary(content["length"], content["spaceQuota"], content["spaceConsumed"])
 
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
@@ -281,7 +281,6 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             raise StorageError(
                 "this server ignores renameoptions, so nothing can be published safely",
                 where=path,
-                got="an answer as HttpFS gives it",
                 remedy="give the NameNode's own WebHDFS address; HttpFS can only be read from",
             )
 

@@ -78,7 +78,7 @@ def gather(
 
     Args:
         config: config.yaml's text.
-        texts: none or worst; None: worst.
+        texts: none or worst; None: as the configuration says.
         verdict_alone: find in the predictions only what the verdict needs, of one split.
     """
     keys, metrics = _keys(config), run.get("metrics") or {}
@@ -88,7 +88,7 @@ def gather(
     path = _dataset(run)
     manifest = _manifest(path, run, notes)
     info = _info(run_directory)
-    shown = (texts or "worst") == "worst"
+    shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
     stored_baseline, lines = _baseline(run_directory, run, keys, info)
     findings = None
     rivals = _rivals(stored_baseline, metrics, manifest)
@@ -118,7 +118,7 @@ def gather(
         if findings is None:
             notes.append("The run has no predictions: rows and slices are not known")
         elif not shown:
-            notes.append("Texts are left out (howdah report --texts none)")
+            notes.append("Texts are left out (report.texts: none)")
     value = stored_baseline.value(split, metric) if stored_baseline is not None else None
     against = [] if value is None else [Versus(name=BASELINE, value=value)]
     if stored_baseline is not None:

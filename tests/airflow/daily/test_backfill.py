@@ -47,8 +47,7 @@ def defaults(place: str, metastore: str) -> dict:
             "source": TABLE, "format": "hive", "dataset": f"{place}/dataset",
             "columns": {"id": "id"}, "split": {"validation": 0.2, "test": 0.3}, "max_length": 32,
             "spark": {"master": "local[2]", "driver_memory": "1g", "conf": conf},
-            "dedup": {"near": False}, "quality": {"leakage_sample": 0},
-            "append": {"buckets": 2},
+            "dedup": {"near": False},
         },
         "model": {"base": f"{place}/model"},
         "training": {

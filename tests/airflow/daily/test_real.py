@@ -31,7 +31,6 @@ def defaults(place, base: str) -> dict:
             "source": f"{place}/in/{{ds}}.csv", "dataset": str(place / "dataset"),
             "split": {"validation": 0.2, "test": 0.3}, "max_length": 32,
             "spark": {"master": "local[1]", "driver_memory": "1g"}, "dedup": {"near": False},
-            "quality": {"leakage_sample": 0},
         },
         "model": {"base": base},
         "training": {

@@ -188,7 +188,7 @@ def test_late_rows_of_a_merged_part_are_appended_as_the_refusal_says(
     with pytest.raises(DataError, match="cannot be replaced") as caught:
         run(config_for(tmp_path, tiny_model_dir, late, "day-0", **FEW_JOBS))
     assert "under another data.append.part" in caught.value.remedy
-    bounds = {"max_reject_fraction": 0.2, "leakage_sample": 0}  # stricter than that of the parts
+    bounds = {"max_reject_fraction": 0.2}  # stricter than that of the parts
     given = FEW_JOBS | {"quality": bounds}
     result, _ = run(config_for(tmp_path, tiny_model_dir, late, "day-0-late", **given))
     after = places_of(result)

@@ -183,7 +183,7 @@ def test_parts_that_are_made_otherwise_are_refused_with_both(root):
 
 
 def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
-    bounds = {"max_reject_fraction": 0.9, "leakage_sample": 10, "max_leakage": 0.5}
+    bounds = {"max_reject_fraction": 0.9, "max_leakage": 0.5}
     found = find(data(root, quality=bounds))
     assert found.parent is not None and "quality" not in found.config
     with pytest.raises(ConfigError, match="made as the parts before it"):

@@ -14,6 +14,12 @@ pytestmark = pytest.mark.spark
 COLUMNS = "id string, text string, split string"
 
 
+@pytest.fixture(autouse=True)
+def sample(monkeypatch):
+    """Other tests look no rows up (tests/fixtures/spark.py)."""
+    monkeypatch.setattr(leakage, "SAMPLE", 1_000)
+
+
 def _rows():
     """60 training rows, 20 of validation and 20 of test, of which 3 and 5 are near one of them."""
     rows = [(f"train{n:02d}", " ".join(_words(n, 30)), "train") for n in range(60)]
@@ -24,9 +30,9 @@ def _rows():
     return rows
 
 
-def test_planted_near_copies_are_counted_whatever_the_partitions(spark):
+def test_planted_near_copies_are_counted_whatever_the_partitions(spark, monkeypatch):
     frame = spark.createDataFrame(_rows(), COLUMNS)
-    found = leakage.estimate(frame.repartition(3), QualityOptions())
+    found = leakage.estimate(frame.repartition(3))
     assert found["splits"] == {
         "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
     }  # fmt: skip
@@ -34,9 +40,10 @@ def test_planted_near_copies_are_counted_whatever_the_partitions(spark):
     assert len(found["examples"]) == 5
     for pair in found["examples"]:
         assert pair["near"] == f"train{pair['id'][-2:]}" and 0.85 < pair["similarity"] < 1
-    assert leakage.estimate(frame.coalesce(1), QualityOptions()) == found
+    assert leakage.estimate(frame.coalesce(1)) == found
     # a smaller sample is one of the same rows
-    few = leakage.estimate(frame, QualityOptions(leakage_sample=7))
+    monkeypatch.setattr(leakage, "SAMPLE", 7)
+    few = leakage.estimate(frame)
     assert [counts["sampled"] for counts in few["splits"].values()] == [7, 7]
 
 
@@ -50,7 +57,7 @@ def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
     old = spark.createDataFrame(old, "id string, split string, signature binary")
     frame = spark.createDataFrame([row for row in rows if row not in held[1:]], COLUMNS)
     given = leakage.Old(rows=old.where(F.col("id") != held[0][0]), dedup=options)
-    found = leakage.estimate(frame, QualityOptions(), given)
+    found = leakage.estimate(frame, given)
     assert found["splits"] == {
         "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
     }  # fmt: skip
@@ -64,7 +71,7 @@ def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
 
 def test_no_evaluation_rows_no_estimate(spark):
     frame = spark.createDataFrame([row for row in _rows() if row[2] == "train"], COLUMNS)
-    found = leakage.estimate(frame, QualityOptions())
+    found = leakage.estimate(frame)
     assert found["splits"] == {} and leakage.share(found) == 0
 
 
@@ -79,7 +86,7 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
     a, b = minhash.sets([rows[0][0], rows[4][0]], "auto")
     assert 0.5 < minhash.jaccard(a, b) < 0.85
     source = write_csv(tmp_path / "rows.csv", rows)
-    given = {"source": source, "quality": {}}
+    given = {"source": source}
     with pytest.raises(DataError, match="near copies among the training rows") as caught:
         run(make_config(tmp_path, tiny_model_dir, **given | {"quality": {"max_leakage": 0.05}}))
     assert caught.value.where == "data.quality.max_leakage"

@@ -116,8 +116,8 @@ def test_a_hundred_classes_stay_below_two_megabytes(tmp_path):
 
 
 def test_without_a_dataset_predictions_or_texts(tmp_path):
-    run = made(str(tmp_path), ["a", "b"])
-    page = storage.read_text(write(run, texts="none"))
+    run = made(str(tmp_path), ["a", "b"], config={"report": {"texts": "none"}})
+    page = storage.read_text(write(run))
     assert "Texts are left out" in page and '<bdi class="text"' not in page and "test-" in page
     assert '<bdi class="text"' in storage.read_text(write(run, texts="worst"))
     storage.remove(f"{tmp_path}/data", recursive=True)
