@@ -130,7 +130,7 @@ def test_days_whose_rows_came_late_are_scored_again_and_judged(context):
     assert [one["partition"] for one in scored["partitions"]] == ["ds=2026-11-01", "ds=2026-11-03"]
     # The day itself must be there: a walk from an earlier day does not miss it.
     answer = {**answer, "partitions": answer["partitions"][:2]}
-    with pytest.raises(Exception, match="no such partition"):
+    with pytest.raises(Exception, match="does not have the partition"):
         task(answer)[1].execute(context)
 
 
