@@ -306,7 +306,7 @@ def test_a_policy_says_what_it_refuses_beside_all_other_problems():
         {"run.user": "hdfs", "training.learning_rte": 1, "job.env": {"HF_TOKEN": "x"}}
     )
     assert len(problems) == 4
-    for part in ("`keys`", "unknown key", "a secret is sent"):
+    for part in ("`keys`", "unknown key", "a secret was sent"):
         assert any(part in each for each in problems), part
 
 

@@ -65,7 +65,7 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
         "conn_id": trigger_form.own_param("conn_id", trigger_form.installed_defaults(), policy),
     }  # fmt: skip
     text = "Thresholds of drift, the keys of the section `drift`; empty: the defaults."
-    keys = [f"{_DRIFT}.{name}" for name in configs.sections()[_DRIFT]]
+    keys = [name for name, _ in configs.keys() if name.startswith(f"{_DRIFT}.")]  # noqa: SIM118
     sendable = policy is None or any(map(policy.may_send, keys))
     # With a `const` Airflow does not show the field, and takes no other value.
     fixed = {} if sendable else {"const": values[_DRIFT]}

@@ -224,7 +224,7 @@ def test_preflight_without_a_source_plans_the_run_and_makes_no_dataset(
         "dataset": tiny_dataset.path, "rows": {"test": 25, "train": 96, "validation": 24},
         "world_size": 2, "steps_per_epoch": 8, "steps": 8,
     }  # fmt: skip
-    with pytest.raises(AirflowSkipException, match="no source"):
+    with pytest.raises(AirflowSkipException, match="source is not set"):
         EtlOperator(task_id="etl", **run).execute({"ti": task})
 
 

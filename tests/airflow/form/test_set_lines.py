@@ -107,7 +107,7 @@ def test_a_value_that_is_not_a_text_is_refused():
 def test_secrets_are_refused_and_not_repeated(line):
     text = "\n".join(problems_of(f"training.seed: 1\n{line}"))
     assert "hunter2" not in text
-    assert "is sent" in text and "Connection" in text and "set, line 2" in text
+    assert "was sent" in text and "Connection" in text and "set, line 2" in text
 
 
 def test_an_entry_is_added_to_the_installations_mapping():
