@@ -127,7 +127,7 @@ def test_past_their_time_both_are_stopped_and_none_is_begun(runner, capsys, monk
     monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
     assert runner.main([]) == 1
     out = capsys.readouterr().out
-    assert out.count("stopped after") == 2 and "not begun" in out
+    assert out.count("stopped after") == 2 and "not started" in out
 
 
 def test_a_lane_that_is_through_takes_a_group_of_the_other(runner, monkeypatch):
