@@ -197,7 +197,7 @@ def test_a_dataset_that_is_not_there_or_has_no_validation_is_a_data_error(
     )
     with pytest.raises(DataError) as caught:
         space.check(study(**{"data.dataset": whole.path}), np=1)
-    assert "no rows of validation" in caught.value.what
+    assert "validation has no rows" in caught.value.what
 
 
 # --------------------------------------------------------------------------- trials
