@@ -1,4 +1,4 @@
-"""A new day each day: its partition, its scores, their drift, the alarm: wiring only."""
+"""The DAG howdah_daily: a day's partition, its scores, their drift, the alarm. Wiring only."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from howdah.airflow.retries import RETRIES
 from howdah.policy import rules as policy
 
 DOC = """
-**check** which day: the partition of the form, of the event of `howdah_data` that started the run,
-else of the run's date. **partition** waits for it (only for a date). **score** classifies its rows
-with the published model. **drift** compares them with the rows that the model was made of. Only
-where they have drifted: **alarm** gives the Asset `howdah_drift` an event, **notify** informs by
-the Connection's notifiers. The run ends well in both cases: skipped, or run, is what `alarm` shows.
+**check** chooses the day: the partition from the form, or from the event of `howdah_data` that
+started the run, or else of the run's date. **partition** waits for it (only for a date). **score**
+classifies its rows with the published model. **drift** compares them with the model's training
+data. Only if they have drifted, **alarm** sends an event of the Asset `howdah_drift`, and
+**notify** uses the Connection's notifiers. The run succeeds in both cases.
 
-A partition that this model has scored is skipped, so clearing a task repeats no finished work.
-The days before (`daily.again_days`) are looked at again: one whose rows came late is scored anew.
+A partition that this model has scored is skipped, so clearing a task does not repeat finished work.
+Earlier days (`daily.again_days`) are checked again: a day with late rows is scored again.
 """
 
 SETTINGS = form.settings()
 
 with DAG(
     "howdah_daily",
-    description="Score a day's rows with the published model, and judge their drift.",
+    description="Score a day's rows with the published model, and check their drift.",
     doc_md=DOC,
     schedule=schedules.of_daily(SETTINGS),
     catchup=False,
@@ -44,7 +44,7 @@ with DAG(
     check = CheckDayOperator(task_id="check", multiple_outputs=True, **here)
     day = check.output
     run = {**here, "config": day["config"]}
-    asked = {name: day[name] for name in ("source", "partitions")}
+    rows = {name: day[name] for name in ("source", "partitions")}
     partition = PartitionSensor(
         task_id="partition",
         ready=day["ready"],
@@ -52,7 +52,7 @@ with DAG(
         wait_hours=SETTINGS.wait_hours,
         first_pause_seconds=SETTINGS.first_pause_seconds,
         longest_pause_seconds=SETTINGS.longest_pause_seconds,
-        **asked,
+        **rows,
         **run,
     )
     score = ScoreOperator(
@@ -60,7 +60,7 @@ with DAG(
         model=day["model"],
         target=day["output"],
         since=day["since"],
-        **asked,
+        **rows,
         **run,
     )
     drift = DriftOperator(
@@ -74,5 +74,5 @@ with DAG(
     notify = NotifyOperator(task_id="notify", alarm=alarm.output, **run)
 
     check >> partition >> score >> drift >> alarm >> notify
-# Set last: Airflow copies all of a DAG's params into each task that is made after them.
+# Set last: Airflow copies a DAG's params into each task that is created after them.
 dag.params = form.params(policy.in_force()[0])

@@ -1,4 +1,4 @@
-"""From the trigger form, or from new data, to a published model: wiring only."""
+"""The DAGs howdah_finetune (by the form) and howdah_finetune_on_data. Wiring only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ DEFAULTS = trigger_form.installed_defaults()
 POLICY, _ = policy.in_force()
 
 DOC = """
-Fine-tunes a DistilBERT, BERT or RoBERTa: **check** what was sent, **preflight**, **etl** (Spark; an
-unchanged dataset is found and not made again, without `data.source` it is taken as it is),
-**train** (on this machine by the launcher, or on YARN), **evaluate** the export, **gate**,
-**approve** (only with the param `approval`), **publish**, **teardown**.
+Fine-tunes a DistilBERT, BERT or RoBERTa: **check** the values that were sent, **preflight**,
+**etl** (Spark; an unchanged dataset is not written again, and without `data.source` the existing
+one is used), **train** (on this machine by the launcher, or on YARN), **evaluate** the export,
+**gate**, **approve** (only with the param `approval`), **publish**, **teardown**.
 
 A retried or cleared task resumes: the run directory belongs to the DAG run. Fields are the keys of
 Howdah's configuration; `howdah config explain KEY` explains each.
@@ -27,7 +27,7 @@ Howdah's configuration; `howdah config explain KEY` explains each.
 
 
 def finetune(dag_id: str, schedule, description: str) -> DAG:
-    """The DAG; its tasks are the same for the form and for new data."""
+    """One of the two DAGs, which have the same tasks."""
     with DAG(
         dag_id,
         description=description,
@@ -41,10 +41,10 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         check = CheckOperator(task_id="check", multiple_outputs=True, **here)
         split = "{{ ti.xcom_pull(task_ids='check', key='config')['gate']['split'] }}"
         check >> publishing(check.output, here, split=split)
-    # Set last: Airflow copies all of a DAG's params into each task that is made after them.
+    # Set last: Airflow copies a DAG's params into each task that is created after them.
     dag.params = trigger_form.params(defaults=DEFAULTS, policy=POLICY)
     return dag
 
 
 on_demand = finetune("howdah_finetune", None, "Fine-tune and publish a model, from the form.")
-on_data = finetune("howdah_finetune_on_data", [DATA], "The same whenever there is new data.")
+on_data = finetune("howdah_finetune_on_data", [DATA], "Fine-tune and publish, on new data.")

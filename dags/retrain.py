@@ -1,4 +1,4 @@
-"""A labelled day appended, and a model that goes on from the published one: wiring only."""
+"""The DAG howdah_retrain: append a labelled day and train the published model on. Wiring only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from howdah.airflow.wiring.publishing import publishing
 from howdah.policy import rules as policy
 
 DOC = """
-**turn** waits until no other run is under way. **check** decides the day's partition and the
-published version that the training begins from. **partition** waits for the day (only for that of
-the run's date). **etl** appends the day to the dataset and holds it
-against `data.expect`; old rows stay where they are, the test split is frozen. Then **train**,
-**evaluate** on that test split, **gate** against the published model on the same rows, **approve**
-(only with the param `approval`), **publish**, **teardown**.
+**turn** waits until all other runs have ended. **check** chooses the day's partition and the
+published version that the training begins from. **partition** waits for the day (only for a date).
+**etl** appends the day to the dataset and checks it by `data.expect`; old rows keep their splits,
+and the test split is frozen. Then **train**, **evaluate** on that test split, **gate** against the
+published model on the same rows, **approve** (only with the param `approval`), **publish**,
+**teardown**.
 
-An alarm within the cool-down (`daily.retrain.cooldown_hours`) starts nothing: the run is skipped.
-For days of the past: `airflow backfill create --dag-id howdah_retrain ...` (docs/daily.md).
+A run that an alarm starts within the cool-down (`daily.retrain.cooldown_hours`) is skipped.
+For past days: `airflow backfill create --dag-id howdah_retrain ...` (docs/daily.md).
 """
 
 SETTINGS = form.settings()
@@ -50,5 +50,5 @@ with DAG(
         **here,
     )
     turn >> check >> partition >> publishing(day, here)
-# Set last: Airflow copies all of a DAG's params into each task that is made after them.
+# Set last: Airflow copies a DAG's params into each task that is created after them.
 dag.params = form.retrain_params(policy.in_force()[0])

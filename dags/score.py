@@ -13,7 +13,7 @@ from howdah.policy import rules as policy
 with DAG(
     "howdah_score",
     description="Classify the rows of files or of a table with a published model.",
-    doc_md="**check** what was sent, **predict**: id, label, scores and the model's run id.",
+    doc_md="**check** the sent values, **predict** id, label, scores and the model's run id.",
     schedule=None,
     catchup=False,
     params=params(policy.in_force()[0]),

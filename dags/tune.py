@@ -1,4 +1,4 @@
-"""A study of hyperparameters, from data to the best trial's model: wiring only."""
+"""The DAG howdah_tune: a study of hyperparameters, from data to the best model. Wiring only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from howdah.airflow.wiring.publishing import pool
 from howdah.policy import rules as policy
 
 DOC = """
-**check** what was sent, **preflight**, **etl**, **tune**: trains the trials of the section `tune`
-on the machine where commands run, names the best one in best.json and study.html, and with
-`tune.publish` publishes it through the gate.
+**check** the values that were sent, **preflight**, **etl**, **tune**: it trains the trials of the
+section `tune` on the machine where commands run, writes the best one to best.json and study.html,
+and with `tune.publish` publishes it through the gate.
 
 The section `tune` is not in the form: it comes from the installation's defaults
-(HOWDAH_AIRFLOW_DEFAULTS). A retried or cleared task goes on with its study.
+(HOWDAH_AIRFLOW_DEFAULTS). A retried or cleared task continues its study.
 """
 
 with DAG(
@@ -39,7 +39,7 @@ with DAG(
     preflight = PreflightOperator(task_id="preflight", backend="local", **ranks, **run)
     with TaskGroup("etl") as etl:
         build = EtlOperator(task_id="build", **run)
-        # Without a source `build` is skipped, and the dataset is taken as it is.
+        # Without a source `build` is skipped, and the existing dataset is used.
         DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
     tune = TuneOperator(
         task_id="tune",
@@ -50,7 +50,7 @@ with DAG(
         **run,
     )
     check >> preflight >> etl >> tune
-# Set last: Airflow copies all of a DAG's params into each task that is made after them.
+# Set last: Airflow copies a DAG's params into each task that is created after them.
 dag.params = trigger_form.params(
     own=("conn_id", "np", "launcher"),
     defaults=trigger_form.installed_defaults(),

@@ -1,9 +1,9 @@
-"""DeepSpeed's ZeRO-1 trains Hugging Face's class on a dataset of Howdah: its loop, not ours.
+"""DeepSpeed's ZeRO-1 trains Hugging Face's class on a dataset of Howdah, by DeepSpeed's loop.
 
     python examples/deepspeed_zero.py run.yaml
 
-torchrun starts this file again, as each rank. No resume, evaluation or export: Howdah's own ZeRO-1
-has them. run.json says in the end what was done.
+torchrun starts this file again for each rank. It has no resume, evaluation or export, unlike
+Howdah's ZeRO-1. run.json has the result.
 """
 
 import os
@@ -37,7 +37,7 @@ def rank(config) -> None:
     me, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     source, labels = batches(config, me, world)
     net = DistilBertForSequenceClassification.from_pretrained(config.model.base, num_labels=labels)
-    net.train()  # `from_pretrained` gives a model for inference: it would compute no dropout
+    net.train()  # `from_pretrained` returns a model in evaluation mode, without dropout
     engine, *_ = deepspeed.initialize(
         model=net,
         optimizer=torch.optim.AdamW(net.parameters(), lr=training.learning_rate),

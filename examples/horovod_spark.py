@@ -2,8 +2,8 @@
 
     python examples/horovod_spark.py run.yaml
 
-`data.spark` says which Spark. Horovod sends the function by cloudpickle and signs its messages; its
-services listen on every interface, so that the network must be yours.
+`data.spark` configures Spark. Horovod sends the function by cloudpickle and signs its messages; its
+services listen on every interface, so the network must be trusted.
 """
 
 import os
@@ -15,7 +15,7 @@ RANKS = 2
 
 
 def train(config_path: str) -> None:
-    """One rank; runs beside the task, by value."""
+    """Run one rank, beside the task; pickled by value."""
     from howdah.training.__main__ import main
 
     if code := main(["--config", config_path]):

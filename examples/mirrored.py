@@ -2,8 +2,8 @@
 
     python examples/mirrored.py run.yaml
 
-This file starts itself again, as each worker. No resume, evaluation or export: under a launcher of
-Howdah TensorFlow has them. run.json says in the end what was done.
+This file starts itself again for each worker. It has no resume, evaluation or export, unlike
+Howdah's TensorFlow ranks. run.json has the result.
 """
 
 import json
@@ -44,7 +44,7 @@ def worker(config, me: int) -> None:
     """Train as one worker."""
     import tensorflow as tf
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # must be TensorFlow's first call
     from shared_rows import batches, finish
 
     from howdah.models.forward.forward_tf import build
@@ -63,7 +63,7 @@ def worker(config, me: int) -> None:
     def step(ids, mask, labels_B, weights_B, total, seed_2):
         def of_replica():
             with tf.GradientTape() as tape:
-                logits = net(ids, mask, seed_2)  # without a seed there is no dropout
+                logits = net(ids, mask, seed_2)  # the seed enables dropout
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits)
                 loss = tf.reduce_sum(losses * weights_B) / total
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))

@@ -1,9 +1,9 @@
-"""Ray Train's own trainer: each of its workers runs a rank of Howdah as a child process.
+"""Ray Train's trainer: each of its workers runs a rank of Howdah as a child process.
 
     python examples/ray_train.py run.yaml
 
-After a lost rank Ray starts the whole group again, and training goes on from its newest checkpoint.
-Ray runs on this machine, with a token of its own; on a cluster of yours: `ray.init("auto")`.
+After a lost rank Ray restarts the whole group, and training resumes from its newest checkpoint.
+Ray runs on this machine, with its own token; on your cluster use `ray.init("auto")`.
 """
 
 import os
@@ -18,7 +18,7 @@ RANKS, RESTARTS = 2, 1
 
 
 def train(words: dict) -> None:
-    """One rank; runs in a worker, by value."""
+    """Run one rank, in a worker; pickled by value."""
     from ray import train
     from ray.train.collective import broadcast_from_rank_zero
     from ray.util import get_node_ip_address

@@ -3,7 +3,8 @@
     python examples/ray_tune.py study.yaml
 
 Each trial is `howdah train` in a directory trials/<number>, as in a study of `howdah tune`; page
-and best.json are made from these run directories. No leases, no retries, no machine can join.
+and best.json come from these run directories. It has no leases and no retries, and other machines
+cannot join.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import verdict
 
 
 def trial(params: dict, words: dict) -> None:
-    """One trial, in a process of Ray's. What ends it early asks the training to save and end."""
+    """Run one trial in a process of Ray; ending it early makes the training save and end."""
     from ray import tune
 
     from howdah.config.loader import load
@@ -50,28 +51,30 @@ def trial(params: dict, words: dict) -> None:
 
 
 def start(config_path: str, config) -> None:
-    """Start Ray and the study; wait until every trial has saved what it was to save."""
+    """Start Ray and the study; wait until all trials have saved."""
     from howdah.serving.deployment.own_ray import own_ray
     from howdah.training.run.local_dir import RunLock
     from howdah.tuning import space, study
 
     study.library()
-    goal, asked = space.objective_of(config), config.tune
+    goal, options = space.objective_of(config), config.tune
     words = {"config": os.path.abspath(config_path), "metric": goal.metric,
              "datasets": space.check(config, np=1)}  # fmt: skip
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean the same in Ray's processes
     # Ray would kill a pruned trial's training with its worker, while it saves.
     os.environ["RAY_kill_child_processes_on_worker_exit"] = "false"  # noqa: SIM112 - its name
     os.makedirs(trials := f"{config.run.directory}/trials", exist_ok=True)
-    with own_ray(asked.parallel):
+    with own_ray(options.parallel):
         from ray import tune
         from ray.tune.schedulers import ASHAScheduler
         from ray.tune.search.optuna import OptunaSearch
 
         best = {"metric": goal.metric, "mode": goal.direction[:3]}
         tuned = tune.TuneConfig(
-            num_samples=asked.trials, max_concurrent_trials=asked.parallel,
-            search_alg=OptunaSearch(space.distributions(asked), seed=config.training.seed, **best),
+            num_samples=options.trials, max_concurrent_trials=options.parallel,
+            search_alg=OptunaSearch(
+                space.distributions(options), seed=config.training.seed, **best
+            ),
             scheduler=ASHAScheduler(
                 max_t=10**4, grace_period=1,
                 reduction_factor=study.REDUCTION_FACTOR, **best,
@@ -90,7 +93,7 @@ def start(config_path: str, config) -> None:
 
 
 def summary(config):
-    """The study as `howdah tune` sums one up."""
+    """The study, in the form that `howdah tune` uses."""
     from howdah import storage
     from howdah.config.loader import load
     from howdah.tuning.running import evaluations, final_value
@@ -119,20 +122,20 @@ def summary(config):
 
 
 def judge(config, before: dict, raised: Exception | None) -> None:
-    """The page and best.json, from the run directories; TrainingError if no trial has finished."""
+    """Write the page and best.json; raise TrainingError if no trial has finished."""
     from howdah import storage
     from howdah.config.loader import dump_yaml
     from howdah.errors import TrainingError
     from howdah.tuning import page, tune
 
-    found = summary(config)
+    study = summary(config)
     directory = config.run.directory
-    storage.write_whole(f"{directory}/{page.PAGE}", page.render(found, dump_yaml(config)).encode())
-    made = found.as_dict(lambda number: f"{directory}/trials/{number}")
-    if raised is not None or found.best is None:
+    storage.write_whole(f"{directory}/{page.PAGE}", page.render(study, dump_yaml(config)).encode())
+    made = study.as_dict(lambda number: f"{directory}/trials/{number}")
+    if raised is not None or study.best is None:
         raise TrainingError("no trial has finished", where=directory, got=str(raised or made))
     storage.write_whole(f"{directory}/{tune.BEST}", json.dumps(made, indent=1).encode())
-    print(f"best: trial {found.best.number}, {found.metric} {found.best.value:.4f}")
+    print(f"best: trial {study.best.number}, {study.metric} {study.best.value:.4f}")
 
 
 if __name__ == "__main__":

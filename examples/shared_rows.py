@@ -1,4 +1,4 @@
-"""A dataset version of Howdah for loops of others: the batches of a rank, and a run.json."""
+"""A dataset version of Howdah for other training loops: the batches of a rank, and a run.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from howdah.data.manifest import load_dataset
 
 
 def batches(config: Config, rank: int, world: int):
-    """The rank's batches of `training.max_steps` steps in the order that Howdah trains them in, and
-    the number of labels. Arrays: ids_BT, mask_BT, labels_B, weights_B (0: a filler row).
+    """The rank's batches of `training.max_steps` steps in Howdah's training order, and the number
+    of labels. Arrays: ids_BT, mask_BT, labels_B, weights_B (0: a filler row).
     """
     from howdah.data.splits.shards import ShardSet
     from howdah.training.data.readers import BatchSource
@@ -29,7 +29,7 @@ def batches(config: Config, rank: int, world: int):
 
 
 def finish(config: Config, *, steps: int, loss: float, system: str) -> None:
-    """Write that all steps are done. Rank 0 enters."""
+    """Write run.json of a finished run; called by rank 0."""
     path = storage.join(config.run.directory, "run.json")
     ended = {"ended": time.time(), "system": system}
     values = {"status": "finished", "steps": steps, "loss": loss, "attempts": [ended]}

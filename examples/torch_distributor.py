@@ -2,8 +2,8 @@
 
     python examples/torch_distributor.py run.yaml
 
-`data.spark` says which Spark. A function is given, not a file: of a file TorchDistributor drops the
-exit code. It tells each rank that it is alone on its node: set training.threads_per_rank.
+`data.spark` configures Spark. The example passes a function, since TorchDistributor drops the exit
+code of a file. It tells each rank that it is alone on its node: set training.threads_per_rank.
 """
 
 import sys
@@ -14,7 +14,7 @@ RANKS = 2
 
 
 def train(config_path: str) -> None:
-    """One rank; runs in the task, by value."""
+    """Run one rank, in the task; pickled by value."""
     from howdah.training.__main__ import main
 
     if code := main(["--config", config_path]):

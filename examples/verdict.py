@@ -1,4 +1,4 @@
-"""How each example ends: by what stands in run.json, since some launchers hide a failure."""
+"""The exit code of each example, from run.json, since some launchers hide a failure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def main(
     start: Callable[[str, Config], object],
     judge: Callable[[Config, dict, Exception | None], None] | None = None,
 ) -> int:
-    """Train the configuration of the command line on a system; the process's exit code.
+    """Train the configuration of the command line on a system; return the exit code.
 
     Args:
-        start: starts the ranks by (path of the configuration, its values) and waits for their end.
-        judge: raises TrainingError unless all is done, by (configuration, run.json before, what
-            `start` has raised); None: the new attempt in run.json has finished.
+        start: starts the ranks from (path of the configuration, its values) and waits for their
+            end.
+        judge: raises TrainingError unless the training is complete, from (configuration, run.json
+            before, exception of `start`); None: the new attempt in run.json must have finished.
     """
     try:
         if len(sys.argv) != 2:
-            usage = f"python {sys.argv[0]} CONFIG.yaml"
-            raise UsageError("one argument", expected=usage, got=" ".join(sys.argv[1:]))
+            raise UsageError("expected one argument", expected=f"python {sys.argv[0]} CONFIG.yaml")
         config = load(sys.argv[1])
         before = _read(config)
         raised = None
@@ -32,7 +32,7 @@ def main(
             start(sys.argv[1], config)
         except HowdahError:
             raise
-        except Exception as error:  # noqa: BLE001 - each system has types of its own
+        except Exception as error:  # noqa: BLE001 - each system has its own types
             raised = error
         (judge or _judge)(config, before, raised)
     except HowdahError as error:
@@ -51,18 +51,18 @@ def _read(config: Config) -> dict:
 
 
 def _judge(config: Config, before: dict, raised: Exception | None) -> None:
-    """Raise TrainingError unless ranks have begun after `before` was read, and finished."""
-    found = _read(config)
-    begun = len(found.get("attempts", [])) > len(before.get("attempts", []))
-    status = found.get("status", "no run.json") if begun else "no rank has begun the run"
+    """Raise TrainingError unless a new attempt has begun since `before`, and finished."""
+    run = _read(config)
+    begun = len(run.get("attempts", [])) > len(before.get("attempts", []))
+    status = run.get("status", "no run.json") if begun else "no rank has begun the run"
     if status != "finished":
-        said = (str(raised).strip().splitlines() or [type(raised).__name__])[-1] if raised else None
+        lines = [type(raised).__name__, *str(raised).strip().splitlines()] if raised else [None]
         raise TrainingError(
             "training did not finish",
             where=storage.join(config.run.directory, "run.json"),
             expected="status: finished, of a new attempt",
-            got=f"{status}: {found.get('error') or said or 'the system reports no failure'}",
-            remedy="logs/rank.* in the run directory say why; start again: training by Howdah goes"
-            " on from its newest checkpoint",
+            got=f"{status}: {run.get('error') or lines[-1] or 'the system reports no failure'}",
+            remedy="see logs/rank.* in the run directory; a new start of Howdah's training resumes"
+            " from its newest checkpoint",
         )
-    print(f"finished: {found['steps']} steps, {config.run.directory}/run.json")
+    print(f"finished: {run['steps']} steps, {config.run.directory}/run.json")

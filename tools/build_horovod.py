@@ -1,11 +1,11 @@
-"""Build Horovod's wheel for the frameworks that are installed; or take it from the cache.
+"""Build Horovod's wheel for the installed frameworks, or take it from the cache.
 
     python tools/build_horovod.py --python .venv/bin/python --install
 
-Horovod's last release needs `patches/horovod-0.28.1.patch` to build beside current frameworks. Its
-source comes from the user's package index, is held to its SHA-256, patched, built, stripped, and
-kept under $HOWDAH_CACHE/wheels by a key made of everything that the result depends on. The key is
-part of the wheel's version, so an environment says itself which build it holds.
+Horovod's last release needs `patches/horovod-0.28.1.patch` to build with current frameworks. Its
+source comes from the user's package index, is checked by its SHA-256, patched, built, stripped, and
+kept under $HOWDAH_CACHE/wheels by a key of everything that the result depends on. The key is part
+of the wheel's version, so `pip list` shows which build an environment has.
 
 Standard library only.
 """
@@ -52,44 +52,44 @@ from toolkit import (
 
 # ---------------------------------------------------------------------------------------- source
 def check_sdist(path: Path) -> Path:
-    """The source distribution, if it is the one that the patch was made for.
+    """The source distribution, if it is the release that the patch is for.
 
     Raises:
-        SetupError: its SHA-256 is another one.
+        SetupError: its SHA-256 differs.
     """
     got = sha256_of(path)
     if got != SDIST_SHA256:
         raise SetupError(
             f"{path} is not horovod {VERSION} as released: SHA-256 {got}, expected {SDIST_SHA256}",
-            remedy="remove it and run again; if it comes back, the package index or a proxy serves "
+            remedy="remove it and run again; if that fails, the package index or a proxy serves "
             "another file",
         )
     return path
 
 
-def fetch_sdist(installer: Installer, python: str, given: Path | None) -> Path:
-    """The checked source: the given file, the cached one, or from the user's package index."""
-    if given is not None:
-        if not given.is_file():
-            raise SetupError(f"no such file: {given}", remedy=f"--sdist horovod-{VERSION}.tar.gz")
-        return check_sdist(given)
+def fetch_sdist(installer: Installer, python: str, file: Path | None) -> Path:
+    """The checked source: this file, the cached one, or the one of the user's package index."""
+    if file is not None:
+        if not file.is_file():
+            raise SetupError(f"no such file: {file}", remedy=f"--sdist horovod-{VERSION}.tar.gz")
+        return check_sdist(file)
     kept = cache_root() / "sdists" / f"horovod-{VERSION}.tar.gz"
     if kept.is_file():
         return check_sdist(kept)
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as folder:
-        wanted = Path(folder) / "wanted.txt"
-        wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+        requirement = Path(folder) / "requirement.txt"
+        requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
         # pip checks the hash before it runs the package's own setup.py for the metadata.
         run_logged(
             [
                 *installer.pip, "--python", python, "download", "--no-deps", "--require-hashes",
-                "--no-binary", ":all:", "--no-build-isolation", "-d", folder, "-r", wanted,
+                "--no-binary", ":all:", "--no-build-isolation", "-d", folder, "-r", requirement,
             ],
             installer.logs / "horovod-download.log",
             what=f"fetching horovod {VERSION}'s source",
-            remedy="pip must reach a package index (see `pip config list`); without one give the "
-            f"file: HOROVOD_SDIST=horovod-{VERSION}.tar.gz",
+            remedy="pip must reach a package index (see `pip config list`); without one set "
+            f"HOROVOD_SDIST=horovod-{VERSION}.tar.gz",
         )  # fmt: skip
         os.replace(check_sdist(Path(folder) / kept.name), kept)
     return kept
@@ -114,7 +114,7 @@ def unpack(sdist: Path, target: Path, log: Path) -> Path:
 
 # ----------------------------------------------------------------------------------------- build
 def jobs_that_fit() -> int:
-    """Parallel compiler jobs: cores at hand, 1.5 GiB of memory each."""
+    """Parallel compiler jobs: one for each available core, with 1.5 GiB of memory for each."""
     cores = len(os.sched_getaffinity(0))
     try:
         text = Path("/proc/meminfo").read_text()
@@ -144,7 +144,7 @@ def build_wheel(
     with tempfile.TemporaryDirectory(prefix="horovod-build-") as folder:
         work = Path(folder)
         source = unpack(sdist, work, logs / "horovod-patch.log")
-        # Variables that the key does not know of must not change the result.
+        # Variables that are not part of the key must not change the result.
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "CMAKE_"))}
         for name in ("MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME", "CUDA_HOME", "CUDACXX"):
             env.pop(name, None)
@@ -197,18 +197,18 @@ def build_wheel(
 
 # ----------------------------------------------------------------------------------------- cache
 def cached_wheel(key: str) -> Path | None:
-    """The wheel kept for this key, if it is there and whole; a damaged one is removed."""
+    """The complete wheel for this key in the cache, if any; a damaged one is removed."""
     folder = cache_root() / "wheels" / key
     try:
         record = json.loads((folder / "wheel.json").read_text())
         wheel = folder / record["wheel"]
         if sha256_of(wheel) == record["sha256"]:
             return wheel
-        problem = "is not what was put there"
+        problem = "has changed"
     except FileNotFoundError:
         if not folder.exists():
             return None
-        problem = "is not whole"
+        problem = "is incomplete"
     except (KeyError, ValueError):
         problem = "has a damaged record"
     say(f"    the cached wheel {folder} {problem}: building it again")
@@ -247,21 +247,21 @@ def provide_wheel(
     with exclusive(wheels / f"{key}.lock", "a build of the same Horovod"):
         wheel = cached_wheel(key)
         if wheel is not None:
-            say(f"    taken from the cache: {wheel}")
+            say(f"    from the cache: {wheel}")
             return wheel, wheel_version(key)
         source = fetch_sdist(installer, python, sdist)
-        say("    compiling Horovod takes some minutes; the wheel is kept for the next time")
+        say("    compiling Horovod takes some minutes; the cache keeps the wheel")
         staging = Path(tempfile.mkdtemp(dir=wheels, prefix=".build-"))
         try:
             wheel = build_wheel(python, target, variant, source, key, staging, installer.logs, jobs)
             return keep_wheel(key, wheel, inputs), wheel_version(key)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)  # renamed away when all went well
+            shutil.rmtree(staging, ignore_errors=True)  # after a success it was renamed
 
 
 # ----------------------------------------------------------------------------------------- check
 def parse_check_build(text: str) -> dict[str, set[str]]:
-    """What `horovodrun --check-build` ticks, by section.
+    """The parts that `horovodrun --check-build` ticks, by section.
 
     >>> parse_check_build("Available Controllers:\\n    [X] MPI\\n    [ ] Gloo\\n")
     {'Controllers': {'MPI'}}
@@ -277,24 +277,24 @@ def parse_check_build(text: str) -> dict[str, set[str]]:
 
 
 def missing_parts(ticked: Mapping[str, set[str]], variant: Variant) -> list[str]:
-    """What the variant asks for and the check does not show."""
+    """Parts of the variant that are not ticked."""
     names = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
-    wanted = {("Frameworks", names[framework]) for framework in variant.frameworks}
-    wanted |= {("Controllers", "Gloo"), ("Tensor Operations", "Gloo")}
+    required = {("Frameworks", names[framework]) for framework in variant.frameworks}
+    required |= {("Controllers", "Gloo"), ("Tensor Operations", "Gloo")}
     if variant.mpi:
-        wanted |= {("Controllers", "MPI"), ("Tensor Operations", "MPI")}
+        required |= {("Controllers", "MPI"), ("Tensor Operations", "MPI")}
     if variant.gpu == "nccl":
-        wanted.add(("Tensor Operations", "NCCL"))
+        required.add(("Tensor Operations", "NCCL"))
     return sorted(
-        f"{name} ({section})" for section, name in wanted if name not in ticked.get(section, ())
+        f"{name} ({section})" for section, name in required if name not in ticked.get(section, ())
     )
 
 
 def verify_installed(python: str, variant: Variant, logs: Path) -> str:
-    """Run `horovodrun --check-build` and hold its table to the variant; return the table.
+    """Run `horovodrun --check-build`, compare its table with the variant, and return it.
 
     Raises:
-        SetupError: something asked for is not ticked.
+        SetupError: a part of the variant is not ticked.
     """
     log = logs / "horovod-check.log"
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
@@ -308,8 +308,8 @@ def verify_installed(python: str, variant: Variant, logs: Path) -> str:
     if missing:
         raise SetupError(
             "Horovod is installed, but it lacks " + ", ".join(missing),
-            remedy=f"rm -r {cache_root() / 'wheels'} and run again; if it stays, "
-            "`horovodrun --check-build --verbose` shows the import that fails",
+            remedy=f"rm -r {cache_root() / 'wheels'} and run again; if that fails, see the failing "
+            "import in `horovodrun --check-build --verbose`",
             log=log,
         )
     start = text.find("Horovod v")
@@ -331,7 +331,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build (and install) by the command line; prints the wheel's path on stdout."""
+    """Build (and install) the wheel, and print its path on stdout."""
     options = parse_arguments(arguments)
     variant = Variant(
         frameworks=tuple(filter(None, options.frameworks.split(","))),

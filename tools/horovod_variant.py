@@ -1,4 +1,4 @@
-"""Which Horovod is asked for, what its build depends on, and the key made of that.
+"""A variant of Horovod, the inputs of its build, and the cache key of these inputs.
 
 Standard library only.
 """
@@ -24,7 +24,7 @@ BUILD_FORMAT = "1"  # raise it when build_horovod.py builds the same inputs into
 FRAMEWORKS = ("tensorflow", "torch")
 CPU_FEATURES = ("f16c", "avx", "fma")  # Horovod compiles for these where the builder has them
 
-# Asked of the interpreter that Horovod is built for; imports no framework.
+# Run by the interpreter that Horovod is built for; it does not import a framework.
 _PROBE = """
 import hashlib, importlib.metadata as m, json, pathlib, re, sys, sysconfig
 site = pathlib.Path(sysconfig.get_path("platlib"))
@@ -58,10 +58,10 @@ print(json.dumps({
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
-    """Which Horovod is asked for.
+    """A variant of Horovod's build.
 
-    `frameworks` of FRAMEWORKS; `mpi`: also the MPI controller (else Gloo alone, which needs no MPI
-    library where it runs); `gpu`: "none" or "nccl"; `cuda_archs`: compute capabilities times ten.
+    `frameworks` are of FRAMEWORKS. `mpi` adds the MPI controller to Gloo, which needs no MPI
+    library at run time. `gpu` is "none" or "nccl"; `cuda_archs` are compute capabilities times ten.
     """
 
     frameworks: tuple[str, ...] = FRAMEWORKS
@@ -93,8 +93,8 @@ def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
     """Everything that the built wheel depends on, as text.
 
     Args:
-        target: what `probe` found.
-        variant: what is asked for.
+        target: the result of `probe`.
+        variant: the variant to build.
 
     Raises:
         SetupError: a framework or a tool is missing.
@@ -143,7 +143,7 @@ def _first_line(text: str | None) -> str:
 def _compiler() -> str:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     if not compiler:
-        raise SetupError("there is no C++ compiler", remedy="apt-get install g++ (or set CXX)")
+        raise SetupError("g++ is not on PATH", remedy="apt-get install g++ (or set CXX)")
     return compiler
 
 
@@ -161,7 +161,7 @@ def find_cmake() -> str:
     """A CMake from 3.13 on and below 4 (which refuses the Gloo that Horovod bundles).
 
     Raises:
-        SetupError: there is none; names what was found.
+        SetupError: no CMake has such a version; with the versions of all.
     """
     seen = []
     folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
@@ -175,14 +175,14 @@ def find_cmake() -> str:
             return candidate
         seen.append(f"{candidate} is {version[0]}.{version[1]}")
     raise SetupError(
-        "no CMake that can build Horovod: from 3.13 on and below 4; " + ("; ".join(seen) or "none"),
+        "Horovod needs CMake from 3.13 on and below 4: " + ("; ".join(seen) or "cmake is missing"),
         remedy="apt-get install cmake, or point HOROVOD_CMAKE at one",
     )
 
 
 # ------------------------------------------------------------------------------------ GPU builds
 def cuda_home(site: str) -> Path:
-    """The CUDA toolkit: $HOROVOD_CUDA_HOME, $CUDA_HOME, the environment's, /usr/local/cuda.
+    """The CUDA toolkit: $HOROVOD_CUDA_HOME, $CUDA_HOME, that in `site`, or /usr/local/cuda.
 
     NVIDIA's packages for CUDA 13 lay out a whole toolkit in `site`; those for CUDA 12 have no nvcc.
     """
@@ -198,7 +198,7 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
     """Build variables for NCCL; lays out $HOROVOD_NCCL_HOME from the nvidia-nccl wheel.
 
     Raises:
-        SetupError: no toolkit, a toolkit of another CUDA than the framework's, no NCCL wheel.
+        SetupError: the toolkit or the NCCL wheel is missing, or the framework's CUDA differs.
     """
     (framework,) = variant.frameworks  # one for each environment: checked by `check_variant`
     home = cuda_home(target["site"])
@@ -209,17 +209,17 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
             f"no CUDA compiler at {nvcc}",
             remedy="install the CUDA toolkit and set CUDA_HOME to it",
         )
-    wanted = target[f"{framework}_cuda"]
-    if wanted is None:
+    cuda = target[f"{framework}_cuda"]
+    if cuda is None:
         raise SetupError(
             f"{framework} {target[framework]} is a build without CUDA",
             remedy=f"fill the environment from requirements-gpu-{framework}.txt",
         )
-    if release.group(1) != wanted.split(".")[0]:
+    if release.group(1) != cuda.split(".")[0]:
         raise SetupError(
             f"{nvcc} is CUDA {release.group(1)}.{release.group(2)}, {framework} is built for "
-            f"CUDA {wanted}",
-            remedy=f"set CUDA_HOME to a CUDA {wanted.split('.')[0]} toolkit",
+            f"CUDA {cuda}",
+            remedy=f"set CUDA_HOME to a CUDA {cuda.split('.')[0]} toolkit",
         )
     nccl = Path(target["site"]) / "nvidia" / "nccl"
     library = nccl / "lib" / "libnccl.so.2"
@@ -248,10 +248,10 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
 
 
 def _as_toolkit(packages: Path, target: Path) -> Path:
-    """NVIDIA's packages laid out as CMake and nvcc look for a toolkit; returns `target`.
+    """Lay out NVIDIA's packages in the way CMake and nvcc expect; return `target`.
 
-    They have lib in place of lib64, and libraries by the names that programs load, not those that
-    linkers look for.
+    The packages have lib instead of lib64, and only the library names that programs load, not those
+    that linkers use.
     """
     (target / "bin").mkdir(parents=True)
     (target / "lib64").mkdir()
@@ -268,32 +268,32 @@ def _as_toolkit(packages: Path, target: Path) -> Path:
 
 
 def check_variant(variant: Variant) -> Variant:
-    """Refuse what cannot be built; fill in the GPU's compute capability.
+    """Refuse a variant that cannot be built; fill in the GPU's compute capability.
 
     Raises:
-        SetupError: unknown framework, no framework, two frameworks with a GPU, no known GPU.
+        SetupError: frameworks are unknown or missing, two are for a GPU, or the GPU is unknown.
     """
     unknown = [name for name in variant.frameworks if name not in FRAMEWORKS]
     if unknown or not variant.frameworks:
         raise SetupError(
-            f"frameworks: {', '.join(unknown) or 'none'} is not known",
+            f"unknown frameworks: {', '.join(unknown) or 'none'}",
             remedy="--frameworks takes tensorflow, torch, or tensorflow,torch",
         )
     if variant.gpu == "none":
         return variant
     if len(variant.frameworks) != 1:
         raise SetupError(
-            "a GPU build serves one framework: TensorFlow's and PyTorch's wheels are of different "
+            "a GPU build is for one framework: TensorFlow's and PyTorch's wheels use different "
             "CUDA versions",
             remedy="--gpu nccl --frameworks torch (or tensorflow), one environment for each",
         )
     if variant.cuda_archs:
         return variant
-    found = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
-    archs = tuple(sorted({line.strip().replace(".", "") for line in (found or "").splitlines()}))
+    listing = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    archs = tuple(sorted({line.strip().replace(".", "") for line in (listing or "").splitlines()}))
     if not archs or not all(arch.isdigit() for arch in archs):
         raise SetupError(
-            "the GPU's compute capability is not known: nvidia-smi names none",
-            remedy="give it: --cuda-archs 90 (H100, H200), 80 (A100), 89 (L4, L40)",
+            "nvidia-smi does not report the GPU's compute capability",
+            remedy="set it: --cuda-archs 90 (H100, H200), 80 (A100), 89 (L4, L40)",
         )
     return dataclasses.replace(variant, cuda_archs=archs)

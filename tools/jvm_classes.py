@@ -1,4 +1,4 @@
-"""Spark's classes in a file that the tests' JVMs map: a third less processor time for each.
+"""A class archive of Spark for the tests' JVMs, which takes a third off their processor time.
 
     python -m tools.jvm_classes      writes it, for this Java and this PySpark
 
@@ -24,14 +24,14 @@ _QUIET = "-Xlog:cds*=off"
 
 
 def options() -> str:
-    """A JVM's options. Without the file, or with other jars, it loads its classes as usual."""
+    """Options of a JVM; without the file, or with other jars, it loads its classes as usual."""
     return f"{SHORT_JVM} -XX:SharedArchiveFile={FILE} {_QUIET}"
 
 
 def make() -> int:
-    """Write the file, unless it is there; an exit code. Tests pass without it, but slower."""
+    """Write the file unless it exists; return an exit code. Tests pass without it, but slower."""
     if shutil.which("java") is None:
-        print("no java: Spark's classes are not written")
+        print("java is missing: Spark's classes are not written")
         return 1
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
     made_of = FILE.with_suffix(".txt")

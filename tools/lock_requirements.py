@@ -22,7 +22,7 @@ COMPILE = (
 
 
 def without_horovod(text: str) -> str:
-    """The requirements that an index serves as they are needed."""
+    """The requirements without Horovod, which set-up builds."""
     return re.sub(r"(?m)^horovod\b.*\n?", "", text)
 
 
@@ -33,15 +33,15 @@ def lock(installer: Installer, source: str, target: Path, log: str) -> None:
     """
     work = ROOT / "build" / "lock"
     work.mkdir(parents=True, exist_ok=True)
-    wanted, result = work / f"{target.stem}.in", work / target.name
-    wanted.write_text(source)
+    requirements, result = work / f"{target.stem}.in", work / target.name
+    requirements.write_text(source)
     if target.is_file():
         result.write_text(target.read_text())  # uv keeps the versions that it finds in its output
     installer.run(
-        [*COMPILE, "--output-file", result, wanted],
+        [*COMPILE, "--output-file", result, requirements],
         log,
         what=f"resolving {target.name}",
-        remedy="read the conflict above; pip's settings say which index is asked",
+        remedy="read the conflict above; `pip config list` shows the index",
     )
     os.replace(result, target)
 

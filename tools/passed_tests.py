@@ -1,10 +1,10 @@
-"""A pytest plugin: notes each test that passes in a file, and leaves out those that are in it.
+"""A pytest plugin that writes each passed test to a file and can leave out the tests in it.
 
     pytest -p passed_tests --note-passed FILE [--leave-out-passed]
 
-A line of the file is JSON: {"test": node id, "seconds": of set-up, test and tear-down, "file": a
-hash of the test's file}. Each is written as its test ends, so that a run that is killed loses at
-most the test that runs. A test whose file has changed has not passed.
+A line of the file is JSON: {"test": node id, "seconds": time of set-up, test and tear-down, "file":
+hash of the test's file}. It is written when its test ends, so a run that is killed loses at most
+the current test. A test whose file has changed counts as not passed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _IMPORTED = re.compile(r"^from (tests[.\w]*\.test_\w+) import", re.MULTILINE)
 
 @functools.cache
 def fingerprint(root: Path, file: str) -> str | None:
-    """Hash of a test file and of the test files that it imports from, also through others; a file
-    may import from itself, in a script for another process. None: it is not there."""
+    """Hash of a test file and of all test files that it imports from, directly or not; a file may
+    import from itself, in a script for another process. None: the file does not exist."""
     if not (root / file).is_file():
         return None
     files, texts = [file], []
     for name in files:
         path = root / name
         texts.append(path.read_text(encoding="utf-8") if path.is_file() else "")
-        found = [module.replace(".", "/") + ".py" for module in _IMPORTED.findall(texts[-1])]
-        files += [one for one in dict.fromkeys(found) if one not in files]
+        imported = [module.replace(".", "/") + ".py" for module in _IMPORTED.findall(texts[-1])]
+        files += [one for one in dict.fromkeys(imported) if one not in files]
     return hashlib.sha256("\0".join([*files, *texts]).encode()).hexdigest()[:16]
 
 
 def read(path: Path, root: Path) -> dict[str, float]:
-    """{node id: seconds} of the tests that passed; none where there is no file.
+    """{node id: seconds} of the tests that passed; empty if the file does not exist.
 
     Args:
-        root: the folder that node ids begin in.
+        root: the folder that node ids are relative to.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def read(path: Path, root: Path) -> dict[str, float]:
 
 
 def forget(path: Path, files: Sequence[str]) -> None:
-    """Take the tests of these test files out of the noted ones."""
+    """Remove the tests of these test files from the file."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["test"].partition("::")[0] not in files]
     path.write_text("".join(kept), encoding="utf-8")
@@ -93,13 +93,13 @@ class _LeavesOut:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The two options."""
+    """Add the two options."""
     parser.addoption("--note-passed", type=Path)
     parser.addoption("--leave-out-passed", action="store_true")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register what the options ask for."""
+    """Register the plugins that the options select."""
     path = config.getoption("--note-passed")
     if path is None:
         return

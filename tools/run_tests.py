@@ -1,20 +1,20 @@
-"""Run the tests in groups, a process each, and close with one pytest-like line.
+"""Run the tests in groups, one process each, and end with one line like pytest's.
 
     python tools/run_tests.py            every test once (`make test`)
     python tools/run_tests.py --all      the full matrix as well (`make test-all`); leaves out the
                                          tests that have passed with the same sources
     python tools/run_tests.py mpi spark  these groups only
 
-A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
-files named `*_tf.py` and `*_torch.py` and get a process each.
+A process can import one framework only, so tests that import TensorFlow or PyTorch are in files
+named `*_tf.py` and `*_torch.py`, which have their own processes.
 
-Tests on Hadoop's daemons, Airflow's and those of whole jobs wait much of their time: `make test`
-runs them beside the other groups where two processors and the memory are there; which of the two
-ends first takes a group of the other. The full matrix times its faults, so one group after the
-other, unless --beside says otherwise.
+Tests on Hadoop's daemons, on Airflow, and of whole jobs often wait: `make test` runs them beside
+the other groups if two processors and enough memory are available; the lane that ends first takes a
+group of the other. The full matrix times its faults, so it runs one group after the other unless
+--beside is set.
 
-Each test that passes is noted at once in build/passed/, with the sources it passed with
-(tools/passed_tests.py), so that the full matrix, hours of it, can be stopped and goes on.
+Each passed test is written at once to build/passed/, with a hash of its sources
+(tools/passed_tests.py), so that the full matrix, which takes hours, can be stopped and resumed.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TOOLS = Path(__file__).resolve().parent
 ROOT = TOOLS.parent
 REPORTS = ROOT / "build" / "test-reports"
 PASSED = ROOT / "build" / "passed"
-BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is reported
-LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
+BUDGET_SECONDS = 40 * 60  # of `make test` on 2 idle cores; more is reported
+LIMIT_SECONDS = 75 * 60  # after this the running group counts as hanging and is stopped
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
 SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
@@ -69,8 +69,8 @@ TEST_FILE = re.compile(r"tests/(.*/)?test_\w+\.py")
 class Group:
     """Tests that share a process.
 
-    `marks` is pytest's -m expression, `files` whose tests; of them those below the folder `within`,
-    if given, and below none of `without`.
+    `marks` is pytest's -m expression; `files` is the kind of files, limited to the folder `within`,
+    if set, and without the folders `without`.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Group:
 
 
 # Each test belongs to one group: the first marker of hadoop, airflow, spark, mpi decides. Tests
-# with the last are in three groups, so that two lanes can end at about the same time.
+# with mpi are in three groups, so that two lanes can end at about the same time.
 _MPI = "mpi and not (hadoop or airflow or spark or gpu)"
 GROUPS = (
     Group("core", "not (hadoop or airflow or spark or mpi or gpu)"),
@@ -99,7 +99,7 @@ GROUPS = (
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of one group: counts, names of the failed, why it was cut short."""
+    """The result of one group: counts, names of failed tests, and the reason of an early end."""
 
     passed: int = 0
     failed: int = 0
@@ -107,18 +107,18 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     before: int = 0
-    """Of `passed`, those that had passed before and were not run again."""
+    """The part of `passed` that had passed before and was not run again."""
     names: list[str] = dataclasses.field(default_factory=list)
     problem: str | None = None
 
     @property
     def good(self) -> bool:
-        """Nothing failed and it ran to its end."""
+        """True if no test failed and the group ran to its end."""
         return not (self.failed or self.errors or self.problem)
 
 
 def kind_of(path: Path) -> str:
-    """Which process a test file needs: tensorflow, torch or other."""
+    """The framework of a test file: tensorflow, torch or other."""
     for framework, pattern in FRAMEWORK_FILES.items():
         if pattern.search(path.name):
             return framework
@@ -126,17 +126,17 @@ def kind_of(path: Path) -> str:
 
 
 def files_of(group: Group, tests: Sequence[Path]) -> list[Path]:
-    """The test files that a group collects, of absolute paths."""
-    found = [path for path in tests if group.files in ("all", kind_of(path))]
+    """The test files of a group, as absolute paths."""
+    files = [path for path in tests if group.files in ("all", kind_of(path))]
     if group.within is not None:
-        found = [path for path in found if path.is_relative_to(ROOT / group.within)]
+        files = [path for path in files if path.is_relative_to(ROOT / group.within)]
     for folder in group.without:
-        found = [path for path in found if not path.is_relative_to(ROOT / folder)]
-    return found
+        files = [path for path in files if not path.is_relative_to(ROOT / folder)]
+    return files
 
 
 def read_report(path: Path, code: int) -> Outcome:
-    """Counts from pytest's JUnit file; a missing or broken one is a failure of its own."""
+    """Counts from pytest's JUnit file; a missing or broken file is also a failure."""
     outcome = Outcome()
     try:
         root = ElementTree.parse(path).getroot()
@@ -160,7 +160,7 @@ def read_report(path: Path, code: int) -> Outcome:
 
 
 def test_environment() -> dict[str, str]:
-    """The environment of the tests: this interpreter's programs, nothing outside loopback, CPU."""
+    """The environment of the tests: this interpreter's programs, loopback only, no hub."""
     env = dict(os.environ)
     env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env.get("PATH", "")
     # A test that reaches for a hub must fail at once, not hang or download.
@@ -171,13 +171,13 @@ def test_environment() -> dict[str, str]:
 
 
 class Running:
-    """A group's tests in a process of their own, from here on.
+    """The running process of a group's tests.
 
     Args:
-        group: which.
-        full: also tests marked `full`, and none that has passed with these sources.
+        group: the group.
+        full: also run tests marked `full`, but not those that have passed with these sources.
         extra: more arguments for pytest.
-        log: a file for what pytest says; None: it says it here.
+        log: file for pytest's output; None: this process's output.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Running:
             "--junitxml", str(self._report), *extra, *files,
         ]  # fmt: skip
         shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
-        beside = f"\n    beside the others; what it says is shown at its end: {log}" if log else ""
+        beside = f"\n    in parallel; its output is shown at the end: {log}" if log else ""
         print(f"\n--- {group.name}: {shown}{beside}", flush=True)
         env = test_environment()
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TOOLS), env.get("PYTHONPATH"))))
@@ -214,16 +214,16 @@ class Running:
         self._started = time.monotonic()
         if log:
             log.unlink(missing_ok=True)
-        # SIGINT also where this process is killed: fixtures stop the daemons they have started.
+        # If this process is killed, SIGINT lets fixtures stop the daemons that they have started.
         self._process = Child(argv, cwd=ROOT, env=env, output=log, death_signal=signal.SIGINT)
 
     @property
     def ended(self) -> bool:
-        """Nothing of it runs."""
+        """True if its process has ended."""
         return self._process is None or not self._process.alive
 
     def finish(self) -> Outcome:
-        """Wait for its end; an exception on the way stops it."""
+        """Wait for its end; an exception meanwhile stops it."""
         if self._process is None:
             return Outcome()
         try:
@@ -238,7 +238,7 @@ class Running:
         return outcome
 
     def cut_short(self) -> Outcome:
-        """Stop it where it still runs."""
+        """Stop it if it still runs."""
         if self.ended:
             return self.finish()
         stop(self._process)
@@ -248,20 +248,20 @@ class Running:
         return outcome
 
     def show(self) -> None:
-        """What it said into its file, where it has one."""
+        """Print its output if it went into a file."""
         if self._log is not None:
-            print(f"\n--- {self.name}: ran beside the others", flush=True)
+            print(f"\n--- {self.name}: ran in parallel", flush=True)
             print(self._log.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
 class Lane:
-    """Groups that run one after the other, beside those of another lane.
+    """Groups that run one after the other, in parallel with another lane.
 
     Args:
-        groups: in their order.
+        groups: the groups in their order.
         extra: more arguments for pytest.
-        full: also tests marked `full`.
-        logged: what they say goes into files, to be shown at the end.
+        full: also run tests marked `full`.
+        logged: write their output to files, which are shown at the end.
     """
 
     def __init__(
@@ -276,12 +276,12 @@ class Lane:
         self.outcomes: dict[str, Outcome] = {}
 
     def relieve(self, other: Lane) -> None:
-        """Where nothing waits or runs here, take the last group that waits in another lane."""
+        """Take the last waiting group of another lane if this lane has nothing left."""
         if not self._waiting and (self._now is None or self._now.ended) and other._waiting:
             self._waiting.append(other._waiting.pop())
 
     def goes_on(self) -> bool:
-        """Begin the next group where the last has ended; whether one runs."""
+        """Start the next group if the last has ended; return whether one runs."""
         if self._now is not None and self._now.ended:
             self.outcomes[self._now.name] = self._now.finish()
             self._now = None
@@ -293,8 +293,8 @@ class Lane:
         return self._now is not None
 
     def cut_short(self) -> None:
-        """Stop what runs; what waits does not begin."""
-        late = "not begun: the time for all tests was used up"
+        """Stop the running group; waiting groups do not start."""
+        late = "not started: the time for all tests was used up"
         self.outcomes |= {group.name: Outcome(problem=late) for group in self._waiting}
         self._waiting = []
         if self._now is not None:
@@ -311,10 +311,10 @@ def has_room() -> bool:
 def run_groups(
     groups: Sequence[Group], extra: Sequence[str], *, full: bool, beside: bool
 ) -> dict[str, Outcome]:
-    """Every test once, within LIMIT_SECONDS, or with those marked `full`, however long.
+    """Run every test once, within LIMIT_SECONDS; with `full` tests there is no limit.
 
     Args:
-        beside: BESIDE's beside the others where there is room.
+        beside: run the groups of BESIDE in parallel with the others if the machine allows it.
     """
     ends = float("inf") if full else time.monotonic() + LIMIT_SECONDS
     aside = [group for name in BESIDE for group in groups if group.name == name]
@@ -345,7 +345,7 @@ def run_groups(
 
 @contextlib.contextmanager
 def spark_classes(groups: Sequence[Group]) -> Iterator[None]:
-    """While tests run, let the classes of Spark's JVMs be written for those that start later."""
+    """Context that writes the class archive for Spark's later JVMs while the first tests run."""
     if not any(group.name in SPARKS for group in groups):
         yield
         return
@@ -357,10 +357,10 @@ def spark_classes(groups: Sequence[Group]) -> Iterator[None]:
 
 
 def stop(process: Child, patience: float = 60) -> None:
-    """End a process and what it has started.
+    """End a process and its children.
 
-    First pytest alone by SIGINT, so that its fixtures stop the daemons they have started; after
-    `patience` seconds SIGTERM, after as many more SIGKILL, for its children as well.
+    pytest alone gets SIGINT first, so that its fixtures stop the daemons that they have started;
+    after `patience` seconds its group gets SIGTERM, and after as many more SIGKILL.
     """
     process.send(signal.SIGINT)
     process.wait(patience)
@@ -368,9 +368,9 @@ def stop(process: Child, patience: float = 60) -> None:
 
 
 def hashes_of_files() -> dict[str, str]:
-    """SHA-256 over the files of the working tree that git does not ignore: of the "pages" in
-    Markdown, of the files of "tests", which have each a hash of their own as well
-    (tools/passed_tests.py), and of all other "sources"."""
+    """SHA-256 over the files of the working tree that git does not ignore: "pages" in Markdown,
+    files of "tests" (each also has its own hash, see tools/passed_tests.py), and all other
+    "sources"."""
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
     totals = {kind: hashlib.sha256() for kind in ("sources", "pages", "tests")}
@@ -384,11 +384,11 @@ def hashes_of_files() -> dict[str, str]:
 
 
 def begin_notes() -> None:
-    """Keep what has passed with these very sources, and nothing else. A changed test file counts
-    for its own tests (tools/passed_tests.py) and for those that read all test files.
+    """Keep the tests that have passed with the same sources.
 
-    A changed page counts for the tests that read pages alone: benches and the tests of faults
-    write their figures into some.
+    A changed test file affects its own tests (tools/passed_tests.py) and those that read all test
+    files. A changed page affects only the tests that read pages, since benches and the tests of
+    faults write their figures into some.
     """
     now = hashes_of_files()
     changed = {
@@ -409,11 +409,11 @@ def begin_notes() -> None:
 
 
 def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | None) -> list[str]:
-    """A line for each group, the failed tests, and the sum as pytest writes it.
+    """A line for each group, the failed tests, and the sum in pytest's form.
 
     Args:
-        seconds: that all took.
-        budget: seconds that all may take; more is said, and is no failure: machines differ.
+        seconds: total time.
+        budget: expected total time; more is reported, but does not fail, since machines differ.
     """
     lines = [""]
     for name, outcome in outcomes.items():
@@ -434,7 +434,7 @@ def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | 
     counts = ", ".join(f"{count} {word}" for word, count in total.items() if count)
     if budget is not None and seconds > budget:
         lines.append(
-            f"{seconds / 60:.0f} minutes: over the {budget / 60:.0f} that `make test` may take"
+            f"{seconds / 60:.0f} minutes: over the budget of {budget / 60:.0f} for `make test`"
         )
     lines.append(f"===== {counts or 'no tests ran'} in {seconds:.2f}s =====")
     return lines
@@ -444,7 +444,7 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", help=", ".join(group.name for group in GROUPS))
-    parser.add_argument("--all", action="store_true", help="tests marked `full` as well; goes on")
+    parser.add_argument("--all", action="store_true", help="also tests marked `full`; resumes")
     parser.add_argument("--beside", action="store_true", help="with --all: two groups at a time")
     parser.add_argument("--pytest", default="", help="more arguments for pytest, as one string")
     options = parser.parse_args(arguments)
@@ -453,9 +453,9 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"no group {', '.join(unknown)}: choose from {[g.name for g in GROUPS]}")
     chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
     if not options.groups and not has_gpu():
-        print("gpu: no NVIDIA GPU here; these tests are not run")
+        print("gpu: this machine has no NVIDIA GPU; these tests are not run")
         chosen = [group for group in chosen if group.name != "gpu"]
-    # Started in the background or by nohup, we and so every test would have these ignored.
+    # In the background or under nohup, this process and all tests would ignore these signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     REPORTS.mkdir(parents=True, exist_ok=True)
@@ -485,5 +485,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
-        print("stopped; with --all the next call leaves out what has passed", file=sys.stderr)
+        print("stopped; with --all the next call leaves out passed tests", file=sys.stderr)
         sys.exit(130)

@@ -4,8 +4,8 @@
 
 Steps: system packages (apt, only what is missing) -> uv (pinned) -> .venv from requirements.lock
 with hashes -> Horovod's wheel -> Howdah itself (editable) -> `horovodrun --check-build`. A stamp in
-the environment makes a second run a matter of milliseconds; an interrupted run goes on where it
-was. docs/setup.md says more.
+the environment lets a second run end in milliseconds; an interrupted run continues. See
+docs/setup.md.
 
 Standard library only.
 """
@@ -34,8 +34,8 @@ from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
 LOGS = ROOT / "build" / "setup-logs"
 TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
 INDEX_REMEDY = (
-    "pip's settings are used (`pip config list`: index-url, extra-index-url, cert, proxy); behind "
-    "a mirror set PIP_INDEX_URL; run again, what was fetched is kept"
+    "check pip's settings (`pip config list`: index-url, extra-index-url, cert, proxy), with a "
+    "mirror set PIP_INDEX_URL, and run again: downloads are kept"
 )
 
 
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def stamp(self) -> Path:
-        """The file that says what was set up; it goes with the environment."""
+        """The file in the environment that describes what was set up."""
         return self.venv / "howdah-setup.json"
 
 
@@ -70,7 +70,7 @@ def target_for(gpu: str | None, cuda_archs: tuple[str, ...] = ()) -> Target:
 
 
 def base_python() -> str:
-    """The interpreter itself, also where this runs inside a virtual environment."""
+    """The interpreter that virtual environments are created from."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 
@@ -84,12 +84,12 @@ def digest(*parts: Path | str) -> str:
 
 
 def environment_key(target: Target) -> str:
-    """Changes when the packages must be synced again."""
+    """A key that changes when the packages must be synced again."""
     return digest(target.lock, base_python(), platform.python_version(), str(target.venv))
 
 
 def setup_key(target: Target) -> str:
-    """Changes when anything that set-up does may come out otherwise."""
+    """A key that changes when the result of set-up may change."""
     tools = [ROOT / "tools" / f"{name}.py" for name in TOOLS]
     return digest(
         environment_key(target),
@@ -102,7 +102,7 @@ def setup_key(target: Target) -> str:
 
 
 def read_stamp(target: Target) -> dict:
-    """What was set up; empty where nothing (whole) was."""
+    """The contents of the stamp; empty if set-up has not finished."""
     try:
         stamp = json.loads(target.stamp.read_text())
     except (OSError, ValueError):
@@ -111,22 +111,22 @@ def read_stamp(target: Target) -> dict:
 
 
 def write_stamp(target: Target, stamp: dict) -> None:
-    """Replace the stamp in one go."""
+    """Replace the stamp atomically."""
     temporary = target.stamp.with_suffix(".tmp")
     temporary.write_text(json.dumps(stamp, indent=2) + "\n")
     os.replace(temporary, target.stamp)
 
 
 def check_platform() -> None:
-    """Refuse what the lock file is not for.
+    """Refuse a platform that the lock file is not for.
 
     Raises:
-        SetupError: another Python, not Linux.
+        SetupError: this is not Python 3.11, or not Linux.
     """
     if sys.version_info[:2] != (3, 11):
         raise SetupError(
             f"this is Python {platform.python_version()}; Howdah's lock file is for 3.11",
-            remedy="run tools/setup.sh, or name it: PYTHON=/path/to/python3.11 make setup",
+            remedy="run tools/setup.sh, or PYTHON=/path/to/python3.11 make setup",
         )
     if sys.platform != "linux":
         raise SetupError(
@@ -136,20 +136,20 @@ def check_platform() -> None:
 
 
 def build_constraints(lock: Path) -> str:
-    """setuptools and wheel as locked, for the few packages that come as source.
+    """The locked setuptools and wheel, for the few packages that come as source.
 
     Raises:
-        SetupError: the lock names none.
+        SetupError: the lock does not have them.
     """
     text = lock.read_text()
-    found = re.findall(r"^(?:setuptools|wheel)==.*(?:\n +--hash=.*)*", text, re.MULTILINE)
-    if not found:
-        raise SetupError(f"{lock} names no setuptools", remedy="make lock")
-    return "\n".join(found) + "\n"
+    pins = re.findall(r"^(?:setuptools|wheel)==.*(?:\n +--hash=.*)*", text, re.MULTILINE)
+    if not pins:
+        raise SetupError(f"{lock} does not have setuptools", remedy="make lock")
+    return "\n".join(pins) + "\n"
 
 
 def sync_environment(target: Target, installer: Installer) -> None:
-    """Create the environment where it is not there, and make it hold what the lock says."""
+    """Create the environment if necessary, and sync its packages with the lock."""
     configuration = target.venv / "pyvenv.cfg"
     home = f"home = {Path(base_python()).parent}"
     usable = output_of([target.python, "-c", "pass"]) is not None
@@ -175,7 +175,7 @@ def sync_environment(target: Target, installer: Installer) -> None:
 
 
 def install_project(target: Target, installer: Installer) -> None:
-    """Howdah itself, editable; needs no index."""
+    """Install Howdah itself, editable; this needs no index."""
     installer.run(
         ["pip", "install", "--python", target.python, "--no-deps", "--no-index",
          "--no-build-isolation", "--reinstall-package", "howdah", "--editable", ROOT],
@@ -186,7 +186,7 @@ def install_project(target: Target, installer: Installer) -> None:
 
 
 def install_horovod(target: Target, installer: Installer, sdist: Path | None) -> None:
-    """The wheel for this environment, unless that very build is installed already."""
+    """Install Horovod's wheel for this environment, unless the same build is installed."""
     wheel, version = build_horovod.provide_wheel(
         installer, target.python, target.variant, sdist=sdist
     )
@@ -199,7 +199,7 @@ def set_up(target: Target, *, force: bool) -> None:
     """Run the steps that are not done yet.
 
     Raises:
-        SetupError: a step failed; what was done stays, and the next run goes on from there.
+        SetupError: a step failed; the next run continues from there.
     """
     started = time.monotonic()
     key = setup_key(target)
@@ -219,7 +219,7 @@ def set_up(target: Target, *, force: bool) -> None:
             installer.ready()
         packages_key = environment_key(target)
         packages_done = not force and stamp.get("packages") == packages_key
-        target.stamp.unlink(missing_ok=True)  # from here on the environment is not whole
+        target.stamp.unlink(missing_ok=True)  # from here on the environment is incomplete
         if not packages_done:
             with step(f"{target.venv.name} from {target.lock.name} (minutes the first time)"):
                 sync_environment(target, installer)
@@ -238,12 +238,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", choices=horovod_variant.FRAMEWORKS, help="the GPU environment")
     parser.add_argument(
-        "--cuda-archs", default="", help="with --gpu: 90 or 80,90; else asked of it"
+        "--cuda-archs", default="", help="with --gpu: 90 or 80,90; default: the GPU's"
     )
     parser.add_argument("--force", action="store_true", help="do every step again")
     options = parser.parse_args(arguments)
     try:
-        # A stop by signal unwinds like an interrupt: the running command is ended as well.
+        # SIGTERM unwinds like an interrupt, so that the running command is ended as well.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         archs = tuple(filter(None, options.cuda_archs.split(",")))
         set_up(target_for(options.gpu, archs), force=options.force)
@@ -251,7 +251,7 @@ def main(arguments: Sequence[str]) -> int:
         say(error.render())
         return 1
     except KeyboardInterrupt:
-        say("interrupted; run again to go on")
+        say("interrupted; run again to continue")
         return 130
     return 0
 

@@ -1,9 +1,9 @@
-"""The environment with PySpark 3.5, for tests: made in the cache at the first call.
+"""The tests' environment with PySpark 3.5, which the first call creates in the cache.
 
     python3.11 tools/spark35_env.py     # prints the path of its interpreter
 
-It is filled from requirements-spark35.lock, every package held to its hash; an environment of
-another lock is another one.
+It is filled from requirements-spark35.lock, with every package checked by its hash. Another lock
+has another environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK = ROOT / "requirements-spark35.lock"
 
 
 def provide() -> Path:
-    """Path of its interpreter; minutes at the first call, nothing later.
+    """Path of its interpreter; the first call takes minutes.
 
     Raises:
         SetupError: a package cannot be fetched or built.

@@ -1,4 +1,4 @@
-"""The programs that pip cannot bring (MPI, Java, a compiler): found, or installed with apt.
+"""Programs that pip cannot install (MPI, Java, a compiler): missing ones are installed with apt.
 
 Standard library only.
 """
@@ -19,16 +19,16 @@ from pathlib import Path
 from horovod_variant import find_cmake
 from toolkit import SetupError, output_of, run_logged, say
 
-JAVA_MINIMUM = 17  # what Spark 4 asks for
+JAVA_MINIMUM = 17  # Spark 4's
 
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """Something the system must have.
+    """A program that the system must have.
 
-    `present` says whether it does; `packages` are Debian's names for it, each a choice of names of
-    which the first that exists is taken. `before` are small files, path and text, that are written
-    before the packages come: they keep Debian from starting a service of theirs.
+    `present` checks for it; `packages` are Debian's packages, each a choice of names of which the
+    first that exists is installed. `before` are small files, path and text, that are written before
+    the packages are installed: they keep Debian from starting their services.
     """
 
     name: str
@@ -71,7 +71,7 @@ def _has(*programs: str) -> Callable[[], bool]:
 
 
 def _has_beside_sbin(*programs: str) -> Callable[[], bool]:
-    """Programs that a plain user's PATH may lack, as they are in /usr/sbin."""
+    """A check for programs in /usr/sbin, which a plain user's PATH may lack."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     return lambda: all(shutil.which(program, path=path) for program in programs)
 
@@ -90,7 +90,7 @@ def _has_venv() -> bool:
 
 
 def needs() -> list[Need]:
-    """All that set-up and training ask of the system."""
+    """All that set-up and training need of the system."""
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return [
         Need(
@@ -145,16 +145,16 @@ def needs() -> list[Need]:
     ]
 
 
-def missing_needs(wanted: Sequence[Need]) -> list[Need]:
-    """Those that the system does not have."""
-    return [need for need in wanted if not need.present()]
+def missing_needs(needs: Sequence[Need]) -> list[Need]:
+    """The needs that the system does not have."""
+    return [need for need in needs if not need.present()]
 
 
 def apt_prefix() -> list[str]:
-    """What to put before apt-get: nothing for root, sudo else (which may ask for a password now).
+    """Prefix of apt-get: empty for root, else sudo (which may ask for a password now).
 
     Raises:
-        SetupError: no root and no sudo that works.
+        SetupError: this is not root, and sudo does not work.
     """
     if os.geteuid() == 0:
         return []
@@ -167,11 +167,11 @@ def apt_prefix() -> list[str]:
 
 
 def install_missing(logs: Path) -> None:
-    """Install what is missing with apt-get; nothing is done where nothing is.
+    """Install missing programs with apt-get.
 
     Raises:
-        SetupError: not a Debian, no root, a package that does not exist, or apt-get failed; the
-            message names the command that an administrator can run.
+        SetupError: the system is not a Debian, sudo does not work, a package does not exist, or
+            apt-get failed; the remedy names the command for an administrator.
     """
     lacking = missing_needs(needs())
     if not lacking:
@@ -180,7 +180,7 @@ def install_missing(logs: Path) -> None:
     firsts = " ".join(choice[0] for need in lacking for choice in need.packages)
     by_hand = f"have these installed, then run again (Debian: apt-get install {firsts})"
     if not shutil.which("apt-get"):
-        raise SetupError(f"missing: {names}; and there is no apt-get here", remedy=by_hand)
+        raise SetupError(f"missing: {names}; apt-get is not available", remedy=by_hand)
     try:
         prefix = apt_prefix()
     except SetupError as error:
@@ -206,12 +206,12 @@ def install_missing(logs: Path) -> None:
     if still:
         raise SetupError(
             "installed, but still not found: " + ", ".join(need.name for need in still),
-            remedy="look at PATH, JAVA_HOME, CXX and HOROVOD_CMAKE: they may point elsewhere",
+            remedy="check PATH, JAVA_HOME, CXX and HOROVOD_CMAKE: they may point elsewhere",
         )
 
 
 def _put(prefix: Sequence[str], path: str, text: str, logs: Path) -> None:
-    """Write a file as root, unless it is there."""
+    """Write a file as root, unless it exists."""
     if os.path.exists(path):
         return
     with tempfile.NamedTemporaryFile("w") as file:
@@ -227,10 +227,10 @@ def _put(prefix: Sequence[str], path: str, text: str, logs: Path) -> None:
 
 def _pick(choice: tuple[str, ...]) -> str:
     for package in choice:
-        found = output_of(["apt-cache", "policy", package]) or ""
-        if re.search(r"Candidate: (?!\(none\))\S", found):
+        policy = output_of(["apt-cache", "policy", package]) or ""
+        if re.search(r"Candidate: (?!\(none\))\S", policy):
             return package
     raise SetupError(
-        f"apt knows none of {', '.join(choice)}",
-        remedy="look at /etc/apt/sources.list (Debian 12's main archive has them)",
+        f"apt does not have {' or '.join(choice)}",
+        remedy="check /etc/apt/sources.list (Debian 12's main archive has them)",
     )

@@ -1,4 +1,4 @@
-"""What the set-up tools share: clear failures, logged commands, locks, pip's settings, uv.
+"""Shared parts of the set-up tools: clear failures, logged commands, locks, pip's settings, uv.
 
 Standard library only: it runs before anything is installed.
 """
@@ -28,10 +28,10 @@ LOG_TAIL_LINES = 25
 
 
 class SetupError(Exception):
-    """A step that cannot go on: what is wrong, and what the user can do about it.
+    """A step that has failed, with its remedy.
 
     Args:
-        what: one sentence, or a few lines, on what is wrong.
+        what: the problem, in one sentence or a few lines.
         remedy: what to do next.
         log: file with the whole output of the failed command; its tail is shown.
     """
@@ -61,7 +61,7 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Announce a step and say how many seconds it took."""
+    """Context that announces a step and prints the seconds that it took."""
     say(f"==> {title}")
     started = time.monotonic()
     yield
@@ -69,7 +69,7 @@ def step(title: str) -> Iterator[None]:
 
 
 def cache_root() -> Path:
-    """Where wheels and the installer are kept between set-ups: as everything of Howdah's."""
+    """Howdah's cache, which keeps wheels and the installer between set-ups."""
     return Path(howdah_cache.cache_root())
 
 
@@ -90,10 +90,10 @@ def run_logged(
 ) -> str:
     """Run a command with its whole output in `log`; return that output.
 
-    While it runs, a line says every 30 s that it still does.
+    A line of progress is printed every 30 s.
 
     Raises:
-        SetupError: the command is missing or failed; shows the tail of the log.
+        SetupError: the command is missing or failed; with the tail of the log.
     """
     argv = [str(word) for word in argv]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -130,15 +130,15 @@ def run_logged(
 
 
 def _percent(log: Path) -> str:
-    """How far a build has come by its own account: make's last `[ 45%]`; empty where none."""
+    """The progress that make prints in a log, its last `[ 45%]`; empty without one."""
     with open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - 65536))
-        found = re.findall(rb"^\[ *(\d+)%\]", file.read(), re.MULTILINE)
-    return f" {int(found[-1])} %" if found else ""
+        percents = re.findall(rb"^\[ *(\d+)%\]", file.read(), re.MULTILINE)
+    return f" {int(percents[-1])} %" if percents else ""
 
 
 def output_of(argv: Sequence[str | Path], *, timeout: float = 60) -> str | None:
-    """What a command prints (stdout, else stderr), or None where it is missing or fails."""
+    """The output of a command (stdout, or else stderr); None if it is missing or fails."""
     try:
         done = subprocess.run(
             [str(word) for word in argv],
@@ -155,9 +155,9 @@ def output_of(argv: Sequence[str | Path], *, timeout: float = 60) -> str | None:
 
 @contextlib.contextmanager
 def exclusive(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file: a second run waits for the first one and says so.
+    """Context that holds a lock file: a second process prints that it waits for the first.
 
-    The lock is the kernel's (flock): it goes with its process, however that ends.
+    The kernel releases the lock (flock) when its process ends in any way.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", encoding="utf-8") as file:
@@ -176,13 +176,13 @@ def exclusive(path: Path, what: str) -> Iterator[None]:
 
 # --------------------------------------------------------------------------- pip's settings for uv
 def parse_pip_config(text: str) -> dict[str, str]:
-    """`pip config list` as {option: value}; pip's own order of precedence.
+    """`pip config list` as {option: value}, in pip's order of precedence.
 
     >>> parse_pip_config("global.index-url='https://a/simple'\\n:env:.index-url='https://b/simple'")
     {'index-url': 'https://b/simple'}
     """
     ranks = {"global": 0, "install": 1, "download": 1, ":env:": 2}
-    found: dict[str, tuple[int, str]] = {}
+    values: dict[str, tuple[int, str]] = {}
     for line in text.splitlines():
         match = re.fullmatch(r"(global|install|download|:env:)\.([a-z-]+)=(.*)", line.strip())
         if not match:
@@ -192,29 +192,29 @@ def parse_pip_config(text: str) -> dict[str, str]:
             value = str(literal_eval(literal))
         except (ValueError, SyntaxError):
             value = literal
-        if option not in found or ranks[section] >= found[option][0]:
-            found[option] = (ranks[section], value)
-    return {option: value for option, (_, value) in found.items()}
+        if option not in values or ranks[section] >= values[option][0]:
+            values[option] = (ranks[section], value)
+    return {option: value for option, (_, value) in values.items()}
 
 
 def uv_settings(pip: Mapping[str, str], env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """uv's environment and flags for the user's pip settings; what is set for uv itself wins.
+    """uv's environment and flags for the user's pip settings; settings for uv itself win.
 
     Args:
-        pip: option -> value, as `parse_pip_config` gives it.
+        pip: option -> value, the result of `parse_pip_config`.
         env: the environment of this process.
     """
     out: dict[str, str] = {}
 
     def put(name: str, value: str, *others: str) -> None:
-        if not any(env.get(known) for known in (name, *others)):
+        if not any(env.get(variable) for variable in (name, *others)):
             out[name] = value
 
     if pip.get("index-url"):
         put("UV_DEFAULT_INDEX", pip["index-url"], "UV_INDEX_URL")
     if pip.get("extra-index-url"):
         put("UV_INDEX", " ".join(pip["extra-index-url"].split()), "UV_EXTRA_INDEX_URL")
-        # pip takes the best version of all its indexes; every file is held to its hash anyway.
+        # pip takes the best version of all its indexes; every file is checked by its hash anyway.
         put("UV_INDEX_STRATEGY", "unsafe-best-match")
     links = [
         link for link in pip.get("find-links", "").split() if "://" in link or os.path.isdir(link)
@@ -238,7 +238,7 @@ def uv_settings(pip: Mapping[str, str], env: Mapping[str, str]) -> tuple[dict[st
 
 
 class Installer:
-    """uv, pinned and checked by hash, in a small environment of its own under the cache.
+    """uv, pinned and checked by hash, in its own small environment in the cache.
 
     Args:
         python: the interpreter that the virtual environment is for.
@@ -257,8 +257,8 @@ class Installer:
         self.pip = [str(self.home / "bin" / "python"), "-m", "pip"]
 
     def ready(self) -> None:
-        """Install uv where it is not there yet, or does not start any more."""
-        # pip is asked too: it fetches Horovod's source, and its interpreter may be gone.
+        """Install uv unless it is installed and starts."""
+        # pip must start too: it fetches Horovod's source, and its interpreter may be gone.
         if f" {self.version}" in (output_of([self.uv, "--version"]) or "") and output_of(
             [*self.pip, "--version"]
         ):
@@ -285,7 +285,7 @@ class Installer:
                 self.logs / "uv-install.log",
                 what="installing uv",
                 remedy="pip must reach a package index: check `pip config list` (index-url, cert, "
-                "proxy); behind a mirror set PIP_INDEX_URL",
+                "proxy); with a mirror, set PIP_INDEX_URL",
             )
 
     def run(

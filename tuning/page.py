@@ -49,7 +49,7 @@ def _colour(study: Study, trial: Trial) -> str:
 
 
 def _history(study: Study, trials: list[Trial]) -> str:
-    """Values by trial, and the best until then."""
+    """Plot of the values by trial, with the best value so far."""
     score = METRICS[study.metric].score
 
     def draw(figure: Any, axes: Any) -> None:
@@ -70,7 +70,7 @@ def _history(study: Study, trials: list[Trial]) -> str:
 
 
 def _evaluations(study: Study, trials: list[Trial]) -> str:
-    """What the pruner saw: each trial's evaluations."""
+    """Plot of each trial's evaluations, which the pruner compares."""
 
     def draw(figure: Any, axes: Any) -> None:
         for one in sorted(trials, key=lambda trial: trial.state == "finished"):
@@ -84,7 +84,7 @@ def _evaluations(study: Study, trials: list[Trial]) -> str:
 
 
 def _parameter(study: Study, trials: list[Trial], key: str) -> str:
-    """Values by one tuned key."""
+    """Plot of the values by one tuned key."""
     having = [one for one in trials if key in one.params]
 
     def draw(figure: Any, axes: Any) -> None:
@@ -104,7 +104,7 @@ def _parameter(study: Study, trials: list[Trial], key: str) -> str:
 
 
 def _parallel(study: Study, trials: list[Trial]) -> str:
-    """Parallel coordinates: an axis for each tuned key and for the metric, a line a trial."""
+    """Parallel coordinates: an axis for each tuned key and the metric, a line for each trial."""
     import math
 
     axes_of: list[tuple[str, Callable[[Trial], Any]]] = [
@@ -149,7 +149,7 @@ def _dots(axes: Any, study: Study, trials: list[Trial], x: list[Any]) -> None:
 
 
 def _logarithmic(axes: Any) -> None:
-    """A logarithmic x axis with plain numbers: matplotlib's own labels are formulas, not text."""
+    """Give a plot a logarithmic x axis with plain numbers; matplotlib's labels are formulas."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")

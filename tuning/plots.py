@@ -1,4 +1,4 @@
-"""Plots of a study's page as inline SVG by matplotlib; nothing is loaded from outside."""
+"""Plots of a study's page as self-contained inline SVG, by matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def svg(name: str, width: float, height: float, draw: Callable[[Any, Any], None]
     """Draw on a figure of width x height inches and return its <svg> element.
 
     Args:
-        name: makes ids in the SVG unique among those of one page.
+        name: prefix that makes the SVG's ids unique in a page.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""One trial that runs: the command that trains it, followed in its run directory, and its end."""
+"""A running trial: it starts the training command, follows its metrics, and ends it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     import optuna
 
 _REMOTE_SECONDS = 10.0
-"""Between two looks at the metrics of a run directory that is not on this machine."""
+"""Interval for reading the metrics of a run directory that is not on this machine."""
 _TAIL = 40
 _STOPPED = (130, 143)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial's training ended.
+    """The end of a trial's training.
 
-    complete: it has finished; pruned, stopped: as it was asked to; failed: by an error of its own
-    (a loss that is not finite), which a retry would meet again; lost: it was killed; fatal: by an
-    error that ends the study; in use: it was not started, since an earlier worker's training still
-    runs on this machine.
+    complete: the run has finished. pruned, stopped: the run ended on request. failed: the training
+    failed by itself (a loss that is not finite), and a retry would fail too. lost: the training was
+    killed. fatal: an error that ends the study. in use: the training was not started, since an
+    earlier worker's training still runs on this machine.
     """
 
     kind: Literal["complete", "pruned", "stopped", "failed", "lost", "fatal", "in use"]
@@ -51,16 +51,18 @@ class Outcome:
 
 
 class RunningTrial:
-    """A trial's process, which `ended` starts once what a killed worker has left has saved its last
-    step. No method waits for that, or for the trial's end.
+    """A trial's process.
+
+    `ended` starts it once the training of a killed worker has saved its last step. No method waits
+    for that, or for the trial's end.
 
     Args:
-        number: the trial's.
-        trial: Optuna's, running.
-        config: its configuration.
-        metric: the study's.
-        way: how it is trained.
-        say: takes a line where it has to wait, or its job could not be ended.
+        number: the trial's number.
+        trial: Optuna's running trial.
+        config: the trial's configuration.
+        metric: the study's metric.
+        way: the way to train it.
+        say: takes a line when the trial has to wait, or its job could not be ended.
     Raises:
         StorageError: the run directory cannot be made.
     """
@@ -79,10 +81,10 @@ class RunningTrial:
         self._metric, self._way, self._say = metric, way, say
         self.directory = config.run.directory
         self.reported = studies.reported(trial)
-        """Numbers of the evaluations that Optuna has, some from earlier attempts."""
+        """Numbers of the evaluations that Optuna has, including those of earlier attempts."""
         self.judged: int | None = None
-        """The newest evaluation that the pruner was asked about."""
-        self.asked: Literal["prune", "stop"] | None = None
+        """The newest evaluation that the pruner has judged."""
+        self.requested: Literal["prune", "stop"] | None = None
         self._at_once = self._left = self._waits = False
         self._looked: Any = None
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
@@ -93,12 +95,12 @@ class RunningTrial:
         self._child: Child | None = None
         self._ending_seconds = config.checkpoint.grace_seconds + way.ending_seconds
         self._deadline = time.monotonic() + self._ending_seconds
-        """Of an earlier training; of this one, once it was asked to end."""
+        """Time limit for an earlier training to end, and for this one once it was asked to."""
 
     # ------------------------------------------------------------------------------ starting
     def _start(self) -> Outcome | None:
-        """Start its process, unless an earlier training still has the run directory; an outcome:
-        it cannot be started."""
+        """Start the process, unless an earlier training still uses the run directory. Returns an
+        outcome if the process cannot be started."""
         with contextlib.ExitStack() as locks:
             try:
                 held = self._take_locks(locks)
@@ -108,7 +110,7 @@ class RunningTrial:
                 self._path = self._files.enter_context(
                     readable_config(self.config, self.directory, shared=False)
                 )
-                # Where this process is killed, the kernel asks the training to end and save.
+                # If this process is killed, the kernel sends the training SIGTERM: it saves.
                 self._child = Child(
                     self._way.command(self._path), env=isolation.environment(), on_line=self._take,
                     pass_fds=held,
@@ -123,12 +125,12 @@ class RunningTrial:
         return None
 
     def _take_locks(self, locks: contextlib.ExitStack) -> list[int]:
-        """Find that no process of an earlier attempt lives; the locks to pass on.
+        """Check that all processes of earlier attempts have ended; return the locks to pass on.
 
         Args:
-            locks: releases, in this process, what is passed on.
+            locks: releases the passed locks in this process.
         Raises:
-            UsageError: one does.
+            UsageError: a process of an earlier attempt still runs.
         """
         held = []
         for name in self._way.locks:
@@ -146,36 +148,34 @@ class RunningTrial:
             return Outcome("in use", error)
         if not self._waits:
             self._waits = True
-            self._say(
-                f"trial {self.number}: waits until its earlier training has saved: {error.got}"
-            )
+            self._say(f"trial {self.number}: waiting for its earlier training to save: {error.got}")
         return None
 
     @property
     def started(self) -> bool:
-        """Its process was started."""
+        """True once the process was started."""
         return self._child is not None
 
     def _take(self, line: str) -> None:
         self._tail.append(line)
         if line.startswith("{"):
             with contextlib.suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict) and "exit_code" in found:
-                    self._error = HowdahError.from_dict(found)
+                answer = json.loads(line)
+                if isinstance(answer, dict) and "exit_code" in answer:
+                    self._error = HowdahError.from_dict(answer)
 
     # ------------------------------------------------------------------------------ following
     def new_evaluations(self) -> list[tuple[int, float]]:
         """(number from 1, value) of the evaluations that Optuna does not have yet."""
         if not self._changed():
             return []
-        found = evaluations(self.directory, self._metric)
-        new = [(number, value) for number, value in found.items() if number not in self.reported]
+        values = evaluations(self.directory, self._metric)
+        new = [(number, value) for number, value in values.items() if number not in self.reported]
         self.reported.update(number for number, _ in new)
         return new
 
     def _changed(self) -> bool:
-        """The metrics have grown since the last call; of a remote run, it may be that they have."""
+        """True if the metrics have grown since the last call, or may have grown (remote runs)."""
         if not storage.is_local(self.directory):
             now = time.monotonic()
             over = self._child is not None and not self._child.alive
@@ -191,45 +191,45 @@ class RunningTrial:
         return before != self._looked
 
     # ------------------------------------------------------------------------------ ending
-    def ask(self, why: Literal["prune", "stop"], number: int = signal.SIGTERM) -> None:
-        """Ask its training to save and to end; asked again, it changes nothing. One that was not
-        started never is."""
-        if self.asked is None:
-            self.asked = why
+    def request(self, end: Literal["prune", "stop"], number: int = signal.SIGTERM) -> None:
+        """Ask the training to save and end. Further calls have no effect; a training that has not
+        started will not start."""
+        if self.requested is None:
+            self.requested = end
             if self._child is not None:
                 self._child.send(number)
                 self._deadline = time.monotonic() + self._ending_seconds
 
     def kill(self) -> None:
-        """End it at once: the ranks of a launcher get SIGTERM from the kernel, a job is killed."""
+        """End the training at once: ranks get SIGTERM from the kernel, a job is killed."""
         if self._child is None:
-            self.ask("stop")
+            self.request("stop")
         elif self._way.on is None:
             self._child.end(signal.SIGKILL)
         elif not self._at_once:
             self._at_once = True
-            self._child.send(signal.SIGTERM)  # the second one: its command kills the job
+            self._child.send(signal.SIGTERM)  # at a second SIGTERM the command kills the job
             self._deadline = time.monotonic() + self._way.ending_seconds
 
     def give_up(self) -> None:
-        """Another worker has its trial. A training of this machine saves and ends; a job goes on,
-        and is that worker's."""
+        """Leave the trial to another worker: a local training saves and ends; a job goes on, and
+        that worker follows it."""
         if self._way.on is None or self._child is None:
-            self.ask("stop")
+            self.request("stop")
         elif not self._left:
-            self.asked, self._left = "stop", True
+            self.requested, self._left = "stop", True
             self._child.end(signal.SIGKILL)
 
     def ended(self) -> Outcome | None:
-        """What came of it; None while it runs, or waits to be started."""
+        """The outcome; None while the training runs or waits for its start."""
         if self._child is None:
-            return self._start() if self.asked is None else Outcome("stopped")
+            return self._start() if self.requested is None else Outcome("stopped")
         if self._child.alive and time.monotonic() <= self._deadline:
             return None
-        self._child.end()  # what its launcher may have left
+        self._child.end()  # with processes that its launcher may have left
         self._child.read_rest()
         code = self._child.code or 0
-        # A command that did not get to its end by itself may have left its job.
+        # A command that was killed may have left its job running.
         cut_short = self._at_once or code not in (0, *_STOPPED)
         if self._way.on is not None and cut_short and not self._left:
             error = end_job(self._path, isolation.environment())
@@ -241,60 +241,53 @@ class RunningTrial:
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
             return self._finished()
-        if self.asked is not None and (code in _STOPPED or code < 0):
-            return Outcome("pruned" if self.asked == "prune" else "stopped")
+        if self.requested is not None and (code in _STOPPED or code < 0):
+            return Outcome("pruned" if self.requested == "prune" else "stopped")
+        error = self._reason(code)
         if code < 0 or code in _STOPPED:  # killed, or asked to end by another process
-            return Outcome("lost", self._said(code))
-        error = self._said(code)
+            return Outcome("lost", error)
         if code == TrainingError.exit_code:
-            own = self._way.own_failure(self._error, self._local)
-            return Outcome("failed" if own else "lost", error)
+            own_failure = self._way.own_failure(self._error, self._local)
+            return Outcome("failed" if own_failure else "lost", error)
         return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
 
     def _finished(self) -> Outcome:
-        """Complete, if the run says so: an exit code alone does not mean a trained model."""
+        """Outcome of exit code 0, which alone does not prove a finished run: complete or fatal."""
         try:
             status = record.read(self.directory).get("status")
         except NotFound:
             status = None
         if status == "finished":
             return Outcome("complete")
-        return Outcome(
-            "fatal",
-            TrainingError(
-                "the trial's command ended with exit code 0, but its run is not finished",
-                where=self.directory, expected="status finished in run.json", got=str(status),
-            ),
-        )  # fmt: skip
+        what = "the trial's command ended with exit code 0, but run.json does not say finished"
+        return Outcome("fatal", TrainingError(what, where=self.directory, got=f"status {status}"))
 
-    def _said(self, code: int) -> HowdahError:
+    def _reason(self, code: int) -> HowdahError:
         if self._error is not None and self._error.exit_code == code:
             return self._error
         if code < 0:
-            name = signal.Signals(-code).name
             return TrainingError(
-                "its training was killed", where=self.directory, got=name,
-                remedy="look at the kernel's log (dmesg): out of memory?",
-            )  # fmt: skip
-        tail = "\n".join(self._tail)
-        return TrainingError(
-            "its training ended without an error that Howdah knows", where=self.directory,
-            got=f"exit code {code}\n{tail}",
-        )  # fmt: skip
+                f"its training was killed by {signal.Signals(-code).name}",
+                where=self.directory,
+                remedy="check the kernel's log (dmesg) for the out-of-memory killer",
+            )
+        got = "\n".join([f"exit code {code}", *self._tail])
+        what = "its training failed without an error object"
+        return TrainingError(what, where=self.directory, got=got)
 
 
 def evaluations(directory: str, metric: str) -> dict[int, float]:
     """{number: value} of a run's evaluations on validation, counted from 1 by their steps.
 
-    The last one, of the best weights, repeats the step of an earlier one and adds none. A value
-    that is not defined is left out, but counted.
+    The final evaluation of the best weights repeats an earlier step and is not counted. An
+    undefined value is counted, but left out.
     """
-    found = [
+    lines = [
         line for line in read_metrics(directory)
         if line.get("split") == VALIDATION and "metrics" in line
     ]  # fmt: skip
-    found.sort(key=lambda line: line["step"])
-    values = {number: line["metrics"].get(metric) for number, line in enumerate(found, 1)}
+    lines.sort(key=lambda line: line["step"])
+    values = {number: line["metrics"].get(metric) for number, line in enumerate(lines, 1)}
     return {number: value for number, value in values.items() if value is not None}
 
 

@@ -1,7 +1,7 @@
-"""The search space: which keys may be tuned, its checks, and a trial's configuration.
+"""The search space: its checks, and the configuration of a trial.
 
-Every bound and choice is put through the configuration's own loader before any trial starts: what a
-trial could not be configured with is refused at once, with the loader's own message.
+Every bound and choice goes through the configuration's loader before any trial starts, so a value
+that a trial could not use is refused at once, with the loader's message.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from howdah.models.runs.run_json import UNHASHED_TRAINING
 
 DATASET = "data.dataset"
 _SECTIONS = ("model", "training")
-"""Whose keys may be tuned."""
+"""Sections whose keys may be tuned."""
 _MOST_CORNERS = 256
-"""Combinations of bounds and choices that are checked together, beside each of them alone."""
+"""Most combinations of bounds and choices that are checked, after each of them alone."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a study optimises."""
+    """The metric that a study optimises."""
 
     metric: str
     direction: typing.Literal["maximize", "minimize"]
 
 
 def objective_of(config: Config) -> Objective:
-    """The metric of the study and Optuna's name of the direction that is better for it."""
+    """The metric of the study, and the direction in which it improves."""
     name = config.tune.metric or config.evaluation.metric
     return Objective(name, "minimize" if METRICS[name].lower else "maximize")
 
@@ -53,16 +53,16 @@ def check(
     np: int,
     refused: Callable[[Config], Iterator[HowdahError]] = lambda config: iter(()),
 ) -> dict[str, str]:
-    """Check all that can be checked before a study begins.
+    """Check a study before it begins.
 
     Args:
         np: ranks of each trial.
         refused: problems that policies have with a trial's configuration.
     Returns:
-        {dataset as it is given: the version that trials train on}.
+        {dataset in the configuration: the version that trials train on}.
     Raises:
         ConfigError: with every problem.
-        DataError: a dataset is not there, or has no rows to train on or to judge by.
+        DataError: a dataset does not exist, or has no training or validation rows.
     """
     problems = [*_study(config), *_keys(config.tune)]
     if not problems:
@@ -71,7 +71,7 @@ def check(
         raise ConfigError(
             f"the study has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
             problems=problems,
-            remedy="`howdah config explain tune` shows what its keys mean and take",
+            remedy="`howdah config explain tune` explains its keys",
         )
     return _datasets(config)
 
@@ -80,40 +80,33 @@ def _study(config: Config) -> Iterator[HowdahError]:
     """Problems with keys outside of `tune`."""
     if not config.tune.space:
         yield HowdahError(
-            "the search space is empty", where="tune.space",
-            expected="keys to try values of, e.g. {training.learning_rate: {low: 1e-5, high: 1e-4,"
-            " log: true}}",
-        )  # fmt: skip
+            "the search space is empty",
+            where="tune.space",
+            expected="keys, e.g. {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}",
+        )
     if config.checkpoint.resume != "auto":
-        yield HowdahError(
-            "trials that are tried again go on from their own checkpoints",
-            where="checkpoint.resume", expected="auto", got=config.checkpoint.resume,
-        )  # fmt: skip
+        what = "retried trials resume from their checkpoints"
+        yield HowdahError(what, where="checkpoint.resume", expected="auto")
     if config.checkpoint.directory is not None:
-        yield HowdahError(
-            "all trials would write their checkpoints to one directory",
-            where="checkpoint.directory", expected="null: each trial's own",
-            got=config.checkpoint.directory,
-        )  # fmt: skip
+        what = "all trials would write their checkpoints to one directory"
+        yield HowdahError(what, where="checkpoint.directory", expected="null: one for each trial")
     if VALIDATION not in config.evaluation.splits:
-        yield HowdahError(
-            "trials are judged by their best weights on validation", where="evaluation.splits",
-            expected=f"{VALIDATION} among them", got=", ".join(config.evaluation.splits) or "none",
-        )  # fmt: skip
+        what = "trials are compared on the validation split"
+        yield HowdahError(what, where="evaluation.splits", expected=f"a list with {VALIDATION}")
     tune = config.tune
     if tune.storage is None and tune.storage_url_file is None:
         if not storage.is_local(config.run.directory):
             yield HowdahError(
-                "a journal lies on a disk that all workers share", where="tune.storage",
-                expected="for a remote run.directory a file, or a database (storage_url_file)",
-                got="null",
-            )  # fmt: skip
+                "a study's journal cannot be in a remote run.directory",
+                where="tune.storage",
+                expected="a file that all workers share, or a database (storage_url_file)",
+            )
     elif tune.storage is not None and not storage.is_local(tune.storage.removeprefix(SQLITE)):
         yield HowdahError(
-            "no study can be kept there", where="tune.storage",
-            expected="a file of this machine or of a shared disk, or sqlite:///FILE",
+            "a study's storage must be a file on this machine or a shared disk, or sqlite:///FILE",
+            where="tune.storage",
             got=tune.storage,
-        )  # fmt: skip
+        )
     for name in ("storage", "storage_url_file"):
         value = getattr(tune, name)
         if value is not None and "\n" in value:
@@ -121,62 +114,59 @@ def _study(config: Config) -> Iterator[HowdahError]:
 
 
 def _keys(tune: TuneSection) -> Iterator[HowdahError]:
-    """Problems with keys of the space."""
-    known = dict(loader.keys())
+    """Problems with the keys of the space."""
+    fields = dict(loader.keys())
     for key, dimension in tune.space.items():
         where = f"tune.space.{key}"
-        if key not in known:
-            yield HowdahError(
-                f"there is no configuration key {key!r}", where=where,
-                remedy=loader.nearest(key.split(".")),
-            )  # fmt: skip
+        if key not in fields:
+            nearest = loader.nearest(key.split("."))
+            yield HowdahError(f"unknown configuration key {key!r}", where=where, remedy=nearest)
         elif key == DATASET:
             if dimension.choices is None:
-                yield HowdahError("datasets are no range", where=where, expected="choices")
-        elif (why := _untunable(key, known[key])) is not None:
+                yield HowdahError("datasets cannot be a range", where=where, expected="choices")
+        elif (why := _untunable(key, fields[key])) is not None:
             yield HowdahError(f"{key} may not be tuned: {why}", where=where)
         elif dimension.choices is None:
-            yield from _range(where, dimension, _numbers(known[key].annotation))
+            yield from _range(where, dimension, _numbers(fields[key].annotation))
 
 
 def _untunable(key: str, field: Any) -> str | None:
     section, _, leaf = key.partition(".")
     if section == "data":
-        return "trials share datasets that the ETL has made; tune data.dataset among several"
+        return "trials use datasets that the ETL has written; tune data.dataset instead"
     if named_by(field) is not None:
         return "it names something outside of the run"
     if section not in _SECTIONS:
-        return f"it does not change what is learnt (keys of {' and '.join(_SECTIONS)} may)"
+        return f"it does not change the trained model (only {' and '.join(_SECTIONS)} do)"
     if section == "training" and leaf in UNHASHED_TRAINING:
-        return "it does not change what is learnt"
+        return "it does not change the trained model"
     return None
 
 
 def _numbers(annotation: Any) -> type[int] | type[float] | None:
-    """int or float, where a key takes numbers."""
+    """int or float for a key that takes numbers, else None."""
     options = [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         options = list(typing.get_args(annotation))
-    found = [one for one in options if one in (int, float)]
-    return float if float in found else (int if found else None)
+    kinds = [one for one in options if one in (int, float)]
+    return float if float in kinds else (int if kinds else None)
 
 
 def _range(where: str, dimension: Dimension, kind: type | None) -> Iterator[HowdahError]:
     if kind is None:
-        yield HowdahError("the key takes no number", where=where, expected="choices", got="a range")
+        yield HowdahError("this key does not take numbers", where=where, expected="choices")
         return
     for name in ("low", "high", "step"):
         value = getattr(dimension, name)
         if kind is int and value is not None and value != int(value):
-            yield HowdahError(
-                "the key takes whole numbers", where=f"{where}.{name}", got=repr(value)
-            )
+            what = "this key takes integers"
+            yield HowdahError(what, where=f"{where}.{name}", got=repr(value))
 
 
 def _values(
     config: Config, np: int, refused: Callable[[Config], Iterator[HowdahError]]
 ) -> list[HowdahError]:
-    """Problems of the configurations that trials may get: of each value alone, then of corners."""
+    """Problems of possible trials: each bound or choice alone, then combinations of them."""
     ends = {key: _ends(key, dimension) for key, dimension in config.tune.space.items()}
     plain = config.model_dump(mode="json")
     plain["job"]["on"] = config.tune.on or plain["job"]["on"]
@@ -186,14 +176,14 @@ def _values(
         count *= len(values)
     together = itertools.product(*ends.values()) if count <= _MOST_CORNERS else ()
     corners = [dict(zip(ends, values, strict=True)) for values in together]
-    found: dict[str, HowdahError] = {}
+    problems: dict[str, HowdahError] = {}
     for each in (alone, corners):
         for params in each:
             for problem in _problems(plain, params, np, refused):
-                found.setdefault(problem.what + str(problem.where) + str(problem.got), problem)
-        if found:  # what is refused alone would be repeated in every combination
+                problems.setdefault(problem.what + str(problem.where) + str(problem.got), problem)
+        if problems:  # every combination would repeat the problem of a single value
             break
-    return list(found.values())
+    return list(problems.values())
 
 
 def _problems(
@@ -211,11 +201,8 @@ def _problems(
             )  # fmt: skip
         return
     if trial.training.global_batch_size < np:
-        yield HowdahError(
-            "training.global_batch_size is smaller than the world", where=f"a trial with {tried}",
-            expected=f"at least {np}, one row for each rank",
-            got=str(trial.training.global_batch_size),
-        )  # fmt: skip
+        what = "training.global_batch_size is smaller than the number of ranks"
+        yield HowdahError(what, where=f"a trial with {tried}", expected=f"at least {np}")
     yield from refused(trial)
 
 
@@ -227,50 +214,50 @@ def _ends(key: str, dimension: Dimension) -> list[Any]:
 
 
 def _datasets(config: Config) -> dict[str, str]:
-    """The version of each dataset that a trial may name: the ETL may commit another one later."""
+    """The current version of each dataset that a trial may use; the ETL may write another later."""
     dimension = config.tune.space.get(DATASET)
     names = [config.data.dataset] if dimension is None else list(map(str, dimension.choices))
-    found, problems = {}, []
+    versions, problems = {}, []
     for name in names:
         try:
             dataset = load_dataset(name)
         except (DataError, StorageError) as error:
             problems.append(error)
             continue
-        found[name] = dataset.path
+        versions[name] = dataset.path
         for split in (TRAIN, VALIDATION):
             if dataset.manifest.rows(split) == 0:
-                problems.append(DataError(f"the dataset has no rows of {split}", where=name))
+                problems.append(DataError(f"the split {split} has no rows", where=name))
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise DataError("datasets of the study cannot be used", problems=problems)
-    return found
+    return versions
 
 
 # ------------------------------------------------------------------------------------- trials
 def distributions(tune: TuneSection) -> dict[str, Any]:
-    """{key: Optuna's distribution}, in the space's order."""
+    """Optuna's distribution of each key, in the order of the space."""
     from optuna import distributions as of
 
-    known, found = dict(loader.keys()), {}
+    fields, made = dict(loader.keys()), {}
     for key, one in tune.space.items():
         if one.choices is not None:
-            found[key] = of.CategoricalDistribution(one.choices)
-        elif _numbers(known[key].annotation) is int:
+            made[key] = of.CategoricalDistribution(one.choices)
+        elif _numbers(fields[key].annotation) is int:
             step = int(one.step or 1)
             high = int(one.high) - (int(one.high) - int(one.low)) % step
-            found[key] = of.IntDistribution(int(one.low), high, log=one.log, step=step)
+            made[key] = of.IntDistribution(int(one.low), high, log=one.log, step=step)
         else:
             high, step = float(one.high), one.step and float(one.step)
             if step is not None:  # Optuna would warn about a range that step does not divide
                 high = float(one.low) + step * int((one.high - one.low) / step + 1e-9)
-            found[key] = of.FloatDistribution(float(one.low), high, log=one.log, step=step)
-    return found
+            made[key] = of.FloatDistribution(float(one.low), high, log=one.log, step=step)
+    return made
 
 
 def suggest(trial: Any, key: str, distribution: Any) -> Any:
-    """The value of a key in an Optuna trial: drawn once, the same in every later attempt."""
+    """The value of a key in an Optuna trial, which is drawn once and kept for later attempts."""
     from optuna import distributions as of
 
     one = distribution
@@ -293,13 +280,12 @@ def trial_config(
     """The configuration of a trial.
 
     Args:
-        directory: its run directory.
-        datasets: {dataset as it is given: its version}.
-        threads: compute threads of a rank where the study's configuration names none: trials that
-            run at once share the machine's cores.
-        on: where its job runs; None: it is none.
+        directory: the trial's run directory.
+        datasets: {dataset in the configuration: its version}.
+        threads: default of training.threads_per_rank: concurrent trials share the machine's cores.
+        on: the cluster of the trial's job; None: the trial runs on this machine.
     Raises:
-        ConfigError: this combination is refused, where each value alone is not.
+        ConfigError: this combination is refused, although each value alone is accepted.
     """
     plain = _with(config.model_dump(mode="json"), params)
     plain["run"] |= {"directory": directory, "name": f"{config.run.name}-{number}"}
@@ -312,18 +298,20 @@ def trial_config(
     except ConfigError as error:
         tried = ", ".join(f"{key}={value}" for key, value in params.items())
         raise ConfigError(
-            f"the configuration refuses what trial {number} is to try", where=tried,
-            problems=error.problems, remedy="leave combinations like this out of tune.space",
-        ) from None  # fmt: skip
+            f"the values of trial {number} do not make a valid configuration",
+            where=tried,
+            problems=error.problems,
+            remedy="leave combinations like this out of tune.space",
+        ) from None
 
 
 def _with(plain: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with these values."""
-    found = {section: dict(values) for section, values in plain.items()}
+    """A copy of a configuration with these values."""
+    copy = {section: dict(values) for section, values in plain.items()}
     for key, value in params.items():
         section, *path = key.split(".")
-        _put(found[section], path, value)
-    return found
+        _put(copy[section], path, value)
+    return copy
 
 
 def _put(section: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -1,8 +1,8 @@
-"""The study in Optuna's storage: opened, made once, and compared with what is asked for now.
+"""The study in Optuna's storage: created once, opened, and compared with the configuration.
 
-The schema and the study are made by one process before any worker: of two processes that create a
-new database at once, the second dies in the middle of Alembic's tables. So `howdah tune` makes
-them, under a lock, and `howdah tune --join` only opens what is there.
+One process creates the schema and the study before any worker starts: if two processes create a new
+database at once, the second dies in the middle of Alembic's tables. So `howdah tune` creates them,
+under a lock, and `howdah tune --join` only opens them.
 """
 
 from __future__ import annotations
@@ -30,39 +30,37 @@ if TYPE_CHECKING:
     import optuna
 
 _DEFINITION = "howdah"
-"""Name of the attribute with what a study was begun with."""
+"""Name of the study's attribute with its definition."""
 _FORMAT = 1
 _SEED = limit("study_seed", 42)
-"""Seed of the sampler. A study is repeated by its values, which its storage keeps; trials
-themselves have training.seed."""
+"""Seed of the sampler. Trials can be repeated by their values, which the storage keeps, and by
+training.seed."""
 _STARTUP_TRIALS = 10
-"""Trials with random values before TPE begins, and full ones before the median pruner does:
-Optuna's own default."""
+"""Trials with random values before TPE begins, and full trials before the median pruner does:
+Optuna's default."""
 _LEAST_EVALUATIONS = 1
-"""No trial is pruned before it has this many evaluations: how long they are apart is what a study
-chooses (evaluation.every_steps)."""
+"""Evaluations that a trial has before it may be pruned; evaluation.every_steps sets their
+interval."""
 _MOST_EVALUATIONS: int | str = "auto"
-"""Evaluations of a full trial, for hyperband: it takes them from the first full trials."""
+"""Evaluations of a full trial, for hyperband; auto: those of the first full trials."""
 REDUCTION_FACTOR = 3
-"""One trial in this many goes on at each rung of asha and hyperband, as in the papers."""
+"""One in this many trials continues at each rung of asha and hyperband, as in the papers."""
 _POSTGRESQL = "postgresql+psycopg2"
 _BUSY_SECONDS = 60
-"""How long SQLite waits for another process's write."""
+"""Time limit of SQLite for another process's write."""
 
 
 def library() -> Any:
-    """Optuna, which `howdah[tune]` installs.
+    """The module Optuna, which `howdah[tune]` installs.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: Optuna is not installed.
     """
     try:
         import optuna
     except ModuleNotFoundError:
-        raise ConfigError(
-            "Optuna is not installed", where="howdah tune", expected="optuna 5",
-            remedy="pip install 'howdah[tune]'",
-        ) from None  # fmt: skip
+        remedy = "pip install 'howdah[tune]'"
+        raise ConfigError("Optuna is not installed", where="howdah tune", remedy=remedy) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
     return optuna
@@ -70,11 +68,11 @@ def library() -> Any:
 
 @contextlib.contextmanager
 def failures_of_storage(config: Config) -> Iterator[None]:
-    """Inside, what Optuna's storage raises becomes a ClusterError, without the URL's password."""
+    """Context that turns errors of Optuna's storage into a ClusterError without the password."""
     import sqlalchemy.exc
 
     optuna = library()
-    known = (
+    failures = (
         optuna.exceptions.StorageInternalError,
         sqlalchemy.exc.SQLAlchemyError,
         OSError,
@@ -83,14 +81,14 @@ def failures_of_storage(config: Config) -> Iterator[None]:
         yield
     except HowdahError:
         raise
-    except known as error:
+    except failures as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
         raise ClusterError(
-            "the study's storage failed", where=_shown(config),
+            "the study's storage failed",
+            where=_shown(config),
             got=redact.text(f"{type(cause).__name__}: {cause}".strip()),
-            remedy="look at the database or the disk; then start it again in the same way: trials"
-            " go on from their checkpoints",
-        ) from None  # fmt: skip
+            remedy="check the database or the disk, then run the same command again: trials resume",
+        ) from None
 
 
 def _shown(config: Config) -> str:
@@ -102,14 +100,14 @@ def _shown(config: Config) -> str:
 
 # ------------------------------------------------------------------------------------- opening
 def create(config: Config, datasets: dict[str, str]) -> optuna.Study:
-    """The study, made if it is not there; more trials are added if `tune.trials` asks for them.
+    """Open or create the study, with at least `tune.trials` trials.
 
-    One process at a time may call this for a study.
+    Only one process at a time may call this for a study.
 
     Args:
-        datasets: {dataset as it is given: its version}, for a new study.
+        datasets: {dataset in the configuration: its version}, for a new study.
     Raises:
-        ConfigError: there is a study of this name with another space, metric or configuration.
+        ConfigError: the study exists with another space, metric or configuration.
         ClusterError: the storage failed.
     """
     optuna = library()
@@ -122,24 +120,25 @@ def create(config: Config, datasets: dict[str, str]) -> optuna.Study:
         if _DEFINITION not in study.user_attrs:
             study.set_user_attr(_DEFINITION, _definition(config, datasets))
         _refuse_another(config, study)
-        # All trials wait in the storage from the beginning: two workers never start one too many.
+        # All trials wait in the storage from the beginning, so workers never start too many.
         for _ in range(config.tune.trials - len(study.get_trials(deepcopy=False))):
             study.enqueue_trial({})
         return study
 
 
 def join(config: Config) -> optuna.Study:
-    """The study that another process has made.
+    """Open a study that another process has created.
 
     Raises:
-        ConfigError: there is none, or it has another space, metric or configuration.
+        ConfigError: the study does not exist, or has another space, metric or configuration.
         ClusterError: the storage failed.
     """
     optuna = library()
     missing = ConfigError(
-        "there is no such study yet", where=_shown(config),
-        remedy="start it first: `howdah tune --config ...` without --join or --status",
-    )  # fmt: skip
+        "the study does not exist yet",
+        where=_shown(config),
+        remedy="start it with `howdah tune --config ...` without --join or --status",
+    )
     with failures_of_storage(config):
         path = _file(config)
         if path is not None and not os.path.exists(path):
@@ -162,12 +161,12 @@ def join(config: Config) -> optuna.Study:
 
 
 def _name(config: Config) -> str:
-    """Optuna's name of the study: several studies may have one database, and one run.name."""
+    """Optuna's name of the study; several studies may share a database and a run.name."""
     return f"{config.run.name} {config.run.directory.rstrip('/')}"
 
 
 def _file(config: Config) -> str | None:
-    """The local file that holds the study; None: it is in a database server."""
+    """The local file of the study; None: it is on a database server."""
     tune = config.tune
     if tune.storage_url_file is not None:
         return None
@@ -197,9 +196,11 @@ def _storage(config: Config, *, make: bool) -> Any:
         return optuna.storages.RDBStorage(url, options, skip_table_creation=not make)
     except (ImportError, ModuleNotFoundError) as error:
         raise ConfigError(
-            "the database's driver is not installed", where=_shown(config),
-            got=redact.text(str(error)), remedy="pip install psycopg2-binary (for PostgreSQL)",
-        ) from None  # fmt: skip
+            "the database's driver is not installed",
+            where=_shown(config),
+            got=redact.text(str(error)),
+            remedy="pip install psycopg2-binary (for PostgreSQL)",
+        ) from None
 
 
 def _secret_url(path: str) -> str:
@@ -207,13 +208,11 @@ def _secret_url(path: str) -> str:
 
     Raises:
         PermissionDenied: other users may read the file.
-        ConfigError: no URL of a database.
+        ConfigError: the file does not contain a database URL.
     """
     if not storage.is_local(path):
-        raise ConfigError(
-            "the file with a database's URL lies on this machine", where="tune.storage_url_file",
-            expected="a local file of mode 0600", got=path,
-        )  # fmt: skip
+        what = "the file with the database's URL must be a local file of mode 0600"
+        raise ConfigError(what, where="tune.storage_url_file", got=path)
     text = private_files.read(
         path, what="the file with the database's password", where=f"tune.storage_url_file: {path}"
     ).strip()
@@ -226,9 +225,10 @@ def _secret_url(path: str) -> str:
         url = None
     if url is None or url.get_backend_name() != "postgresql":
         raise ConfigError(
-            "the file holds no URL of a database", where=path,
+            "the file does not contain a database URL",
+            where=path,
             expected="one line: postgresql://user:password@host:5432/database",
-        )  # fmt: skip
+        )
     if "+" not in url.drivername:
         url = url.set(drivername=_POSTGRESQL)
     return url.render_as_string(hide_password=False)
@@ -236,7 +236,7 @@ def _secret_url(path: str) -> str:
 
 # ------------------------------------------------------------------------------------- definition
 def _definition(config: Config, datasets: dict[str, str]) -> dict[str, Any]:
-    """What a study's trials have in common, as plain JSON."""
+    """The common properties of a study's trials, as plain JSON."""
     tune = config.tune
     return {
         "format": _FORMAT,
@@ -248,35 +248,36 @@ def _definition(config: Config, datasets: dict[str, str]) -> dict[str, Any]:
 
 
 def _refuse_another(config: Config, study: optuna.Study) -> None:
-    """A study goes on with the space, the metric and the configuration that it was begun with."""
-    there = study.user_attrs[_DEFINITION]
+    """Raise ConfigError unless the space, metric and configuration are those of the study."""
+    begun = study.user_attrs[_DEFINITION]
     now = _definition(config, {})
     words = {
         "format": "the format of Howdah's studies", "space": "tune.space", "metric": "tune.metric",
-        "configuration": "a key that changes what is learnt (data, model, training or evaluation)",
+        "configuration": "a key of data, model, training or evaluation",
     }  # fmt: skip
     problems = [
-        HowdahError(f"another {word}", expected=str(there.get(key)), got=str(now[key]))
+        HowdahError(f"{word} differs", expected=str(begun.get(key)), got=str(now[key]))
         for key, word in words.items()
-        if there.get(key) != now[key]
+        if begun.get(key) != now[key]
     ]
     if problems:
         raise ConfigError(
-            f"the study {config.run.name} was begun with another configuration",
-            where=_shown(config), problems=problems,
-            remedy="give the study's own configuration (config.yaml in its directory), or another"
-            " run.name and run.directory for a new study",
-        )  # fmt: skip
+            f"the study {config.run.name} has another configuration",
+            where=_shown(config),
+            problems=problems,
+            remedy="use config.yaml of the study's directory, or change run.name and run.directory"
+            " for a new study",
+        )
 
 
 def datasets_of(study: optuna.Study) -> dict[str, str]:
-    """{dataset as it is given: the version that trials train on}."""
+    """{dataset in the configuration: the version that trials train on}."""
     return study.user_attrs[_DEFINITION]["datasets"]
 
 
 # ------------------------------------------------------------------------------------- trials
 def open_trials(study: optuna.Study, most: int) -> list[Any]:
-    """Trials below number `most` that are not finished, in order."""
+    """Unfinished trials with numbers below `most`, in order."""
     return [
         trial
         for trial in study.get_trials(deepcopy=False)
@@ -285,7 +286,7 @@ def open_trials(study: optuna.Study, most: int) -> list[Any]:
 
 
 def begin(study: optuna.Study, frozen: Any, tune: TuneSection) -> optuna.Trial | None:
-    """A trial that this worker has the lease of, running; None: it has been finished meanwhile."""
+    """Start a trial whose lease this worker holds; None: it has finished in the meantime."""
     optuna = library()
     back = study._storage
     state = back.get_trial(frozen._trial_id).state
@@ -298,21 +299,21 @@ def begin(study: optuna.Study, frozen: Any, tune: TuneSection) -> optuna.Trial |
 
 
 def reported(trial: optuna.Trial) -> set[int]:
-    """Numbers of the evaluations that the study has of a trial."""
+    """Numbers of a trial's evaluations in the study."""
     return set(trial.storage.get_trial(trial._trial_id).intermediate_values)
 
 
 def end_without_value(
     study: optuna.Study, trial: optuna.Trial, state: Literal["PRUNED", "FAIL"]
 ) -> None:
-    """Tell the study that a trial was pruned or has failed."""
+    """Record in the study that a trial was pruned or has failed."""
     states = library().trial.TrialState
     study.tell(trial, state=states[state], skip_if_finished=True)
 
 
 def _sampler(tune: TuneSection, number: int) -> Any:
-    """The sampler for one trial. Its seed depends on the trial, not on the worker that asks: two
-    workers never draw the same values, and random values repeat with the same seed."""
+    """The sampler for one trial. Its seed depends on the trial, not on the worker, so two workers
+    never draw the same values, and random values are reproducible."""
     samplers = library().samplers
     seed = (_SEED * 1_000_003 + number) % 2**32
     if tune.sampler == "random":

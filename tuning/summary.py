@@ -1,4 +1,4 @@
-"""A study as plain values: what the status, best.json and the page show."""
+"""A study as plain values, for the status, best.json and the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STATES: dict[str, State] = {
     "WAITING": "waiting", "RUNNING": "running", "COMPLETE": "finished", "PRUNED": "pruned",
     "FAIL": "failed",
 }  # fmt: skip
-"""Optuna's names, and those of run.json's status where there is one."""
+"""Optuna's names of states, and ours, which are those of run.json's status where it has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +27,15 @@ class Trial:
     state: State
     params: dict[str, Any] = field(default_factory=dict)
     value: float | None = None
-    """The metric of its best weights, of a finished trial."""
+    """The metric of a finished trial's best weights."""
     evaluations: dict[int, float] = field(default_factory=dict)
-    """{number: value} of those during training."""
+    """{number: value} of the evaluations during training."""
     error: str | None = None
     steps: int | None = None
 
     @property
     def last(self) -> float | None:
-        """The value, else that of the newest evaluation."""
+        """The value, or else the value of the newest evaluation."""
         if self.value is not None or not self.evaluations:
             return self.value
         return self.evaluations[max(self.evaluations)]
@@ -50,11 +50,11 @@ class Study:
     metric: str
     trials: tuple[Trial, ...]
     log_scaled: frozenset[str] = frozenset()
-    """Keys whose range is drawn by the logarithm."""
+    """Keys with a logarithmic range."""
 
     @property
     def best(self) -> Trial | None:
-        """The finished trial with the best value; of equal ones the first."""
+        """The finished trial with the best value; of equal trials, the first."""
         finished = [one for one in self.trials if one.state == "finished" and one.value is not None]
         return max(finished, key=lambda one: METRICS[self.metric].score(one.value), default=None)
 
@@ -64,14 +64,14 @@ class Study:
         return list(dict.fromkeys(key for trial in self.trials for key in trial.params))
 
     def count(self, state: State) -> int:
-        """Trials in this state."""
+        """Number of trials in this state."""
         return sum(trial.state == state for trial in self.trials)
 
     def as_dict(self, run_directory: Any) -> dict[str, Any]:
-        """Plain JSON.
+        """The study as plain JSON.
 
         Args:
-            run_directory: (number) -> a trial's run directory.
+            run_directory: function from a trial's number to its run directory.
         """
         best = self.best
         return {
@@ -101,10 +101,10 @@ def summarise(
     most: int,
     space: Mapping[str, Any],
 ) -> Study:
-    """A study's trials as they are now.
+    """The current state of a study's trials.
 
     Args:
-        most: `tune.trials`: what was added for a larger number is not shown.
+        most: `tune.trials`; trials that were added for a larger number are left out.
         space: `tune.space`.
     """
     trials = tuple(

@@ -1,4 +1,4 @@
-"""`howdah tune`: begin a study or go on with it, join it, or show it."""
+"""`howdah tune`: start or continue a study, join it, or show it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import optuna
 
 BEST = "best.json"
-"""In the study's directory, once all trials are finished."""
+"""File in the study's directory, written once all trials are finished."""
 _LOCK = ".tune.lock"
 
 
@@ -42,28 +42,27 @@ def tune(
     """Work on the configuration's study until all its trials are finished.
 
     Args:
-        join: only work on a study that another process has begun.
-        np: ranks of each trial that this machine trains; None: one.
-        launcher: one of launchers.LAUNCHERS, for them; None: the default, and one rank needs none.
-        evaluate: how the gate evaluates a published model, for `tune.publish`.
+        join: work only on a study that another process has started.
+        np: ranks of each trial on this machine; None: one.
+        launcher: launcher of these ranks, one of launchers.LAUNCHERS; None: the default.
+        evaluate: function by which the gate evaluates a published model, for `tune.publish`.
         refused: problems that policies have with a trial's configuration.
         say: takes lines of progress.
     Returns:
-        The study as plain JSON: best.json's content, and what was published.
+        The study as plain JSON: the content of best.json, and the published version.
     Raises:
-        ConfigError: the study cannot be run like this; with every problem.
+        ConfigError: with every problem of the study.
         TrainingError: no trial has finished.
-        Interrupted, Terminated: asked to stop; trials are saved, the same command goes on.
+        Interrupted, Terminated: the study was asked to stop; the same command continues it.
     """
     studies.library()
     way = way_of(config, np=np, launcher=launcher)
     directory = config.run.directory
     if storage.exists(storage.join(directory, RUN_JSON)):
         raise ConfigError(
-            "the directory is that of a training run", where=f"run.directory: {directory}",
-            expected="a directory for the study: trials get run directories in it",
-            got=RUN_JSON, remedy="give the study a run.directory of its own",
-        )  # fmt: skip
+            f"a study needs its own directory; this one belongs to a training run ({RUN_JSON})",
+            where=f"run.directory: {directory}",
+        )
     require_secrets(config, *NEEDED)
     datasets = space.check(config, np=way.ranks, refused=refused)
     directories.take(directory, config.run.mode, key="run.directory", below=("leases", "trials"))
@@ -73,18 +72,18 @@ def tune(
         else:
             study = studies.create(config, datasets)
             freeze_config(config, directory)
-        found = _summary(config, study)
+        summary = _summary(config, study)
         where = "here" if way.on is None else f"as jobs on {way.on}"
         say(
-            f"study {found.name}: {len(found.trials)} trials, {config.tune.parallel} at once"
-            f" {where}; {found.metric}, {config.tune.sampler}, pruner {config.tune.pruner}"
+            f"study {summary.name}: {len(summary.trials)} trials, {config.tune.parallel} at once"
+            f" {where}; {summary.metric}, {config.tune.sampler}, pruner {config.tune.pruner}"
         )
         Worker(config, study, way=way, say=say).run()
         return _conclude(config, study, publish=not join, evaluate=evaluate, say=say)
 
 
 class _OneLeader:
-    """One process makes a study, publishes its best model and adds trials; others join it."""
+    """Lock of the process that creates a study, adds trials and publishes; others join it."""
 
     def __init__(self, config: Config, join: bool) -> None:
         directory = config.run.directory
@@ -96,8 +95,8 @@ class _OneLeader:
             try:
                 self._lock.take()
             except HowdahError as error:
-                error.what = "another process has begun this study and works on it"
-                error.remedy = "add a worker to it: `howdah tune --join`"
+                error.what = "another process leads this study"
+                error.remedy = "add a worker with `howdah tune --join`"
                 raise
 
     def __exit__(self, *error: object) -> None:
@@ -106,15 +105,15 @@ class _OneLeader:
 
 
 def status(config: Config) -> dict[str, Any]:
-    """The study as it is now, with each trial under `all`.
+    """The current state of the study, with each trial under `all`.
 
     Raises:
-        ConfigError: there is no such study.
+        ConfigError: the study does not exist.
     """
     study = studies.join(config)
     with studies.failures_of_storage(config):
-        found = _summary(config, study)
-    return {**found.as_dict(_run_of(config)), "all": found.listed()}
+        summary = _summary(config, study)
+    return {**summary.as_dict(_run_of(config)), "all": summary.listed()}
 
 
 def _run_of(config: Config) -> Callable[[int], str]:
@@ -137,29 +136,30 @@ def _conclude(
     evaluate: Evaluate,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """best.json, the page, and the published model."""
+    """Write best.json and the page, and publish the best model."""
     directory = config.run.directory
     with studies.failures_of_storage(config):
-        found = _summary(config, study)
+        summary = _summary(config, study)
     text = storage.read_text(storage.join(directory, CONFIG))
     path = storage.join(directory, page.PAGE)
-    storage.write_whole(path, page.render(found, text).encode())
-    made = {**found.as_dict(_run_of(config)), "page": path}
-    best = found.best
+    storage.write_whole(path, page.render(summary, text).encode())
+    made = {**summary.as_dict(_run_of(config)), "page": path}
+    best = summary.best
     if best is None:
-        errors = dict.fromkeys(trial.error for trial in found.trials if trial.error)
+        errors = dict.fromkeys(trial.error for trial in summary.trials if trial.error)
         raise TrainingError(
-            "no trial of the study has finished", where=path,
+            "no trial of the study has finished",
+            where=path,
             got="; ".join(errors) or "all were pruned",
-            remedy="look at the trials' logs (trials/<number>/logs), and change tune.space in a"
-            " study of another run.name and run.directory",
-        )  # fmt: skip
+            remedy="see the trials' logs (trials/<number>/logs); a new tune.space needs another"
+            " run.name and run.directory",
+        )
     data = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(directory, BEST), data.encode())
     made["published"] = None
     if publish and config.tune.publish:
         run = config.run.model_copy(update={"directory": _run_of(config)(best.number)})
-        note = f"best of {len(found.trials)} trials of study {found.name}: trial {best.number}"
+        note = f"best of {len(summary.trials)} trials of study {summary.name}: trial {best.number}"
         made["published"] = publishing.publish(
             config.model_copy(update={"run": run}), evaluate, note=note, progress=say
         )

@@ -1,8 +1,7 @@
 """The two ways to run a trial: `howdah train` on this machine, or a job by `howdah submit`.
 
-Both are a command in a process of its own that ends when the trial does, with the training's own
-exit code, and that saves and ends its training when it is asked to (SIGINT, SIGTERM, and the
-kernel's SIGTERM when the study's worker dies).
+Both are commands that end when the trial does, with the training's exit code. They save and end
+their training at SIGINT and SIGTERM, which the kernel sends too when the study's worker dies.
 """
 
 from __future__ import annotations
@@ -23,46 +22,46 @@ from howdah.training.process import failure
 
 HOWDAH = isolation.module("howdah.cli")
 _KILL_SECONDS = 120.0
-"""How long `howdah kill` may take: asking the job's driver, then YARN, or signals."""
+"""Time limit of `howdah kill`, which tries the job's driver, then YARN, or signals."""
 
 
 class Way(Protocol):
-    """How the trials of a study are run."""
+    """The way in which the trials of a study are run."""
 
     ranks: int
-    """Of each trial; of an elastic job, the most."""
+    """Ranks of each trial; the most ranks of an elastic job."""
     locks: tuple[str, ...]
-    """Files of the run directory that a process of an earlier attempt holds while it lives."""
+    """Lock files in the run directory that a process of an earlier attempt holds until its end."""
     keeps_lock: bool
-    """The first of them is held by this process for the command it starts."""
+    """Whether this process takes the first lock and passes it on to the command."""
     ending_seconds: float
-    """What the command may need to end besides the ranks' grace period."""
+    """Time that the command needs to end, beyond the ranks' grace period."""
     on: Place | None
-    """Where jobs run; None: no jobs."""
+    """The cluster of the jobs; None: trials are not jobs."""
 
     def command(self, config: str) -> list[str]:
-        """The command of a trial, by the path of its configuration."""
+        """The command of a trial, from the path of its configuration."""
 
     def threads(self, parallel: int) -> int | None:
-        """Compute threads of a rank where the study's configuration gives none."""
+        """Default for the compute threads of a rank."""
 
     def own_failure(self, error: HowdahError | None, local: str) -> bool:
-        """A training that ended by TrainingError failed by itself; False: it was lost.
+        """True if a training with a TrainingError failed by itself; False: it was lost.
 
         Args:
             local: the run's local directory.
         """
 
     def lost(self, error: HowdahError | None) -> bool:
-        """An error of another kind that says that the training was ended from outside."""
+        """True if an error of another class means that the training was ended from outside."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """Trials are trainings of this machine.
+    """Trials are trainings on this machine.
 
     Args:
-        ranks: of each trial.
+        ranks: ranks of each trial.
         launcher: one of launchers.LAUNCHERS.
     """
 
@@ -74,31 +73,31 @@ class Here:
     on = None
 
     def command(self, config: str) -> list[str]:
-        """As Way."""
+        """`howdah train`, with the ranks and their launcher."""
         words = ["train", "--config", config, "--json", "--np", str(self.ranks)]
         return [*HOWDAH, *words, "--launcher", self.launcher]
 
     def threads(self, parallel: int) -> int | None:
-        """Trials that run at once share the machine's cores."""
+        """This rank's share of the cores: concurrent trials share the machine."""
         return max(1, machine.cores() // (parallel * self.ranks))
 
     def own_failure(self, error: HowdahError | None, local: str) -> bool:
-        """A rank has written an error that no other rank's end has caused."""
+        """True if a rank has written an error that is not a consequence of another rank's end."""
         failed = failure.first(local)
         return failed is not None and not failed.consequence
 
     def lost(self, error: HowdahError | None) -> bool:
-        """As Way."""
+        """False: only the exit code of a local training tells that it was ended from outside."""
         return False
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialJobs:
     """Trials are jobs, with the workers and resources of the configuration's section `job`.
 
     Args:
-        on: where they run.
-        ranks: of each trial, the most.
+        on: the cluster.
+        ranks: the most ranks of each trial.
     """
 
     on: Place
@@ -109,46 +108,44 @@ class Job:
     ending_seconds = 120.0
 
     def command(self, config: str) -> list[str]:
-        """As Way."""
+        """`howdah submit --wait`, which attaches to the job of an earlier attempt."""
         return [*HOWDAH, "submit", "--config", config, "--on", self.on, "--wait", "--json"]
 
     def threads(self, parallel: int) -> int | None:
-        """job.worker.vcores: not for a study to say."""
+        """None: job.worker.vcores decides."""
         return None
 
     def own_failure(self, error: HowdahError | None, local: str) -> bool:
-        """The driver says whose failure it is; ranks on other machines leave no record here."""
+        """True unless the driver reports lost workers; remote ranks leave no record here."""
         return not isinstance(error, WorkersLost)
 
     def lost(self, error: HowdahError | None) -> bool:
-        """Its driver has died, or another has killed it."""
+        """True if the job's driver has died, or the job was killed."""
         return isinstance(error, JobLost)
 
 
 def way_of(config: Config, *, np: int | None, launcher: str | None) -> Way:
-    """How a study's trials are run.
+    """The way in which a study's trials are run.
 
     Args:
-        np, launcher: of trainings on this machine; None: not given.
+        np, launcher: ranks and launcher of trainings on this machine; None: the defaults.
     Raises:
-        UsageError: they are given, and trials are jobs.
+        UsageError: one of them is set, but trials are jobs.
     """
     if config.tune.on is None:
         return Here(np or 1, launcher or launchers.DEFAULT)
-    given = [f"--np {np}" if np else "", f"--launcher {launcher}" if launcher else ""]
-    if any(given):
+    options = [f"--np {np}" if np else "", f"--launcher {launcher}" if launcher else ""]
+    if any(options):
         raise UsageError(
-            "trials are jobs, whose ranks are the job's workers",
+            "trials are jobs, so job.workers and job.worker replace --np and --launcher",
             where=f"tune.on: {config.tune.on}",
-            expected="job.workers and job.worker instead of --np and --launcher",
-            got=" ".join(filter(None, given)),
-            remedy="leave them out, or tune.on, so that this machine trains the trials",
-        )  # fmt: skip
-    return Job(config.tune.on, config.job.most)
+            got=" ".join(filter(None, options)),
+        )
+    return TrialJobs(config.tune.on, config.job.most)
 
 
 def end_job(config: str, env: Mapping[str, str]) -> HowdahError | None:
-    """End the job of a configuration at once, if there is one; an error: it may still run."""
+    """End the job of a configuration at once, if it has one; an error: the job may still run."""
     try:
         done = subprocess.run(
             [*HOWDAH, "kill", "--config", config, "--json"], env=dict(env), text=True,
@@ -156,11 +153,11 @@ def end_job(config: str, env: Mapping[str, str]) -> HowdahError | None:
             start_new_session=True, timeout=_KILL_SECONDS,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return TrainingError("howdah kill has not ended", where=config)
+        return TrainingError(f"howdah kill did not end within {_KILL_SECONDS:.0f} s", where=config)
     if done.returncode == 0:
         return None
     try:
         error = HowdahError.from_dict(json.loads(done.stdout.splitlines()[-1]))
     except (ValueError, IndexError):
-        return TrainingError("howdah kill has failed", where=config, got=done.stdout or None)
+        return TrainingError("howdah kill failed", where=config, got=done.stdout or None)
     return None if type(error).__name__ == "NotFound" else error

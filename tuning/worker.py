@@ -1,10 +1,10 @@
-"""A worker of a study: keeps `tune.parallel` trials running until none is left.
+"""A worker of a study: it keeps `tune.parallel` trials running until all are finished.
 
-Each trial waits in Optuna's storage from the study's beginning. A worker takes its lease, has the
-sampler choose its values where no earlier attempt has, trains it, reports each evaluation, and asks
-a trial that is behind to stop in order. A trial whose worker died keeps its values, its run
-directory and its place in the study: the next worker takes the lease and goes on from the newest
-checkpoint.
+Each trial waits in Optuna's storage from the study's beginning. A worker takes the trial's lease,
+has the sampler choose its values (unless an earlier attempt has), trains it, reports each
+evaluation, and stops it gracefully if the pruner decides so. A trial whose worker died keeps its
+values, its run directory and its place in the study: the next worker takes the lease and resumes
+from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import optuna
 
 _RETRIES = 2
-"""How often a trial that was lost (killed, out of memory, its machine gone) is tried again, from
-its newest checkpoint. A trial that is lost three times would likely be lost again."""
+"""Retries of a trial that was lost (killed, out of memory, its machine gone), from its newest
+checkpoint. A trial that is lost three times would likely be lost again."""
 _LEASE_SECONDS = limit("lease_seconds", 60.0)
-"""A worker that has not been heard of for so long counts as dead, and another one takes its trials
-over: longer than a swapping machine or a slow NFS keeps a beat back."""
+"""Time without a beat after which a worker counts as dead, and another one takes over its trials:
+longer than a swapping machine or a slow NFS delays a beat."""
 _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
-"""Between two looks for trials that can be begun: it reads the storage."""
+"""Interval of the search for trials to start, which reads the storage."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,12 +46,12 @@ def trial_directory(study_directory: str, number: int) -> str:
 
 
 class Worker:
-    """One process's part of a study.
+    """The work of one process on a study.
 
     Args:
         config: the study's configuration.
-        study: Optuna's.
-        way: how trials are trained.
+        study: Optuna's study.
+        way: the way to train trials.
         say: takes lines of progress.
     """
 
@@ -71,19 +71,19 @@ class Worker:
         self._leases = Leases(self._directory, _LEASE_SECONDS, say)
         self._running: dict[int, RunningTrial] = {}
         self._in_use: set[int] = set()
-        """Trials that an earlier training has kept longer than it may take to save."""
+        """Trials whose earlier training has not ended within the time that saving may take."""
         self._signals: list[int] = []
         self._fatal: HowdahError | None = None
         self._left = True
-        """There are trials that are not finished, here or elsewhere."""
+        """Whether the study has unfinished trials, here or elsewhere."""
         self._look_at = 0.0
 
     def run(self) -> None:
-        """Work until every trial of the study is finished, by this worker or by others.
+        """Work until all trials of the study are finished, by this worker or other workers.
 
         Raises:
-            Interrupted, Terminated: asked to stop; its trials are saved.
-            HowdahError: a trial's training failed by what every other would fail by.
+            Interrupted, Terminated: the worker was asked to stop; its trials are saved.
+            HowdahError: a trial's training failed in a way in which every trial would fail.
         """
         old = {number: signal.getsignal(number) for number in _SIGNALS}
         for number in _SIGNALS:
@@ -120,12 +120,12 @@ class Worker:
             time.sleep(_POLL_SECONDS)
 
     def _obey(self) -> None:
-        """Ask the trials to save and end; at a second signal, end them."""
+        """Ask the trials to save and end after a signal; end them at once after a second one."""
         if not self._stopping:
             return
         number = signal.SIGINT if self._signals[:1] == [signal.SIGINT] else signal.SIGTERM
         for trial in self._running.values():
-            trial.ask("stop", number)
+            trial.request("stop", number)
             if len(self._signals) > 1:
                 trial.kill()
 
@@ -141,21 +141,21 @@ class Worker:
             return
         free = self._leases.free(unfinished)
 
-        # What was begun comes first: it is nearest to its end. What cannot be begun comes last.
-        def place(number: int) -> tuple[bool, bool, int]:
+        # Interrupted trials come first, since they need the least time. Trials in use come last.
+        def order(number: int) -> tuple[bool, bool, int]:
             return number in self._in_use, unfinished[number].state.name == "WAITING", number
 
-        for number in sorted(free, key=place):
+        for number in sorted(free, key=order):
             if room > 0 and not self._stopping and self._begin(unfinished[number], free[number]):
                 room -= 1
 
     def _begin(self, frozen: Any, newest: int) -> bool:
-        """Begin or go on with a trial, whose newest attempt is over; False: it is not run here."""
+        """Start or resume a trial whose newest attempt is over; False: it is not run here."""
         number = frozen.number
         attempt = self._leases.take(number, newest)
         if attempt is None:
             return False
-        # Between the look and the lease another worker may have finished it.
+        # Another worker may have finished it before this worker took the lease.
         trial = studies.begin(self._study, frozen, self._config.tune)
         if trial is None:
             self._leases.end(number, "released")
@@ -176,9 +176,8 @@ class Worker:
                 threads=self._way.threads(self._config.tune.parallel), on=self._way.on,
             )  # fmt: skip
             self._running[number] = RunningTrial(
-                number, trial, config,
-                metric=self._metric, way=self._way, say=self._say,
-            )  # fmt: skip
+                number, trial, config, metric=self._metric, way=self._way, say=self._say
+            )
         except HowdahError as error:
             self._leases.end(number, "released")
             self._fatal = self._fatal or error
@@ -188,25 +187,25 @@ class Worker:
 
     # ------------------------------------------------------------------------------ following
     def _follow(self, trial: RunningTrial) -> None:
-        if self._leases.superseded(trial.number) and trial.asked is None:
-            self._say(f"trial {trial.number}: another worker has taken it over; it ends here")
+        if self._leases.superseded(trial.number) and trial.requested is None:
+            self._say(f"trial {trial.number}: taken over by another worker; it ends here")
             trial.give_up()
         outcome = trial.ended()
         if not self._leases.superseded(trial.number):
             for number, value in trial.new_evaluations():
                 trial.trial.report(value, number)
                 self._say(f"trial {trial.number}: evaluation {number}: {self._metric} {value:.4f}")
-            going = trial.started and outcome is None and trial.asked is None
+            going = trial.started and outcome is None and trial.requested is None
             if going and trial.reported and self._behind(trial):
-                self._say(f"trial {trial.number}: behind the others, pruned")
-                trial.ask("prune")
+                self._say(f"trial {trial.number}: pruned, since it is behind the other trials")
+                trial.request("prune")
         if trial.started:
             self._in_use.discard(trial.number)
         if outcome is not None:
             del self._running[trial.number]
             self._look_at = 0.0
             if outcome.kind in ("failed", "lost", "fatal"):
-                self._leases.renew()  # was it because another worker has taken it over?
+                self._leases.renew()  # notices whether another worker has taken it over
             if self._leases.superseded(trial.number):
                 self._leases.end(trial.number, "released")
             else:
@@ -215,14 +214,14 @@ class Worker:
     def _behind(self, trial: RunningTrial) -> bool:
         newest = max(trial.reported)
         if newest == trial.judged:
-            return False  # the pruner is asked once for each evaluation
+            return False  # the pruner judges each evaluation once
         trial.judged = newest
         return trial.trial.should_prune()
 
     def _finish(self, trial: RunningTrial, outcome: Outcome) -> None:
-        """Tell the study what came of a trial, then give its lease back."""
+        """Record a trial's outcome in the study, then release its lease."""
         number, kind = trial.number, outcome.kind
-        said = "" if outcome.error is None else outcome.error.what
+        reason = "" if outcome.error is None else outcome.error.what
         if kind == "complete":
             value, run = final_value(trial.directory, self._metric)
             if value is None:
@@ -236,14 +235,14 @@ class Worker:
         elif kind == "pruned":
             studies.end_without_value(self._study, trial.trial, "PRUNED")
         elif kind == "failed":
-            self._tell_failed(trial.trial, said)
+            self._tell_failed(trial.trial, reason)
         elif kind == "lost":
-            self._say(f"trial {number}: lost: {said}")
+            self._say(f"trial {number}: lost: {reason}")
         elif kind == "fatal":
             self._fatal = self._fatal or outcome.error
         elif kind == "in use":
-            # Its worker is suspended: once awake, it finds this attempt and ends its training.
-            self._say(f"trial {number}: it is still being trained: {outcome.error.got}")
+            # Its worker is suspended. When it wakes, it sees this attempt and ends its training.
+            self._say(f"trial {number}: its earlier training still runs: {outcome.error.got}")
             self._in_use.add(number)
         self._leases.end(number, "lost" if kind == "lost" else "released")
 
@@ -254,9 +253,9 @@ class Worker:
 
     # ------------------------------------------------------------------------------ the end
     def _let_go(self) -> None:
-        """Leave no process and no lease, whatever ended the loop."""
+        """End all processes and release all leases, whatever ended the loop."""
         for trial in self._running.values():
-            trial.ask("stop")
+            trial.request("stop")
         for number, trial in list(self._running.items()):
             while trial.ended() is None:
                 time.sleep(_POLL_SECONDS)
@@ -269,8 +268,7 @@ class Worker:
         return kind(
             "the study was interrupted" if kind is Interrupted else "the study was asked to end",
             where=self._directory,
-            got="its trials were asked to save their last step",
-            remedy="start it again in the same way: it goes on from there",
+            remedy="run the same command again: trials resume from their last step",
         )
 
 

@@ -76,8 +76,8 @@ def _peer(folder: str, dataset: str, base: str, seed: int) -> dict:
         "--threads", str(len(os.sched_getaffinity(0))),
     ])  # fmt: skip
     with open(out, encoding="utf-8") as file:
-        found = json.load(file)
-    return {"accuracy": found["accuracy"], "seconds": found["train_seconds"]}
+        result = json.load(file)
+    return {"accuracy": result["accuracy"], "seconds": result["train_seconds"]}
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class Case:
     framework: str
     size: str
     tokens: int
-    """Of a micro-batch."""
+    """Tokens of a micro-batch."""
     elastic: bool = False
     workers: int = 1
     precision: str = "fp32"
@@ -169,14 +169,14 @@ def peaks(config: dict, folder: str) -> list[int]:
     arguments = ["-m", "tests.runs.jobs.stand_in_cluster", "driver", f"{folder}/job", path,
              "--application", "local_1", "--nodes", "a"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    found: dict[int, int] = {}
+    values: dict[int, int] = {}
     parents: dict[int, int] = {}
     with open(f"{folder}/driver.log", "wb") as log:
         driver = subprocess.Popen([sys.executable, *arguments], env=env, stdout=log, stderr=log)
         deadline = time.monotonic() + _LIMIT_SECONDS
         while driver.poll() is None and time.monotonic() < deadline:
             for pid, parent, role in _processes(folder):
-                found[pid] = max(found.get(pid, 0), _peak(pid))
+                values[pid] = max(values.get(pid, 0), _peak(pid))
                 if role == "training":
                     parents[pid] = parent
             time.sleep(0.02)
@@ -185,7 +185,7 @@ def peaks(config: dict, folder: str) -> list[int]:
             driver.wait()
     if driver.returncode != 0:
         raise RuntimeError(Path(f"{folder}/driver.log").read_text(encoding="utf-8")[-4000:])
-    return [found[pid] + found[parent] for pid, parent in parents.items()]
+    return [values[pid] + values[parent] for pid, parent in parents.items()]
 
 
 def _processes(folder: str) -> list[tuple[int, int, str]]:

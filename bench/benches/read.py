@@ -199,12 +199,12 @@ def _torch(folder: str) -> None:
 
 def main() -> None:
     """One child for each framework."""
-    found = []
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_dataset(folder, COUNT)
         for framework in ("tensorflow", "torch"):
-            found += harness.rows_from_child("bench.benches.read", framework, folder)
-    harness.report("read", found)
+            rows += harness.rows_from_child("bench.benches.read", framework, folder)
+    harness.report("read", rows)
 
 
 if __name__ == "__main__":

@@ -40,12 +40,12 @@ def _cluster() -> Iterator[Any]:
         yield MiniCluster(running)
         return
     with tempfile.TemporaryDirectory() as folder:
-        own = MiniCluster(folder)
-        own.start()
+        cluster = MiniCluster(folder)
+        cluster.start()
         try:
-            yield own
+            yield cluster
         finally:
-            own.stop(remove=True)
+            cluster.stop(remove=True)
 
 
 class Ours:

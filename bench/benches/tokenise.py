@@ -24,12 +24,12 @@ def _texts() -> list[str]:
     from tools.demo.corpus import PACKAGES, corpus
 
     special = ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")
-    found = [
+    texts = [
         text
         for _, text, _ in corpus(PACKAGES)
         if text and not any(word in text for word in special)
     ]
-    return list(itertools.islice(itertools.cycle(found), ROWS))
+    return list(itertools.islice(itertools.cycle(texts), ROWS))
 
 
 def main() -> None:

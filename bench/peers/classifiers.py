@@ -34,7 +34,7 @@ def classifier(kind: str, directory: str) -> Callable[[list[str], bool], list[st
             "text-classification", model=directory, truncation=True, device="cpu"
         )
         return lambda texts, bulk: [
-            found["label"] for found in judge(texts, batch_size=BATCH if bulk else 1)
+            prediction["label"] for prediction in judge(texts, batch_size=BATCH if bulk else 1)
         ]
     from howdah.models.opened.opened import open_model
 

@@ -30,10 +30,10 @@ def _ours(path: str, folder: str) -> tuple[float, dict[str, str]]:
         frame = spark.read.parquet(path).select("id", "text", "label")
         key = F.udf(gate.text_key, "string")
         with Scratch(f"{folder}/v=0", "bench") as scratch:
-            found = dedup.deduplicate(
+            pairs = dedup.deduplicate(
                 frame.withColumn("key", key("text")), options, scratch, [], driver_edges=2_000_000
             )
-            groups = {row["id"]: row["group"] for row in found.rows.select("id", "group").collect()}
+            groups = {row["id"]: row["group"] for row in pairs.rows.select("id", "group").collect()}
         return time.monotonic() - began, groups
 
 

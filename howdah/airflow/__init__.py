@@ -1,9 +1,9 @@
-"""The Airflow provider: what `pip install howdah[airflow]` adds to an Airflow.
+"""The Airflow provider that `pip install howdah[airflow]` adds to an Airflow.
 
-The second composition root beside cli: it runs everything as `howdah ...` commands in
-child processes, on this machine or on an edge node, so that an Airflow that another team runs needs
-no framework, Spark or Java. This module imports nothing of Airflow: Airflow reads `provider_info`
-at each start, and an older Airflow must be able to call `require`.
+It runs everything as `howdah ...` commands in child processes, on this machine or on an edge node,
+so an Airflow that another team runs needs no framework, Spark or Java. This module does not import
+Airflow: Airflow reads `provider_info` at each start, and an older Airflow must be able to call
+`require`.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ _MISSING = (
     ((3, 1), "tasks that wait for a person's approval (human in the loop)"),
     ((3, 3), "airflow.sdk.ResumableJobMixin and the task state store: a retry finds its job"),
 )
-"""(first version that has it, what Howdah uses)."""
+"""Features of Airflow that Howdah uses, each with the first version that has it."""
 
 
 class AirflowTooOld(UsageError, ImportError):
-    """This Airflow lacks what Howdah needs; an ImportError, as which Airflow shows it in a DAG."""
+    """Airflow is missing or too old; an ImportError, which Airflow shows as the DAG's error."""
 
 
 def require() -> None:
     """Refuse an Airflow that lacks what Howdah needs; howdah/airflow/required calls it.
 
     Raises:
-        AirflowTooOld: there is no Airflow, or one without what Howdah uses; says what is missing.
+        AirflowTooOld: Airflow is not installed, or lacks features that the message lists.
     """
-    found = _airflow_version()
-    if found is None:
+    version = _airflow_version()
+    if version is None:
         raise AirflowTooOld(
             "Howdah's Airflow provider needs Airflow, which is not installed",
             expected="Airflow 3.3 or newer",
             remedy="pip install 'howdah[airflow]'",
         )
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < _NEEDED:
         missing = [what for since, what in _MISSING if numbers < since]
         raise AirflowTooOld(
             "this Airflow is older than what Howdah needs",
             expected=f"Airflow {'.'.join(map(str, _NEEDED))} or newer",
-            got=f"Airflow {found}, which lacks: {'; '.join(missing)}",
+            got=f"Airflow {version}, which lacks: {'; '.join(missing)}",
             remedy="upgrade Airflow; `howdah submit` and `howdah train` run under any scheduler",
         )
 

@@ -13,34 +13,35 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 
 class ApproveOperator(ApprovalOperator):
-    """Waits, without a worker's slot, for "Approve" or "Reject"; without `asked` it is skipped.
+    """Waits, without a worker's slot, for "Approve" or "Reject"; skipped unless `required`.
 
-    The tasks after it need the trigger rule none_failed, so that they run where no approval was
-    asked for. "Reject" skips them. Returns {"note"}: who approved, and when.
+    The tasks after it need the trigger rule none_failed, so that they run where no approval is
+    required. "Reject" skips them. Returns {"note"}: the user who approved, and the time.
 
     Args:
-        asked: whether to wait (templated: the param `approval`).
-        verdict: of the gate (templated), shown to the user who decides.
-        run_directory: likewise.
+        required: whether to wait (templated: the param `approval`).
+        verdict: the gate's verdict (templated), shown to the user who decides.
+        run_directory: the run directory (templated), shown to that user too.
     """
 
     template_fields: Sequence[str] = (
-        *ApprovalOperator.template_fields, "asked", "verdict", "run_directory",
+        *ApprovalOperator.template_fields, "required", "verdict", "run_directory",
     )  # fmt: skip
 
     def __init__(
-        self, *, asked: bool | str = False, verdict: Any = None, run_directory: Any = None, **kwargs
-    ) -> None:
+        self, *, required: bool | str = False, verdict: Any = None, run_directory: Any = None,
+        **kwargs,
+    ) -> None:  # fmt: skip
         kwargs.setdefault("subject", "Publish the model of {{ run_id }}?")
         super().__init__(**kwargs)
-        self.asked = asked
+        self.required = required
         self.verdict = verdict
         self.run_directory = run_directory
 
     def execute(self, context: Context) -> Any:
         # Jinja renders a param as text unless the DAG asks for native types.
-        if str(self.asked).lower() != "true":
-            raise AirflowSkipException("no approval was asked for (param approval)")
+        if str(self.required).lower() != "true":
+            raise AirflowSkipException("approval is not required (param approval)")
         self.body = approval_text(self.verdict or {}, self.run_directory)
         return super().execute(context)
 
@@ -56,10 +57,10 @@ def approval_text(verdict: Mapping[str, Any], run_directory: str | None) -> str:
     lines = [f"Run directory: `{run_directory}`", ""]
     checks = verdict.get("checks") or []
     if not checks:
-        return "\n".join([*lines, "The gate asks for nothing (gate.minimum is empty)."])
-    lines += [f"The gate on {verdict.get('split')}:", "", "| metric | found | wanted | against |"]
+        return "\n".join([*lines, "The gate has no bounds (gate.minimum is empty)."])
+    lines += [f"The gate on {verdict.get('split')}:", "", "| metric | value | bound | source |"]
     lines += ["|---|---|---|---|"]
     for check in checks:
-        found = "undefined" if check["got"] is None else f"{check['got']:.6g}"
-        lines.append(f"| {check['metric']} | {found} | {check['wanted']} | {check['against']} |")
+        value = "undefined" if check["got"] is None else f"{check['got']:.6g}"
+        lines.append(f"| {check['metric']} | {value} | {check['wanted']} | {check['against']} |")
     return "\n".join(lines)

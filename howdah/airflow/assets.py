@@ -1,4 +1,4 @@
-"""The Assets of Howdah's DAGs: new data, which starts a run, a published model, an alarm."""
+"""The Assets of Howdah's DAGs: new data (starts a run), a published model, a drift alarm."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DATA = Asset(name="howdah_data", uri="x-howdah://data", group="howdah")
 "howdah", {key: value} of the configuration for the run that it starts, e.g. data.partitions."""
 
 MODEL = Asset(name="howdah_model", uri="x-howdah://model", group="howdah")
-"""A published model; the event's extra says which: name, version, path, run id, metrics."""
+"""A published model. The event's extra holds its name, version, path, run id and metrics."""
 
 DRIFT = Asset(name="howdah_drift", uri="x-howdah://drift", group="howdah")
-"""An alarm: a day's rows have drifted from those that the model was made of. The event's extra
-says which: model, version, table, partitions, columns (what has drifted), page; and "howdah"."""
+"""An alarm: a day's rows have drifted from the model's training data. The event's extra holds the
+model, version, table, partitions, drifted columns and page, and "howdah" as above."""

@@ -1,4 +1,4 @@
-"""Check that the ETL's dataset has what the run needs of it."""
+"""Check that the ETL's dataset has the rows and labels that the run needs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class DatasetOperator(HowdahOperator):
     A split without rows would show only after the training, hours later.
 
     Args:
-        made: the ETL task's output (templated); None: it was skipped because there is no source,
-            and the run takes the dataset as it is (preflight and training check it).
+        made: the ETL task's output (templated); None: the task was skipped because data.source is
+            not set, and the run uses the existing dataset (preflight and training check it).
     Returns:
         {"dataset", "state": "written"|"unchanged"|"as it is", "rows", "drops", "report"}.
     """
@@ -35,7 +35,7 @@ class DatasetOperator(HowdahOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         made, config = self.made, self.config
         if made is None:
-            self.log.info("no data.source was given: %s as it is", config["data"]["dataset"])
+            self.log.info("data.source is not set: using %s as it is", config["data"]["dataset"])
             nothing = dict.fromkeys(("rows", "drops", "report"))
             return {"dataset": config["data"]["dataset"], "state": "as it is", **nothing}
         state = "unchanged" if made["unchanged"] else "written"
@@ -52,7 +52,7 @@ class DatasetOperator(HowdahOperator):
         if problems:
             raise failures.failed(
                 {
-                    "what": "the run cannot succeed with this dataset",
+                    "what": "this dataset cannot be used for the run",
                     "where": made["dataset"],
                     "problems": problems,
                     "remedy": "see the report; data.split, data.quality and data.labels decide",
@@ -64,39 +64,37 @@ class DatasetOperator(HowdahOperator):
 
 
 def expected(made: Mapping[str, Any]) -> list[str]:
-    """What `data.expect` asked of the version, and the figures that were found."""
+    """A line for each bound of `data.expect`, with the version's figure."""
     judged = made.get("expectations") or {"found": []}
     lines = []
     for one in judged["found"]:
-        found = "not judged" if one["found"] is None else f"{one['found']:g}"
+        figure = "not judged" if one["found"] is None else f"{one['found']:g}"
         bound = "at least" if one["key"].startswith("min_") else "at most"
-        lines.append(f"expected, {one['key']}: {bound} {one['bound']:g}, {found} ({one['detail']})")
+        limit = f"{bound} {one['bound']:g}"
+        lines.append(f"expected {one['key']} {limit}: {figure} ({one['detail']})")
     return lines
 
 
 def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a run needs and the dataset lacks: error objects, empty if it lacks nothing."""
+    """Error objects for everything that a run needs and the dataset lacks."""
     rows, gate, problems = made["rows"], config["gate"], []
     if not rows.get(TRAIN):
-        problems.append({"what": "there is nothing to train on", "got": "no rows in train"})
+        problems.append({"what": "the split train has no rows"})
     classes = made.get("task", "single_label") != "regression"
     if classes and len(made["labels"]) < 2:
         problems.append(
             {
-                "what": "there are no classes to tell apart",
-                "expected": "two labels or more",
+                "what": "a classifier needs at least two labels",
                 "got": ", ".join(made["labels"]) or "none",
             }
         )
-    asks = bool(gate["minimum"]) or gate["better_than_published"]
-    asks = asks or gate.get("min_over_baseline") is not None
-    if asks and not rows.get(gate["split"]):
+    bounded = bool(gate["minimum"]) or gate["better_than_published"]
+    bounded = bounded or gate.get("min_over_baseline") is not None
+    if bounded and not rows.get(gate["split"]):
         problems.append(
             {
-                "what": "the gate has nothing to judge",
+                "what": f"the split that the gate judges, {gate['split']}, has no rows",
                 "where": "gate.split",
-                "expected": f"rows in {gate['split']}",
-                "got": "none",
                 "remedy": f"give data.split.{gate['split']} a share, or judge another split",
             }
         )

@@ -20,7 +20,7 @@ class HowdahCommandFailed(AirflowException):
 
     Args:
         error: the error object of the command's --json: what, where, expected, got, remedy.
-        code: its exit code.
+        code: the command's exit code.
     """
 
     def __init__(self, error: Mapping[str, Any], code: int) -> None:
@@ -41,7 +41,7 @@ def failed(error: Mapping[str, Any], code: int) -> HowdahCommandFailed:
 
 
 def of_error(error: HowdahError) -> HowdahCommandFailed:
-    """The same for a HowdahError of this process."""
+    """The exception to raise for a HowdahError of this process."""
     return failed(error.as_dict(), error.exit_code)
 
 

@@ -51,97 +51,95 @@ class HowdahHook(BaseHook):
         """The Connection's fields, checked.
 
         Raises:
-            HowdahCommandRefused: there is no such Connection, or its fields are not valid.
+            HowdahCommandRefused: the Connection does not exist, or its fields are not valid.
         """
         if self._settings is None:
             try:
-                found: Connection | None = self.get_connection(self.conn_id)
+                connection: Connection | None = self.get_connection(self.conn_id)
             except AirflowNotFoundException:
-                found = None
-            self._settings = self._checked(found)
+                connection = None
+            self._settings = self._checked(connection)
             for name, value in self._settings.environment.items():
                 mask_secret(value, name)  # if the name is that of a secret
         return self._settings
 
     async def asettings(self) -> settings.ConnectionSettings:
-        """The same inside a triggerer's event loop, without blocking it."""
+        """The Connection's fields, checked, without blocking a triggerer's event loop."""
         if self._settings is None:
             try:
-                found: Connection | None = await self.aget_connection(self.conn_id)
+                connection: Connection | None = await self.aget_connection(self.conn_id)
             except AirflowNotFoundException:
-                found = None
-            self._settings = self._checked(found)
+                connection = None
+            self._settings = self._checked(connection)
             for name, value in self._settings.environment.items():
                 await amask_secret(value, name)
         return self._settings
 
-    def _checked(self, found: Connection | None) -> settings.ConnectionSettings:
+    def _checked(self, connection: Connection | None) -> settings.ConnectionSettings:
         with refusals():
-            if found is None:
+            if connection is None:
                 if self.conn_id == DEFAULT_CONNECTION:
                     return settings.ConnectionSettings()
                 raise ConfigError(
-                    "there is no such Airflow Connection",
+                    "this Airflow Connection does not exist",
                     where=self.conn_id,
-                    expected=f"a Connection of type {CONNECTION_TYPE}",
-                    remedy="make it under Admin > Connections, or leave conn_id at"
-                    f" {DEFAULT_CONNECTION}",
+                    expected=f"a Connection of type {CONNECTION_TYPE}, or {DEFAULT_CONNECTION}",
                 )
-            if found.conn_type != CONNECTION_TYPE:
+            if connection.conn_type != CONNECTION_TYPE:
                 raise ConfigError(
                     "this Airflow Connection is of another type",
                     where=self.conn_id,
                     expected=CONNECTION_TYPE,
-                    got=found.conn_type,
+                    got=connection.conn_type,
                 )
-            return settings.from_extra(found.extra_dejson, self.conn_id)
+            return settings.from_extra(connection.extra_dejson, self.conn_id)
 
     @property
     def backend(self) -> str:
-        """Where training runs unless the run names a backend: "local" or "yarn"."""
+        """The backend ("local" or "yarn") of runs that name none."""
         return self.settings.backend
 
     @property
     def run_root(self) -> str:
-        """The directory of the run directories."""
+        """The parent of the run directories."""
         return self.settings.run_root or os.path.join(_airflow_home(), "howdah-runs")
 
     # --------------------------------------------------------------------------------- policy
     @property
     def policy(self) -> policies.Policy:
-        """What may be sent to DAGs with this Connection: its own policy, else the installation's.
+        """The policy for values sent to DAGs with this Connection: its own, or the installation's.
 
-        run_root, the installation's defaults of the form, and what its daily DAGs read and write by
-        them are allowed in addition.
+        It also allows run_root, the installation's defaults of the form, and the tables and paths
+        that these defaults give to the daily DAGs.
 
         Raises:
             HowdahCommandRefused: the policy or the defaults cannot be read, or are not valid.
         """
         if self._policy is None:
             with refusals():
-                found, name = policies.in_force(self.settings.policy)
+                policy, name = policies.in_force(self.settings.policy)
                 defaults = _merged(
-                    found.defaults, trigger_form.sections(trigger_form.installed_defaults())
+                    policy.defaults, trigger_form.sections(trigger_form.installed_defaults())
                 )
                 tables, paths = self._granted()
-                roots = list(dict.fromkeys([*found.roots, self._root(), *paths]))
+                roots = list(dict.fromkeys([*policy.roots, self._root(), *paths]))
                 update = {
-                    "roots": roots, "tables": list(dict.fromkeys([*found.tables, *tables])),
-                    "defaults": defaults, "name": found.name or name,
+                    "roots": roots, "tables": list(dict.fromkeys([*policy.tables, *tables])),
+                    "defaults": defaults, "name": policy.name or name,
                 }  # fmt: skip
-                self._policy = found.model_copy(update=update)
+                self._policy = policy.model_copy(update=update)
         return self._policy
 
     def _granted(self) -> tuple[list[str], list[str]]:
-        """Tables and paths of the installation's own daily DAGs."""
+        """Tables and paths that the installation's defaults give to the daily DAGs."""
         sections = trigger_form.sections(trigger_form.installed_defaults())
-        own = daily.from_defaults(trigger_form.installation())
-        tables, paths = daily.granted(own, configs.from_dict(sections, where="the defaults"))
+        days = daily.from_defaults(trigger_form.installation())
+        tables, paths = daily.granted(days, configs.from_dict(sections, where="the defaults"))
         whole = [self._whole(path) for path in paths]
         return tables, [path for path in whole if path and shape_problem(path) is None]
 
     def _whole(self, path: str) -> str | None:
-        """A path that is absolute; None: relative to a directory that is not known here."""
+        """The absolute path; None: relative to a directory of an edge node."""
         if "://" in path or path.startswith("/"):
             return path
         if self.settings.ssh_conn_id is not None:
@@ -150,8 +148,8 @@ class HowdahHook(BaseHook):
 
     def _root(self) -> str:
         """run_root, made absolute if it is a directory of this machine."""
-        known, root = self.settings, self.run_root
-        if known.ssh_conn_id is None and storage.is_local(root) and "://" not in root:
+        fields, root = self.settings, self.run_root
+        if fields.ssh_conn_id is None and storage.is_local(root) and "://" not in root:
             return os.path.join(self._directory(), os.path.expanduser(root))
         return root
 
@@ -159,22 +157,22 @@ class HowdahHook(BaseHook):
         return self.settings.working_directory or _airflow_home()
 
     def judge(self) -> Judge:
-        """The policy as a Judge of what was sent. An edge node judges its own paths."""
-        known = self.settings
+        """The policy as a Judge of the values that were sent. An edge node judges its paths."""
+        fields = self.settings
         with refusals():
             return Judge(
-                self.policy, env={**os.environ, **known.environment},
-                directory=self._directory(), paths=known.ssh_conn_id is None,
+                self.policy, env={**os.environ, **fields.environment},
+                directory=self._directory(), paths=fields.ssh_conn_id is None,
             )  # fmt: skip
 
     def refuse_unless_listed(self) -> None:
         """Refuse a Connection that was sent unless the installation allows its name.
 
-        The Connection's own policy does not decide this: it says what may be asked of the
-        Connection, not who may choose it.
+        The Connection's own policy limits what is sent to the Connection; the installation's
+        policy limits which Connections a user may choose.
 
         Raises:
-            HowdahCommandRefused: it is not allowed.
+            HowdahCommandRefused: the name is not allowed.
         """
         with refusals():
             installed, name = policies.in_force()
@@ -186,34 +184,32 @@ class HowdahHook(BaseHook):
             if listed is None and (self.conn_id in usual or self.settings.policy is not None):
                 return
             raise ConfigError(
-                "conn_id is refused by the policy's rule `conn_ids`: it is not one of them",
+                "conn_id is refused by the policy's rule `conn_ids`: it is not listed",
                 where=name,
                 expected=", ".join(listed or ())
-                or f"{', '.join(sorted(usual))}, or a Connection with a policy of its own",
+                or f"{', '.join(sorted(usual))}, or a Connection with its own policy",
                 got=self.conn_id,
-                remedy="leave conn_id as it is, or have the administrator of this installation list"
-                " it",
             )
 
     # ------------------------------------------------------------------------------- commands
     def runner(self) -> runners.Runner:
         """The runner of the Connection: this machine's, or an edge node's."""
         if self._runner is None:
-            known = self.settings
-            if known.ssh_conn_id is None:
+            fields = self.settings
+            if fields.ssh_conn_id is None:
                 self._runner = runners.LocalRunner(
-                    known.command or runners.local_command(),
-                    environment=known.environment,
+                    fields.command or runners.local_command(),
+                    environment=fields.environment,
                     directory=self._directory(),
                 )
             else:
                 from howdah.airflow.runner.ssh import SshRunner
 
                 self._runner = SshRunner(
-                    known.command or "howdah",
-                    ssh_conn_id=known.ssh_conn_id,
-                    environment=known.environment,
-                    directory=known.working_directory,
+                    fields.command or "howdah",
+                    ssh_conn_id=fields.ssh_conn_id,
+                    environment=fields.environment,
+                    directory=fields.working_directory,
                 )
         return self._runner
 
@@ -230,12 +226,12 @@ class HowdahHook(BaseHook):
 
         Args:
             arguments: the command and its options; `--json` among them.
-            config: the configuration, given to the command as `--config -`, with the secrets of
+            config: the configuration, sent to the command as `--config -`, with the secrets of
                 the installation's defaults; `policy` is applied to it and to the arguments.
             on_line: called with each line of progress; none: the task's log.
-            task: names the task (dag, run, task, map index): two commands of one task never run
-                at once, the second waits for the end of the first.
-            grace_seconds: how long the command has for an orderly end when it is cancelled.
+            task: names the task (dag, run, task, map index). Two commands of one task never run
+                at once: the second waits for the end of the first.
+            grace_seconds: time limit for an orderly end after a cancellation.
         Raises:
             HowdahCommandRefused: the command refused its input (exit codes 1 to 4).
             HowdahCommandFailed: the command failed, and a retry may succeed.
@@ -256,7 +252,10 @@ class HowdahHook(BaseHook):
         task: str | None = None,
         grace_seconds: float = 60.0,
     ) -> runners.CommandResult:
-        """The same, whatever the exit code (`howdah doctor` prints its object with exit code 1)."""
+        """Run a command as `run` does and return its result, whatever the exit code.
+
+        `howdah doctor` prints its object with exit code 1.
+        """
         text = policy = None
         if not self.policy.trusted:
             policy = policies.to_yaml(self.policy)
@@ -273,13 +272,12 @@ class HowdahHook(BaseHook):
         return runners.CommandResult(done.code, masked(done.result), masked(done.tail))
 
     def error_of(self, arguments: Sequence[str], done: runners.CommandResult) -> dict[str, Any]:
-        """The error object of a command that failed, made here if it printed none."""
+        """The error object of a command that failed, or one for a command that printed none."""
         if done.code and done.result and "what" in done.result:
             return done.result
         return {
-            "what": f"`howdah {arguments[0]}` ended without an answer",
+            "what": f"`howdah {arguments[0]}` ended without a JSON object on stdout",
             "where": self.runner().where,
-            "expected": "one JSON object on stdout",
             "got": "\n".join([f"exit code {done.code}", *done.tail]),
         }
 
@@ -287,7 +285,7 @@ class HowdahHook(BaseHook):
         self.log.info("%s", line)
 
     def cancel(self, seconds: float = 60.0) -> None:
-        """End the running command in order; may be called from a signal handler."""
+        """End the running command gracefully; may be called from a signal handler."""
         if self._runner is not None:
             self._runner.cancel(seconds)
 
@@ -297,58 +295,59 @@ class HowdahHook(BaseHook):
 
         Args:
             user: proxied user (`run.user`).
-            patience: seconds to try again while it does not answer; none: the client's default.
+            patience: seconds to retry while it does not answer; none: the client's default.
         Raises:
-            HowdahCommandRefused: neither names one.
+            HowdahCommandRefused: neither names a ResourceManager.
         """
         from howdah.hadoop import conf
         from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 
-        known = self.settings
+        fields = self.settings
         with refusals():
             # The environment of an edge node does not apply to this machine.
-            here = {} if known.ssh_conn_id else known.environment
+            here = {} if fields.ssh_conn_id else fields.environment
             loaded = conf.load({**os.environ, **here}, names=conf.YARN_FILES)
-            if not known.resourcemanager and not any(map(_of_yarn, loaded.values)):
+            named = any(name.startswith("yarn.resourcemanager.") for name in loaded.values)
+            if not fields.resourcemanager and not named:
                 raise ConfigError(
-                    "nothing says where YARN's ResourceManager is",
+                    "the address of YARN's ResourceManager is not set",
                     where=f"Airflow Connection {self.conn_id}",
                     expected="the field resourcemanager (http://host:8088), or HADOOP_CONF_DIR in"
                     " the environment of Airflow's machines or in the field environment",
                 )
-            if known.keytab is not None:
+            if fields.keytab is not None:
                 loaded = loaded.with_values({"hadoop.security.authentication": "kerberos"})
             return ResourceManager(
-                loaded, user=user, urls=known.resourcemanager or None,
+                loaded, user=user, urls=fields.resourcemanager or None,
                 patience=PATIENCE_SECONDS if patience is None else patience,
             )  # fmt: skip
 
     @contextlib.contextmanager
     def logged_in(self) -> Iterator[None]:
-        """With a Kerberos ticket of the Connection's keytab, if it has one."""
+        """Context with a Kerberos ticket of the Connection's keytab, if it has one."""
         from howdah.hadoop import kerberos
 
-        known = self.settings
-        with kerberos.logged_in(known.keytab, known.principal, f"{self.conn_id}: keytab"):
+        fields = self.settings
+        with kerberos.logged_in(fields.keytab, fields.principal, f"{self.conn_id}: keytab"):
             yield
 
     def test_connection(self) -> tuple[bool, str]:
-        """For Airflow's button "Test": whether the program and the ResourceManager answer."""
+        """Airflow's button "Test": whether the program and the ResourceManager answer."""
         try:
             self.run(["config", "explain", "run.name", "--json"], on_line=lambda line: None)
-            found = f"howdah answers on {self.runner().where}"
+            answer = f"howdah answers on {self.runner().where}"
             if self.settings.backend == "yarn":
                 with self.logged_in():
                     info = self.resource_manager(patience=5.0).info()
-                found += f"; YARN {info.get('resourceManagerVersion')} is {info.get('state')}"
+                answer += f"; YARN {info.get('resourceManagerVersion')} is {info.get('state')}"
         except (failures.HowdahCommandFailed, HowdahError) as error:
             return False, str(error)
-        return True, found
+        return True, answer
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Raise a HowdahError of this process as an exception of Airflow's."""
+    """Raise a HowdahError of this process as an Airflow exception."""
     try:
         yield
     except HowdahError as error:
@@ -359,7 +358,7 @@ def masked(value: Any) -> Any:
     """The value with `***` for every secret that Airflow knows.
 
     Airflow masks them in the task's log file, but not where the scheduler repeats the log on its
-    stdout (LocalExecutor). Keys are not looked at: `tokens` is not a secret here.
+    stdout (LocalExecutor). Keys are kept: `tokens` is not a secret here.
     """
     if isinstance(value, str):
         return redact(value)
@@ -377,10 +376,6 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merged(merged[name], value) if both else value
     return merged
-
-
-def _of_yarn(name: str) -> bool:
-    return name.startswith("yarn.resourcemanager.")
 
 
 def _airflow_home() -> str:

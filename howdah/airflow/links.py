@@ -29,7 +29,7 @@ class PushedLink(BaseOperatorLink):
     """A link whose URL the operator, or its trigger, pushes."""
 
     def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
-        """The URL that was pushed; "": none yet."""
+        """The URL that was pushed, or "" before that."""
         return XCom.get_value(ti_key=ti_key, key=self.xcom_key) or ""
 
 
@@ -80,8 +80,8 @@ def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> N
 
     Args:
         where: dag_id, run_id, task_id and map_index of the task.
-        link: its class.
-        url: none: the link is not shown.
+        link: the link's class.
+        url: the URL; None: the link is not shown.
     """
     XCom.set(key=link.xcom_key, value=url or "", **where)
 
@@ -89,7 +89,8 @@ def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> N
 def push_meanwhile(
     where: Mapping[str, Any], link: type[PushedLink], url: str | None, log: Any
 ) -> None:
-    """The same while a command runs, which does not need the link: a failure is only logged."""
+    """Set a link's URL while a command runs. The command goes on without it: a failure is only
+    logged."""
     try:
         push(where, link, url)
     except (AirflowException, AirflowRuntimeError, OSError, TypeError) as error:
@@ -112,13 +113,13 @@ def application_page(manager: Any, application: str) -> str:
 def run_page(
     settings: Any, run_root: str, directory: str, *, conf: Any = None, report: bool = False
 ) -> str | None:
-    """The page of a run directory; None: there is none.
+    """The page of a run directory; None: no server shows it.
 
     Args:
-        settings: of the Connection; its `files_url` shows the files of `run_root`.
+        settings: settings of the Connection; its `files_url` shows the files of `run_root`.
         directory: the run directory.
-        conf: the cluster's HadoopConf: the NameNode has a page of a directory on HDFS.
-        report: the report is written: link to it where a browser can show it.
+        conf: the cluster's HadoopConf: the NameNode has a page for each directory on HDFS.
+        report: True once the report is written: link to it where a browser can show it.
     """
     if page := file_page(settings, run_root, directory):
         return f"{page}/{REPORT}" if report else f"{page}/"
@@ -126,7 +127,7 @@ def run_page(
 
 
 def file_page(settings: Any, run_root: str, path: str) -> str | None:
-    """The URL of a file below `run_root`; None: it is not there, or no server shows it."""
+    """The URL of a file below `run_root`; None: the path is elsewhere, or no server shows it."""
     inside = path.removeprefix(run_root.rstrip("/") + "/")
     if settings.files_url and inside != path:
         return f"{settings.files_url.rstrip('/')}/{quote(inside)}"
@@ -134,10 +135,10 @@ def file_page(settings: Any, run_root: str, path: str) -> str | None:
 
 
 def directory_page(conf: Any, directory: str) -> str | None:
-    """The NameNode's page of a directory; None: not on HDFS.
+    """The NameNode's page of a directory; None: the directory is not on HDFS.
 
-    Not of the report itself: WebHDFS makes a browser save files, and the directory exists from the
-    start.
+    The link is to the directory, not to the report in it: WebHDFS makes a browser save files, and
+    the directory exists from the start.
 
     Args:
         conf: the cluster's HadoopConf.
@@ -155,7 +156,7 @@ def directory_page(conf: Any, directory: str) -> str | None:
 
 
 def tracking_page(config: Mapping[str, Any]) -> str | None:
-    """The MLflow server's pages; None: the run is not tracked on one.
+    """The MLflow server's pages; None: the run is not tracked on a server.
 
     Args:
         config: the run configuration, nested.
@@ -170,16 +171,16 @@ def tracking_page(config: Mapping[str, Any]) -> str | None:
 
 
 def logged_run(line: str) -> str | None:
-    """MLflow's id of the run in rank 0's line that has it; None: another line."""
-    found = _LOGGED_RUN.search(line)
-    return found and found.group(1)
+    """MLflow's id of the run in a line of rank 0; None: the line has none."""
+    match = _LOGGED_RUN.search(line)
+    return match and match.group(1)
 
 
 def tracked_run(page: str | None, run_id: str | None) -> str | None:
-    """The page of a run in MLflow; before its id is known, the server's.
+    """The page of a run in MLflow; before the run's id is known, the server's.
 
     Args:
-        page: of `tracking_page`.
+        page: the result of `tracking_page`.
         run_id: MLflow's id of the run.
     """
     return f"{page}#/runs/{run_id}" if page and run_id else page

@@ -10,7 +10,7 @@ from howdah.config.launchers import DEFAULT
 from howdah.config.splits import SPLITS
 
 _TEARDOWN_SECONDS = 30.0
-"""What a stopped training needs after its checkpoint: to end ranks and launcher, write files."""
+"""Time that a stopped training needs after its checkpoint to end its ranks and write files."""
 
 
 def train(
@@ -28,10 +28,10 @@ def train(
         config: the whole configuration, nested.
         task: names the task (operators.task_key): the command waits for an earlier try's end.
         np: ranks.
-        launcher: one of launchers.LAUNCHERS (one rank needs none).
+        launcher: one of launchers.LAUNCHERS, for more than one rank.
         on_line: called with each line of rank 0; none: the task's log.
     Raises:
-        HowdahCommandFailed, HowdahCommandRefused: the error of the first rank that failed.
+        HowdahCommandFailed: with the error of the first rank that failed.
     """
     result = hook.run(
         ["train", "--json", "--np", str(int(np)), "--launcher", launcher],
@@ -49,7 +49,7 @@ def train(
 
 
 def grace_seconds(config: Mapping[str, Any]) -> float:
-    """How long an orderly end of the training may take."""
+    """Time limit for an orderly end of the training."""
     checkpoint = config.get("checkpoint") or {}
     return float(checkpoint.get("grace_seconds", 30.0)) + _TEARDOWN_SECONDS
 

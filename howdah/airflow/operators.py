@@ -24,30 +24,31 @@ from howdah.errors import ConfigError
 from howdah.hadoop.resourcemanager import APPLICATION
 
 _NAME_CHARACTERS = 200
-"""Most characters of a run's id (up to 250) in a file's name (up to 255)."""
+"""Most characters of a run's id (at most 250) in a file's name (at most 255)."""
 
 
 def task_key(context: Context) -> str:
-    """The name of a task of a run, the same for all its tries."""
+    """The name of a run's task, the same for all its tries."""
     ti = context["ti"]
     return "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)))
 
 
 def safe_name(text: str) -> str:
-    """A text as one readable name in a path. Two DAG ids never give the same name: Airflow allows
-    only the characters that are kept."""
+    """A text as one readable name in a path.
+
+    Two DAG ids never give the same name: Airflow allows only characters that are kept here.
+    """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
 
 
 def run_name(run_id: str) -> str:
-    """A DAG run's id as one name in a path; two ids never give the same.
+    """A DAG run's id as one name in a path; two ids never give the same name.
 
     The name always has the id's hash, since the user who triggers a run may choose an id that
     reads like the name of another one.
     """
-    return (
-        f"{safe_name(run_id)[:_NAME_CHARACTERS]}-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:12]
+    return f"{safe_name(run_id)[:_NAME_CHARACTERS]}-{digest}"
 
 
 class HowdahOperator(ReportsLineage, BaseOperator):
@@ -90,13 +91,13 @@ class HowdahOperator(ReportsLineage, BaseOperator):
     def command(
         self, context: Context, *arguments: str, config: bool = True, **options: Any
     ) -> dict[str, Any]:
-        """Run a howdah command with this task's configuration; the JSON object that it prints."""
+        """Run a howdah command with this task's configuration; return its JSON object."""
         if config and not isinstance(self.config, Mapping):
             raise failures.failed(
                 {
                     "what": "the task has no configuration",
                     "where": self.task_id,
-                    "expected": "the output of the task check: its key config",
+                    "expected": "the key `config` of the output of the task check",
                     "got": type(self.config).__name__,
                 },
                 2,
@@ -109,51 +110,51 @@ class HowdahOperator(ReportsLineage, BaseOperator):
         return made
 
     def showing_application(self, where: Mapping[str, Any]) -> Callable[[str], None]:
-        """For `on_line`: logs each line; the first that names an application gives the task its
-        link, while the command runs.
+        """A callback for `on_line` that logs each line. The first application that a line names
+        becomes the task's link while the command runs.
 
         Args:
-            where: the task, as a link's place.
+            where: dag_id, run_id, task_id and map_index of the task.
         """
         shown = False
 
         def on_line(line: str) -> None:
             nonlocal shown
             self.log.info("%s", line)
-            found = None if shown else APPLICATION.search(line)
-            if found is not None:
+            application = None if shown else APPLICATION.search(line)
+            if application is not None:
                 shown = True
                 if manager := self.manager():
-                    page = links.application_page(manager, found.group())
+                    page = links.application_page(manager, application.group())
                     links.push_meanwhile(where, links.ApplicationLink, page, self.log)
 
         return on_line
 
     def manager(self) -> Any:
-        """YARN's ResourceManager; None: the Connection names no cluster."""
+        """YARN's ResourceManager; None: the Connection does not name a cluster."""
         try:
             return self.hook.resource_manager()
         except failures.HowdahCommandFailed:
             return None
 
     def on_kill(self) -> None:
-        """End the command in order; the guard completes that if it outlasts Airflow's patience."""
+        """End the command gracefully; the guard finishes that if Airflow kills this process."""
         if self._hook is not None:
             self._hook.cancel()
 
 
 class CheckOperator(HowdahOperator):
-    """Checks what was sent, logs the whole configuration, and returns it.
+    """Checks the values that were sent, logs the whole configuration, and returns it.
 
-    Sent by the form, the API or an Asset's event: keys and values are checked, and whether the
-    installation's policy allows them. Each command that gets the configuration applies the policy
-    again on the machine where it runs.
+    Values come from the form, the API or an Asset's event. Keys, values and the installation's
+    policy are checked here; each command that gets the configuration applies the policy again on
+    the machine where it runs.
 
     Returns {"config", "backend", "conn_id", "run_directory"}. The run directory is the same for
     every try of the DAG run, so a retry resumes. A subclass sets keys by `decided`.
 
     Args:
-        backend: "local" or "yarn"; none: the param `backend`, else the Connection's.
+        backend: "local" or "yarn"; none: the param `backend`, else the Connection's backend.
     """
 
     template_fields: Sequence[str] = ("conn_id", "backend")
@@ -175,17 +176,15 @@ class CheckOperator(HowdahOperator):
             params = trigger_form.sent(context)
             backend = self.backend or params.get("backend") or self.hook.backend
             if backend not in trigger_form.BACKENDS:  # no schema was applied to an event
-                raise ConfigError(
-                    "no such backend", where="backend", expected=" or ".join(trigger_form.BACKENDS),
-                    got=repr(backend),
-                )  # fmt: skip
+                known = " or ".join(trigger_form.BACKENDS)
+                raise ConfigError(f"unknown backend {backend!r}", where="backend", expected=known)
             _reachable(directory, backend, self.conn_id)
             defaults = trigger_form.installed_defaults()
             lines = set_lines.parse(params.get(set_lines.SET), trigger_form.sections(defaults))
-            asked = {**params, **lines.values}
-            overrides = {**self.decided(context, asked), "run.directory": directory}
+            values = {**params, **lines.values}
+            overrides = {**self.decided(context, values), "run.directory": directory}
             nested = trigger_form.config(
-                {name: value for name, value in params.items() if name in asked},
+                {name: value for name, value in params.items() if name in values},
                 backend=backend, overrides=overrides, defaults=defaults, judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
@@ -199,34 +198,35 @@ class CheckOperator(HowdahOperator):
         }
 
     def decided(self, context: Context, sent: dict[str, Any]) -> dict[str, Any]:
-        """{key: value} that the run sets itself, whatever was sent.
+        """{key: value} that the run sets itself, overriding the values that were sent.
 
         Args:
-            sent: {key: value}; what is no key of the configuration is taken out.
+            sent: {key: value}; an override removes the entries that are not configuration keys.
         """
         return {}
 
 
 def _reachable(directory: str, backend: str, conn_id: str) -> None:
-    """Refuse a run directory of this machine for YARN, whose containers cannot reach it."""
+    """Refuse a local run directory for YARN, whose containers cannot reach it."""
     if backend == "yarn" and ("://" not in directory or directory.startswith("file://")):
         raise ConfigError(
-            "run directories of the backend yarn must lie where the cluster's nodes find them",
+            "the cluster's nodes cannot reach a local run directory (backend yarn)",
             where=f"Airflow Connection {conn_id}, field run_root",
-            expected="such as hdfs:///user/me/howdah/runs",
+            expected="shared storage, such as hdfs:///user/me/howdah/runs",
             got=directory,
         )
 
 
 class PreflightOperator(HowdahOperator):
-    """Checks before any work is done whether the run can succeed.
+    """Checks before any work starts whether the run can succeed.
 
-    The machine, the cluster, and the configuration as the program there reads it; without a source
-    for the ETL the dataset exists, so the job is checked too: steps, queue, containers, capacity.
+    It checks the machine, the cluster, and the configuration as the program there reads it. If the
+    ETL has no source, the dataset exists, so the job is checked too: steps, queue, containers and
+    capacity.
 
     Args:
         backend: "local" or "yarn".
-        np, launcher: ranks of the local backend, and the launcher that starts them.
+        np, launcher: ranks of the local backend, and their launcher.
     """
 
     template_fields: Sequence[str] = ("conn_id", "config", "backend", "np", "launcher")
@@ -254,17 +254,17 @@ class PreflightOperator(HowdahOperator):
                 if int(self.np) > 1:
                     preflight.carrier(self.config, row)
             launcher = self.launcher if int(self.np) > 1 else None
-        found = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
+        result = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
         if self.backend == "yarn":
-            found["yarn"] = preflight.resource_manager(self.hook, self.log)
+            result["yarn"] = preflight.resource_manager(self.hook, self.log)
         if not has_source(self.config):
-            found["job"] = self._job(context)
-        return found
+            result["job"] = self._job(context)
+        return result
 
     def _job(self, context: Context) -> dict[str, Any]:
         if self.backend == "yarn":
-            asked = self.command(context, "submit", "--dry-run", "--on", "yarn")["application"]
-            return {key: asked.get(key) for key in ("name", "queue", "workers", "attempts")}
+            job = self.command(context, "submit", "--dry-run", "--on", "yarn")["application"]
+            return {key: job.get(key) for key in ("name", "queue", "workers", "attempts")}
         plan = self.command(context, "plan", "--np", str(int(self.np)))
         keys = ("dataset", "rows", "world_size", "steps_per_epoch", "steps")
         return {key: plan.get(key) for key in keys}
@@ -277,9 +277,9 @@ def has_source(config: Mapping[str, Any]) -> bool:
 
 
 class EtlOperator(HowdahOperator):
-    """Makes the dataset, or finds it unchanged: with Spark on this machine, or on YARN.
+    """Writes the dataset with Spark, on this machine or on YARN, unless it is unchanged.
 
-    Without a source it is skipped: the run takes the dataset that exists.
+    Without a source it is skipped: the run uses the existing dataset.
     """
 
     operator_extra_links = (links.ApplicationLink(), links.ReportLink())
@@ -288,8 +288,8 @@ class EtlOperator(HowdahOperator):
         where = ownership.TaskKey.of(context["ti"]).as_dict()
         links.begin(where, self.operator_extra_links)
         if isinstance(self.config, Mapping) and not has_source(self.config):
-            raise AirflowSkipException("no source is given: the dataset is taken as it is")
-        # A killed command kills its application with Spark's client, which starts a JVM first.
+            raise AirflowSkipException("data.source is not set: the run uses the existing dataset")
+        # The command kills its application with Spark's client, which starts a JVM first.
         made = self.command(
             context, "etl", grace_seconds=90.0, on_line=self.showing_application(where)
         )
@@ -304,7 +304,7 @@ class EtlOperator(HowdahOperator):
         return made
 
     def lineage(self) -> touched.Touched:
-        """The source's rows in, a version of the dataset out."""
+        """Input: the source's rows. Output: a version of the dataset."""
         return touched.etl(self.lineage_places(), self.config, self.answered.get("etl"))
 
 
@@ -334,28 +334,28 @@ class EvaluateOperator(HowdahOperator):
 
 
 class GateOperator(HowdahOperator):
-    """Judges the run's metrics by the gate; a model that misses it fails without a retry.
+    """Compares the run's metrics with the gate's bounds; a miss fails the task without a retry.
 
-    A gate that asks for the baseline has it measured first, on the dataset that the run had.
+    A gate with `min_over_baseline` measures the baseline first, on the run's dataset.
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
         gate = self.config["gate"] if isinstance(self.config, Mapping) else {}
         if gate.get("min_over_baseline") is not None:
             measured = self.command(context, "baseline")
-            found = {split: scalars(of) for split, of in measured["metrics"].items()}
-            self.log.info("baseline: %s", found)
+            metrics = {split: scalars(of) for split, of in measured["metrics"].items()}
+            self.log.info("baseline: %s", metrics)
         return self.command(context, "gate")
 
 
 class PublishOperator(HowdahOperator):
     """Publishes the run's export as the model's newest version.
 
-    Each of the task's outlets (Assets) gets an event with the version and its metrics. What the
-    report says of the model stands in the task's log: the tasks gate and approve decide here.
+    Each of the task's outlets (Assets) gets an event with the version and its metrics. Warnings of
+    the report are only logged (--anyway): the tasks gate and approve decide here.
 
     Args:
-        note: kept with the version.
+        note: text that is kept with the version.
     """
 
     template_fields: Sequence[str] = ("conn_id", "config", "note")
@@ -377,7 +377,7 @@ class PublishOperator(HowdahOperator):
         return {**small, "changed": published.get("changed")}
 
     def lineage(self) -> touched.Touched:
-        """The run in, a version of the model out."""
+        """Input: the run. Output: a version of the model."""
         made = self.answered.get("publish")
         return touched.published(self.lineage_places(), self.config, made)
 
@@ -386,12 +386,12 @@ class PredictOperator(HowdahOperator):
     """Classifies the rows of a source with a published model, a run's model or an export.
 
     Args:
-        model, source: as `howdah predict` takes them.
+        model, source: --model and --source of `howdah predict`.
         target: its --output.
-        text_columns, id_column, master: likewise; none: its defaults.
+        text_columns, id_column, master: its options; none: its defaults.
         overwrite: replace an existing output, once the new one is complete.
-        batch: likewise, such as "{{ ds }}" with a table as target.
-        config: with `data.spark`, for a Spark master; none: the defaults.
+        batch: its --batch, such as "{{ ds }}" with a table as target.
+        config: a configuration with `data.spark`, for a Spark master; none: the defaults.
     """
 
     template_fields: Sequence[str] = (
@@ -435,11 +435,11 @@ class PredictOperator(HowdahOperator):
             arguments += ["--overwrite"]
         if self.batch:
             arguments += ["--batch", self.batch]
-        given = isinstance(self.config, Mapping)
-        return self.command(context, *arguments, config=given, grace_seconds=90.0)
+        has_config = isinstance(self.config, Mapping)
+        return self.command(context, *arguments, config=has_config, grace_seconds=90.0)
 
     def lineage(self) -> touched.Touched:
-        """The rows and the model in, the predictions out."""
+        """Inputs: the rows and the model. Output: the predictions."""
         return touched.scored(
             self.lineage_places(), source=self.source, output=self.target, model=self.model,
             made=self.answered.get("predict") or {},
@@ -447,7 +447,7 @@ class PredictOperator(HowdahOperator):
 
 
 class CleanUpOperator(HowdahOperator):
-    """Kills the run's application if it still runs; a teardown, which fails no finished run.
+    """Kills the run's application if it still runs; a teardown that never fails a finished run.
 
     Args:
         backend: "local" or "yarn".
@@ -461,13 +461,13 @@ class CleanUpOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         if self.backend != "yarn" or not isinstance(self.config, Mapping):
-            self.log.info("nothing to end: commands on a machine end with their tasks")
+            self.log.info("nothing to kill: local commands end with their tasks")
             return {"application": None}
         try:
             killed = self.command(context, "kill")
         except failures.HowdahCommandFailed as error:
             if error.details.get("error") == "NotFound":
-                self.log.info("nothing to end: no application was submitted for this run")
+                self.log.info("nothing to kill: this run has not submitted an application")
             else:  # a warning only: the run's own result does not depend on it
                 self.log.warning("the run's application could not be killed: %s", error)
             return {"application": None}

@@ -1,4 +1,4 @@
-"""Checks of the machine or cluster before a run, and which findings stop it."""
+"""Checks of the machine or cluster before a run, and which of their failures stop the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 
 _TRAINING = {"packages", "shared memory"}
-"""Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
+"""Checks of `howdah doctor` that a machine must pass to train (not to submit)."""
 _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
-"""Those that it must pass to submit; a skipped one counts as failed: no cluster is configured."""
+"""Checks that a machine must pass to submit. A skipped check fails here: the cluster is not
+configured."""
 _LAUNCHERS = {check for row in LAUNCHERS.values() for check in row.checks}
-"""Those that it must pass if a launcher that needs them starts ranks there."""
+"""Checks that a machine must pass if a launcher that needs them starts ranks there."""
 
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
@@ -28,11 +29,10 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
     rows = config["training"]["global_batch_size"]
     if not 1 <= np <= rows:
         raise ConfigError(
-            "the global batch has no row for each rank",
+            "each rank needs at least one row of the global batch",
             where="np, training.global_batch_size",
             expected=f"1 to {rows} ranks",
             got=str(np),
-            remedy="start fewer ranks, or raise training.global_batch_size",
         )
 
 
@@ -40,7 +40,7 @@ def carrier(config: Mapping[str, Any], launcher: Launcher) -> None:
     """Refuse a framework whose ranks the launcher does not start.
 
     Raises:
-        ConfigError: as `launchers.require_carrier`.
+        ConfigError: see `launchers.require_carrier`.
     """
     training = TrainingSection.model_validate(config["training"])
     require_carrier(launcher, training.framework, training.comm)
@@ -52,9 +52,9 @@ def doctor(
     """Run `howdah doctor` on the machine of the commands and log each of its findings.
 
     Args:
-        launcher: starts the ranks there; None: no ranks are started.
+        launcher: the launcher of the ranks; None: no ranks are started.
     Raises:
-        HowdahCommandRefused: with everything that this backend needs and the machine lacks.
+        HowdahCommandRefused: with every check that this backend needs and the machine fails.
     """
     done = hook.call(["doctor", "--json"])
     if done.result is None or "checks" not in done.result:
@@ -67,7 +67,7 @@ def doctor(
         raise failures.failed(
             {
                 "error": "CheckFailed",
-                "what": f"{hook.runner().where} is not fit for a run on backend {backend}",
+                "what": f"{hook.runner().where} lacks what the backend {backend} needs",
                 "problems": [
                     {"what": check["name"], "got": check["found"], "remedy": check["remedy"]}
                     for check in failing
@@ -80,7 +80,7 @@ def doctor(
 
 
 def _stops(check: Mapping[str, Any], backend: str, launcher: str | None) -> bool:
-    """True if a finding prevents a run on this backend, started by this launcher."""
+    """True if a failed check prevents a run on this backend, started by this launcher."""
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
         return backend == "yarn" and status in ("fail", "skip")
@@ -94,6 +94,6 @@ def resource_manager(hook: HowdahHook, log: Any) -> dict[str, Any]:
     """Query the ResourceManager from Airflow's machine, as the trigger does while a job runs."""
     with refusals(), hook.logged_in():
         info = hook.resource_manager().info()
-    found = {key: info.get(key) for key in ("state", "haState", "resourceManagerVersion")}
-    log.info("YARN's ResourceManager: %s", found)
-    return found
+    state = {key: info.get(key) for key in ("state", "haState", "resourceManagerVersion")}
+    log.info("YARN's ResourceManager: %s", state)
+    return state

@@ -1,13 +1,11 @@
-"""How often a DAG's tasks are retried, after which pauses, and when no try follows. Imports nothing
-of Airflow."""
+"""Number and pauses of a DAG's retries, and the states that end them. Does not import Airflow."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 ENDED = frozenset({"success", "failed", "skipped", "removed", "upstream_failed"})
-"""Airflow's states of a task that no try follows; with None, scheduled... it was cleared: a try
-follows."""
+"""Airflow's final states of a task. In any other state, also after a clear, another try follows."""
 
 RETRIES = {
     "retries": 4,
@@ -15,10 +13,10 @@ RETRIES = {
     "retry_exponential_backoff": 2.0,
     "max_retry_delay": timedelta(minutes=15),
 }
-"""`default_args` of a DAG: pauses of 1, 2, 4 and 8 minutes, each up to twice as long (Airflow
-spreads them). So the last try begins 15 minutes or more after the first failure: a storage or a
-cluster that does not answer for ten minutes fails no DAG run. An error that a retry would repeat is
-not retried (howdah/airflow/failures.py)."""
+"""`default_args` of a DAG: pauses of 1, 2, 4 and 8 minutes, each up to twice as long (Airflow adds
+jitter). The last try begins at least 15 minutes after the first failure, so a storage or cluster
+that does not answer for ten minutes does not fail the DAG run. An error that a retry would repeat
+is not retried (howdah/airflow/failures.py)."""
 
 TRAINING_RETRIES = 5
-"""Of the training task, whose tries resume from a checkpoint: one more, after 15 minutes."""
+"""Retries of the training task, which resume from a checkpoint: one more, after 15 minutes."""

@@ -1,4 +1,4 @@
-"""Batch scoring: the fields of its form, and the check of the values that were sent."""
+"""Fields of the batch scoring form, and the check of the values that were sent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from howdah.policy.rules import Policy
 
 _OPTIONAL = {"type": ["string", "null"]}
 _NAMES = {"model": "model", "source": "rows", "output": "output", "master": "master"}
-"""{field: kind of its value for the policy}."""
+"""Kind of each field's value for the policy."""
 
 
 def params(policy: Policy | None = None) -> dict[str, Param]:
     """The `params` of a DAG that scores.
 
     Args:
-        policy: where it does not allow `spark` or `conn_id` to be sent, they are not shown and
-            keep their defaults; None: every field is shown.
+        policy: fields that it does not allow to be sent (`spark`, `conn_id`) are hidden and keep
+            their defaults; None: every field is shown.
     """
     defaults = trigger_form.installed_defaults()
     spark = (defaults.get("data") or {}).get("spark") or None
@@ -47,119 +47,118 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
         ),
         "output": Param(
             None, "A .parquet, .jsonl or .csv file, a directory (with Spark), or table:NAME;"
-            " none: predictions.parquet in the run directory.", **_OPTIONAL,
+            " empty: predictions.parquet in the run directory.", **_OPTIONAL,
         ),
         "text_column": Param(
-            None, "Column of the text; none: those that the model was trained on.", **_OPTIONAL,
+            None, "Column of the text; empty: those that the model was trained on.", **_OPTIONAL,
         ),
-        "id_column": Param(None, "Column of the row's key; none: as in training.", **_OPTIONAL),
+        "id_column": Param(None, "Column of the row's key; empty: as in training.", **_OPTIONAL),
         "batch": Param(
             None, "With table:NAME as output: the rows' batch, such as their day, a partition below"
-            " the model's; none: the model's rows are replaced.", **_OPTIONAL,
+            " the model's; empty: the model's rows are replaced.", **_OPTIONAL,
         ),
         "master": Param(
-            None, "Spark master (yarn, local[*], ...); none: this machine, without Spark (a table:"
-            " spark's own master, or local[*]).", **_OPTIONAL,
+            None, "Spark master (yarn, local[*], ...); empty: this machine, without Spark (for a"
+            " table: Spark's default master, or local[*]).", **_OPTIONAL,
         ),
         "spark": Param(
-            spark, "Settings of Spark, as data.spark of a configuration: queue,"
+            spark, "Settings of Spark, the keys of data.spark: queue,"
             " executors, executor_memory, executor_cores, staging, conf ...",
             type=["object", "null"], **fixed,
         ),
         "overwrite": Param(
-            False, "Replace an existing output, once the new one is complete; without an output"
-            " of your own that of the run's earlier try is replaced in any case.", type="boolean",
+            False, "Replace an existing output, once the new one is complete. The default output"
+            " of an earlier try is always replaced.", type="boolean",
         ),
         "conn_id": trigger_form.own_param("conn_id", defaults, policy),
     }  # fmt: skip
 
 
 class CheckScoringOperator(HowdahOperator):
-    """Refuses unknown keys, passwords in URLs, and what the installation's policy does not allow;
-    chooses the path of the output.
+    """Refuses unknown keys, passwords in URLs, and values that the policy does not allow; chooses
+    the path of the output.
 
     Returns {"model", "source", "target", "text_columns", "id_column", "batch", "master", "config",
-    "overwrite"}: the configuration has the settings of Spark. Without an output of the user's the
-    path belongs to the DAG run: a retry replaces the output of an earlier try.
+    "overwrite"}; the configuration has Spark's settings. The default output belongs to the DAG
+    run: a retry replaces the output of an earlier try.
     """
 
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        given, ti = trigger_form.own_params(context), context["ti"]
+        values, ti = trigger_form.own_params(context), context["ti"]
         with refusals():
-            check(given, self.hook.judge())
-        target = given["output"] or "/".join(
+            check(values, self.hook.judge())
+        target = values["output"] or "/".join(
             (
                 self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id),
                 "predictions.parquet",
             )
         )  # fmt: skip
-        column = given["text_column"]
-        asked = {
-            "model": given["model"],
-            "source": given["source"],
+        column = values["text_column"]
+        request = {
+            "model": values["model"],
+            "source": values["source"],
             "target": target,
             "text_columns": [column] if column else None,
-            "id_column": given["id_column"] or None,
-            "batch": given.get("batch") or None,
-            "master": given["master"] or None,
-            "config": left_out.leave_out(configuration(given.get("spark"))),
-            "overwrite": bool(given.get("overwrite")) or not given["output"],
+            "id_column": values["id_column"] or None,
+            "batch": values.get("batch") or None,
+            "master": values["master"] or None,
+            "config": left_out.leave_out(configuration(values.get("spark"))),
+            "overwrite": bool(values.get("overwrite")) or not values["output"],
         }
-        for key, value in asked.items():
+        for key, value in request.items():
             self.log.info("%s: %s", key, value)
-        return asked
+        return request
 
 
-def check(given: Mapping[str, Any], judge: Judge) -> None:
+def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    known = params()
+    fields = params()
     problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(known))
-        for name in given
-        if name not in known
+        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(fields))
+        for name in values
+        if name not in fields
     ]
     problems += [
-        problem for name, value in given.items() for problem in trigger_form.secrets(name, value)
+        problem for name, value in values.items() for problem in trigger_form.secrets(name, value)
     ]
     refused: list[HowdahError] = []
     try:
-        spark = given.get("spark") or {}
-        asked = configs.from_dict(configuration(spark), where="what was sent")
-        refused += judge.config(asked, sent=[f"data.spark.{name}" for name in spark])
+        spark = values.get("spark") or {}
+        config = configs.from_dict(configuration(spark), where="what was sent")
+        refused += judge.config(config, sent=[f"data.spark.{name}" for name in spark])
     except ConfigError as error:
         problems += error.problems or [error]
-    for name, value in given.items():
+    for name, value in values.items():
         if name != "spark":
             refused += judge.printable(name, value)
     for name, kind in _NAMES.items():
-        if isinstance(given.get(name), str) and given[name]:
-            refused += judge.value(name, kind, given[name])
-    if given.get("conn_id") != trigger_form.own_default(
+        if isinstance(values.get(name), str) and values[name]:
+            refused += judge.value(name, kind, values[name])
+    if values.get("conn_id") != trigger_form.own_default(
         "conn_id", trigger_form.installed_defaults()
     ):
         refused += judge.key("conn_id")
     problems += [
-        HowdahError("a value is needed", where=name)
+        HowdahError("a value is required", where=name)
         for name in ("model", "source")
-        if not given.get(name)
+        if not values.get(name)
     ]
-    if given.get("batch") and not str(given.get("output") or "").startswith("table:"):
+    if values.get("batch") and not str(values.get("output") or "").startswith("table:"):
         problems.append(
             HowdahError(
-                "a batch is a partition of a table", where="batch", expected="output: table:NAME",
-                got=str(given.get("output")),
+                "a batch is a partition of a table", where="batch", expected="output: table:NAME"
             )
-        )  # fmt: skip
+        )
     if problems:
-        raise ConfigError("what was sent cannot be used", problems=problems + refused)
+        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
     judge.refuse(refused)
 
 
 def configuration(spark: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The configuration of a prediction: Spark's settings that were sent, over this installation's
-    defaults, checked.
+    """The checked configuration of a prediction: the Spark settings that were sent override this
+    installation's defaults.
 
     Raises:
         ConfigError: with every unknown key and every invalid value.

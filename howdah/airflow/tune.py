@@ -14,20 +14,20 @@ from howdah.airflow.operators import HowdahOperator
 from howdah.config.launchers import DEFAULT
 
 _LEASES_SECONDS = 30.0
-"""What a stopped study needs after its trainings: their outcome, and its leases."""
+"""Time that a stopped study needs after its trainings to store outcomes and release leases."""
 _JOBS_SECONDS = 150.0
-"""The same where trials are jobs, which have to be killed."""
+"""Time that a stopped study needs where trials are jobs, which have to be killed."""
 
 
 class TuneOperator(HowdahOperator):
-    """Runs the study of the configuration's section `tune`, or goes on with it after a retry.
+    """Runs the study of the configuration's section `tune`; a retry continues it.
 
     With `tune.publish` the best model is published, and each of the task's outlets (Assets) gets an
     event with its version and metrics.
 
     Args:
-        np, launcher: ranks of each trial, and the launcher that starts them; not for trials that
-            are jobs (`tune.on`), which have the section `job`.
+        np, launcher: ranks of each trial, and the launcher that starts them. Trials that are jobs
+            (`tune.on`) use the section `job` instead.
     Returns:
         {"run_directory", "trials", "best", "page", "published"}.
     """

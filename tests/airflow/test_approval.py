@@ -35,7 +35,7 @@ with DAG("{name}", schedule=None, params={{"approval": Param(False, type="boolea
 
     verdict = gate()
     approve = ApproveOperator(
-        task_id="approve", asked="{{{{ params.approval }}}}", verdict=verdict,
+        task_id="approve", required="{{{{ params.approval }}}}", verdict=verdict,
         run_directory="/runs/1",
     )
     published = publish("{{{{ (ti.xcom_pull(task_ids='approve') or {{}}).get('note', '') }}}}")
@@ -90,7 +90,7 @@ def test_no_approval_is_asked_for_by_default(airflow):
     assert airflow.xcom(NAME, run_id, "publish") in (None, "")
 
 
-def test_a_gate_that_asks_for_nothing_says_so():
+def test_a_gate_without_bounds_says_so():
     from howdah.airflow.approval import approval_text
 
-    assert "asks for nothing" in approval_text({"checks": []}, "/runs/1")
+    assert "has no bounds" in approval_text({"checks": []}, "/runs/1")

@@ -91,7 +91,7 @@ def test_connections_that_are_not_there_or_of_another_type(connection):
     from howdah.airflow.hook import HowdahHook
 
     assert HowdahHook().settings.backend == "local"  # without the default one: this machine
-    with pytest.raises(HowdahCommandRefused, match="no such Airflow Connection"):
+    with pytest.raises(HowdahCommandRefused, match="Airflow Connection does not exist"):
         _ = HowdahHook("nowhere").settings
     with pytest.raises(HowdahCommandRefused, match="of another type"):
         _ = HowdahHook(connection("other", conn_type="http")).settings

@@ -53,24 +53,24 @@ def test_what_was_expected_of_the_dataset_is_logged_with_its_figures(caplog, cap
     assert run(made(expectations={"parent": None, "found": found}))["state"] == "written"
     # Airflow's logger is the standard one until its own is configured, by whatever ran before.
     said = caplog.text + capsys.readouterr().out
-    assert "expected, min_rows: at least 50, 100 (in all splits)" in said
-    assert "max_shift.labels: at most 0.1, not judged (no parent)" in said
+    assert "expected min_rows at least 50: 100 (in all splits)" in said
+    assert "max_shift.labels at most 0.1: not judged (no parent)" in said
 
 
 @pytest.mark.parametrize(
     ("changes", "gate", "said"),
     [
-        ({"rows": {"validation": 5, "test": 5}}, {}, "nothing to train on"),
-        ({"labels": ["cat"]}, {}, "no classes to tell apart"),
+        ({"rows": {"validation": 5, "test": 5}}, {}, "train has no rows"),
+        ({"labels": ["cat"]}, {}, "at least two labels"),
         (
             {"rows": {"train": 9, "test": 0}},
             {"minimum": {"accuracy": 0.5}},
-            "the gate has nothing to judge",
+            "the split that the gate judges, test, has no rows",
         ),
         (
             {"rows": {"train": 9}},
             {"better_than_published": True},
-            "the gate has nothing to judge",
+            "the split that the gate judges, test, has no rows",
         ),
     ],
 )

@@ -134,7 +134,7 @@ def test_spark_runs_where_training_does_unless_a_master_is_set():
 def test_the_run_decides_what_is_its_own():
     made = trigger_form.config({}, overrides={"run.directory": "hdfs:///runs/1"})
     assert made["run"]["directory"] == "hdfs:///runs/1"
-    assert "the DAG run's own" in problems_of({"run.directory": "elsewhere"})[0]
+    assert "the DAG run sets it" in problems_of({"run.directory": "elsewhere"})[0]
 
 
 def test_emptied_fields_mean_none_or_nothing():
@@ -167,7 +167,7 @@ def test_all_problems_at_once_and_the_nearest_key():
     )  # fmt: skip
     for part in (
         "did you mean training.learning_rate?", "send the key with its section",
-        "a section is sent key by key", "unknown key 'np_'", "less than 1",
+        "a section is sent as separate keys", "unknown key 'np_'", "less than 1",
         "did you mean accuracy", "got '4 GB'",
     ):  # fmt: skip
         assert part in text, part
@@ -241,7 +241,7 @@ def test_defaults_that_are_no_configuration():
 def test_a_form_with_other_keys():
     names = ["gate.minimum", "data.source"]
     assert [each.name for each in trigger_form.fields(names)] == names
-    with pytest.raises(ConfigError, match="no configuration key"):
+    with pytest.raises(ConfigError, match="unknown configuration key"):
         trigger_form.fields(["gates"])
 
 
@@ -306,7 +306,7 @@ def test_a_policy_says_what_it_refuses_beside_all_other_problems():
         {"run.user": "hdfs", "training.learning_rte": 1, "job.env": {"HF_TOKEN": "x"}}
     )
     assert len(problems) == 4
-    for part in ("`keys`", "unknown key", "a secret is sent"):
+    for part in ("`keys`", "unknown key", "a secret was sent"):
         assert any(part in each for each in problems), part
 
 
@@ -394,7 +394,7 @@ def test_an_event_of_an_asset_says_what_is_special_about_its_run():
         {"approval": False},
     ):
         context["triggering_asset_events"] = {Asset("a"): [Event({"howdah": extra})]}
-        with pytest.raises(ConfigError, match="event cannot say this"):
+        with pytest.raises(ConfigError, match="event can only set"):
             trigger_form.sent(context)
 
 
@@ -405,7 +405,7 @@ def test_a_search_space_comes_from_the_installations_defaults_alone():
     assert made["tune"]["space"]["training.learning_rate"]["low"] == 1e-5
     for sent in ({"tune.trials": 1000}, {"set": "tune.trials: 1000"}):
         (problem,) = problems_of(sent)
-        assert "the installation's defaults'" in problem
+        assert "the installation's defaults set it" in problem
 
 
 def test_every_key_but_the_runs_own_may_be_sent_or_is_the_installations():
@@ -416,9 +416,9 @@ def test_every_key_but_the_runs_own_may_be_sent_or_is_the_installations():
             text = ""
         except ConfigError as error:
             text = "\n".join(problem.what for problem in error.problems)
-        assert ("the DAG run's own" in text) == (name in OF_THE_RUN), name
+        assert ("the DAG run sets it" in text) == (name in OF_THE_RUN), name
         if name not in OF_THE_RUN:
-            assert ("is the installation's defaults'" in text) == (
+            assert ("the installation's defaults set it" in text) == (
                 name.partition(".")[0] not in SECTIONS
             ), name
         assert "unknown key" not in text, name

@@ -127,7 +127,7 @@ def test_a_taken_port_and_a_taken_home_are_refused_before_anything_starts(open_d
     other = Standalone(open_dir, dags=ROOT / "dags")
     other.home.lock()
     try:
-        with pytest.raises(ClusterError, match="runs in this home already"):
+        with pytest.raises(ClusterError, match="already runs in this home"):
             airflow.start()
     finally:
         other.stop()

@@ -146,7 +146,7 @@ def test_the_corpus_is_written_once_and_over_no_other_file(tmp_path):
     assert set(pq.read_table(path)["label"].to_pylist()) == {"yaml"}
     other = tmp_path / "rows.csv"
     other.write_text("text,label\n")
-    with pytest.raises(DataError, match="no corpus of the demo"):
+    with pytest.raises(DataError, match="not the demo's corpus"):
         corpus.write(str(other), ["yaml"])
     assert other.read_text() == "text,label\n" and len(list(path.parent.iterdir())) == 1
 

@@ -107,8 +107,8 @@ def test_the_daemons_tests_run_beside_the_others(runner, capfd):
     assert runner.main(["--pytest=-s"]) == 0
     out = capfd.readouterr().out
     assert "===== 3 passed in " in out.splitlines()[-1]
-    assert out.index("--- hadoop: ran beside the others") < out.index("said it")
-    assert out.index("--- airflow: ran beside the others") < out.index("and that")
+    assert out.index("--- hadoop: ran in parallel") < out.index("said it")
+    assert out.index("--- airflow: ran in parallel") < out.index("and that")
 
 
 def test_a_failure_beside_the_others_fails_the_run(runner, capfd):
@@ -127,7 +127,7 @@ def test_past_their_time_both_are_stopped_and_none_is_begun(runner, capsys, monk
     monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
     assert runner.main([]) == 1
     out = capsys.readouterr().out
-    assert out.count("stopped after") == 2 and "not begun" in out
+    assert out.count("stopped after") == 2 and "not started" in out
 
 
 def test_a_lane_that_is_through_takes_a_group_of_the_other(runner, monkeypatch):
@@ -148,7 +148,7 @@ def test_where_there_is_no_room_groups_run_in_turn(runner, capsys, monkeypatch):
         "def test_two(): assert pathlib.Path('one').exists()\n",
     )
     assert runner.main([]) == 0
-    assert "beside" not in capsys.readouterr().out
+    assert "in parallel" not in capsys.readouterr().out
 
 
 def test_an_interrupt_stops_both_groups(runner, monkeypatch):
@@ -228,7 +228,7 @@ def test_more_than_the_budget_is_reported_and_is_no_failure(runner, capsys, monk
     write(runner, "test_a.py", "def test_one(): pass\n")
     monkeypatch.setattr(runner, "BUDGET_SECONDS", 0)
     assert runner.main(["core"]) == 0
-    assert "over the 0 that `make test` may take" in capsys.readouterr().out
+    assert "over the budget of 0 for `make test`" in capsys.readouterr().out
 
 
 def test_what_is_stopped_takes_its_children_along(runner):

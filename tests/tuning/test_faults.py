@@ -76,7 +76,7 @@ def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies, monkeyp
         second.wait_for("trial 0: it is still being trained")
     finally:
         first.process.send_signal(signal.SIGCONT)
-    first.wait_for("another worker has taken it over")
+    first.wait_for("taken over by another worker")
     wait_until(lambda: "resumed_at_step" in attempts(study, 0)[-1] and attempts(study, 0)[1:], 120)
     for worker in (first, second):
         worker.process.send_signal(signal.SIGINT)

@@ -41,7 +41,7 @@ def numbers(study, most=100):
 def test_a_study_is_made_once_and_joined(config, stored):
     with pytest.raises(ConfigError) as caught:
         studies.join(config(tune=stored))
-    assert "no such study" in caught.value.what
+    assert "does not exist" in caught.value.what
     made = studies.create(config(tune=stored), DATASETS)
     assert numbers(made) == [0, 1]
     joined = studies.join(config(tune=stored))
@@ -59,7 +59,7 @@ def test_a_study_is_made_once_and_joined(config, stored):
     [
         ({"tune": {"space": {"training.seed": {"low": 1, "high": 3}}}}, "tune.space"),
         ({"tune": {"metric": "accuracy"}}, "tune.metric"),
-        ({"training.global_batch_size": 16}, "changes what is learnt"),
+        ({"training.global_batch_size": 16}, "key of data, model, training"),
     ],
 )
 def test_a_study_of_another_configuration_is_refused(config, changed, said):
@@ -180,7 +180,7 @@ def test_a_file_that_others_may_read_is_refused(config, tmp_path):
 def test_a_file_without_a_databases_url_is_refused_without_showing_it(config, tmp_path, text):
     with pytest.raises(ConfigError) as caught:
         studies.create(config(tune=url_file(tmp_path, text)), DATASETS)
-    assert "no URL" in caught.value.what and "hunter2" not in str(caught.value)
+    assert "a database URL" in caught.value.what and "hunter2" not in str(caught.value)
 
 
 def test_no_such_file(config, tmp_path):

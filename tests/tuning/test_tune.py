@@ -70,7 +70,7 @@ def test_what_is_not_there_cannot_be_joined_or_shown(studies):
     study = studies()
     for option in ("--join", "--status"):
         done = run(["--config", str(study.config), option, "--json"])
-        assert done.returncode == 2 and "no such study" in refusal(done)["what"]
+        assert done.returncode == 2 and "does not exist" in refusal(done)["what"]
 
 
 def test_a_runs_directory_is_no_studys(studies):

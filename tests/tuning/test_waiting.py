@@ -115,7 +115,7 @@ def test_other_trials_go_on_while_an_earlier_training_saves(worker, tmp_path):
         def act():
             wait_until(lambda: states(study)[1] == "COMPLETE", 15)
             assert states(study)[0] == "RUNNING"
-            assert "trial 0: waits until its earlier training has saved: " in "\n".join(said)
+            assert "trial 0: waiting for its earlier training to save: " in "\n".join(said)
             lock.release()
 
         with meanwhile(act):
@@ -160,6 +160,6 @@ def test_a_trial_that_is_still_trained_after_its_time_leaves_its_place_to_others
 
 def test_an_exit_code_alone_is_no_finished_trial(worker):
     one, made, _ = worker(1.0, trials=1, way=Nothing())
-    with pytest.raises(TrainingError, match="its run is not finished"):
+    with pytest.raises(TrainingError, match="does not say finished"):
         one.run()
     assert [str(trial.state) for trial in made.trials if trial.value is not None] == []

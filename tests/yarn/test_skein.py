@@ -230,7 +230,7 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
 
     own = MiniCluster(tmp_path / "cluster")
     extra = access_lists(local_user())
-    extra["yarn-site"]["howdah.yarn.cluster.max-application-priority"] = "10"
+    extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
     extra["capacity-scheduler"] |= {
         "yarn.scheduler.capacity.root.acl_submit_applications": " ",
         "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",

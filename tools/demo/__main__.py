@@ -47,7 +47,7 @@ def main() -> int:
     if arguments.packages or config.data.source == load(CONFIG).data.source:
         steps.module("tools.demo.corpus", config.data.source, *arguments.packages)
     else:
-        say(f"rows of your own: {config.data.source}")
+        say(f"your rows: {config.data.source}")
 
     clock.step("ETL: Parquet -> TFRecords", 3, 7)
     steps.howdah(["etl", *options])
@@ -71,15 +71,15 @@ def main() -> int:
     steps.show_predictions(predictions)
     print(f"\nserved: {served}")
     if not is_pretrained:
-        print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
+        print("\nNOTE: no pretrained weights were available; these are figures of a RANDOM base.")
     finish(run_directory, config.data.dataset, arguments.framework, clock, time.monotonic() - began)
     return 0
 
 
 def finish(run_directory: str, dataset: str, framework: str, clock: Clock, seconds: float) -> None:
-    """Where everything lies, how long it took, and what to try next."""
+    """Print times, paths, and commands to try next."""
     clock.show(seconds)
-    print("\nwhere everything lies")
+    print("\noutput")
     for what, path in (
         ("dataset", dataset),
         ("run", run_directory),

@@ -1,9 +1,8 @@
 """The demo on a real, small Hadoop: Hive table -> ETL -> training -> scored partition, on YARN.
 
 Real HDFS, YARN and Hive metastore daemons run on this machine's loopback
-(`python -m tools.minicluster`); nothing but addresses differs on a cluster of your own
-(docs/operations.md). Every step is a command that a user can type as well, and is shown before it
-runs.
+(`python -m tools.minicluster`); only addresses differ on your cluster (docs/operations.md). Every
+step is a command that a user can type as well, and is shown before it runs.
 
     python -m tools.demo.cluster --framework tensorflow|torch
 """
@@ -29,10 +28,10 @@ STEPS = 9
 
 
 def cluster_overrides(root: str) -> tuple[str, ...]:
-    """What differs from the demo on one machine: where rows come from and where everything lies.
+    """Overrides of the demo on one machine: the source of the rows, and the paths.
 
     Args:
-        root: directory on HDFS that holds all that the demo writes.
+        root: directory on HDFS for all output.
     """
     return (
         f"data.source={TABLE}",
@@ -41,7 +40,7 @@ def cluster_overrides(root: str) -> tuple[str, ...]:
         "data.columns.id=id",
         "data.spark.master=yarn",
         "data.spark.deploy_mode=cluster",
-        # What two cores can carry.
+        # Sized for two cores.
         "data.spark.driver_memory=2g",
         "data.spark.executors=2",
         "data.spark.executor_memory=1g",
@@ -50,13 +49,13 @@ def cluster_overrides(root: str) -> tuple[str, ...]:
 
 
 def start_cluster(directory: str) -> dict:
-    """Start the cluster (one that runs already is used) and return what `start --json` prints."""
+    """Start the cluster, or use a running one; return the JSON object of `start --json`."""
     options = ["start", "--metastore", "--directory", directory, "--json"]
     return json.loads(steps.module("tools.minicluster", *options, capture=True))
 
 
 def put_base_model(base: str, target: str) -> None:
-    """Copy a model directory to HDFS; files that are there with their size are left."""
+    """Copy a model directory to HDFS; existing files of the same size are kept."""
     for entry in storage.list_dir(base):
         path = storage.join(target, entry.name)
         if not storage.exists(path) or storage.size(path) != entry.size:
@@ -65,7 +64,7 @@ def put_base_model(base: str, target: str) -> None:
 
 
 def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
-    """All steps on a cluster that runs."""
+    """Run all steps on a running cluster."""
     began = time.monotonic()
     framework, overrides = arguments.framework, arguments.set
     os.environ.update(cluster["environment"])
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
     yarn.train([*options, *on_yarn])
     result = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("the same, elastic: a worker is killed on the way", 6, STEPS)
+    clock.step("the same as an elastic job, which loses a worker", 6, STEPS)
     elastic_directory = f"{run_directory}-elastic"
     elastic = (
         "run.name=demo-elastic",
@@ -138,16 +137,16 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
     steps.show_metrics(result)
     show_scored(scored)
     if judged:
-        print(f"  {pages}/drift.html: beside what the model was trained on")
+        print(f"  {pages}/drift.html: comparison with the training data")
     print("\nsample predictions (package that a docstring comes from):")
     steps.show_predictions(predictions)
     if not is_pretrained:
-        print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
+        print("\nNOTE: no pretrained weights were available; these are figures of a RANDOM base.")
     finish(arguments.directory, root, run_directory, clock, time.monotonic() - began)
 
 
 def show_scored(scored: dict) -> None:
-    """What a partition was scored to, and where its marker is."""
+    """Print the result of each scored partition and the path of its marker."""
     for one in scored["partitions"]:
         labels = sorted(one["labels"].items(), key=lambda item: -item[1])
         most = ", ".join(f"{label} {count:,}" for label, count in labels[:3])
@@ -157,9 +156,9 @@ def show_scored(scored: dict) -> None:
 
 
 def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds: float) -> None:
-    """Where everything lies, how long it took, and what to try next."""
+    """Print times, paths, and commands to try next."""
     clock.show(seconds)
-    print("\nwhere everything lies")
+    print("\noutput")
     for what, path in (
         ("table", f"{TABLE} in the Hive metastore"),
         ("dataset", f"{root}/dataset"),
@@ -168,7 +167,7 @@ def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds:
         ("model", f"{run_directory}/export"),
         ("predictions", f"{run_directory}/predictions"),
         ("scored", f"{SCORED} in the Hive metastore"),
-        ("cluster", f"{os.path.abspath(directory)} (it goes on running)"),
+        ("cluster", f"{os.path.abspath(directory)} (still running)"),
     ):
         print(f"  {what:<12} {path}")
     print("\nnext (with .venv/bin on the PATH)")
@@ -190,9 +189,9 @@ def main() -> int:
     parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
     parser.add_argument("--np", type=int, default=2, help="ranks")
     parser.add_argument(
-        "--elastic-steps", type=int, default=60, help="of the second training: it loses a worker"
+        "--elastic-steps", type=int, default=60, help="steps of the elastic training"
     )
-    parser.add_argument("--directory", default=CLUSTER_DIRECTORY, help="of the cluster")
+    parser.add_argument("--directory", default=CLUSTER_DIRECTORY, help="directory of the cluster")
     parser.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", help="an override"
     )
@@ -204,7 +203,7 @@ def main() -> int:
     try:
         run(arguments, cluster, clock)
     except BaseException:
-        # A demo that ends badly leaves no daemon behind that it has started.
+        # A demo that fails ends the daemons that it has started.
         if not cluster["was_running"]:
             steps.module("tools.minicluster", "stop", "--directory", arguments.directory)
         raise

@@ -1,4 +1,4 @@
-"""The demo's corpus: the docstrings of installed packages, labelled with their package, as Parquet.
+"""The demo's corpus: docstrings of installed packages with the package as label, as Parquet.
 
     python -m tools.demo.corpus FILE.parquet [PACKAGE ...]
 
@@ -22,11 +22,10 @@ PACKAGES = (
     "airflow", "matplotlib", "networkx", "numpy", "pandas", "pyspark", "scipy", "sklearn",
     "sqlalchemy",
 )  # fmt: skip
-"""Every environment of the lock file has them, they are well documented, and they parse in seconds.
-The package is the label."""
+"""Packages that every environment of the lock file has, and that have many docstrings."""
 SKIPPED_DIRECTORIES = frozenset({"tests", "test", "testing", "_vendor", "__pycache__"})
 EMPTY_EVERY = 40
-"""One of so many functions without a docstring gives a row with an empty text."""
+"""One in this many functions without a docstring gives a row with an empty text."""
 
 _DIGEST = b"howdah.demo.digest"
 
@@ -36,26 +35,22 @@ Row = tuple[str, str, str]
 def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
     """Write the corpus to a local Parquet file with the columns id, text and label.
 
-    A file that holds the very same rows is left as it is, so that a second demo finds its dataset.
+    A file with the same rows is kept, so that a second demo reuses its dataset.
 
     Returns:
-        Whether it was written.
+        Whether the file was written.
     Raises:
-        DataError: a package is not installed, or another file is there.
+        DataError: a package is not installed, or the path is another file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     digest = identity(packages)["digest"].encode()
     if os.path.exists(path):
-        found = _digest_of(path)
-        if found is None:
-            raise DataError(
-                "a file is there that is no corpus of the demo's",
-                where=path,
-                remedy="give another file, or remove that one",
-            )
-        if found == digest:
+        stored = _digest_of(path)
+        if stored is None:
+            raise DataError("this existing file is not the demo's corpus", where=path)
+        if stored == digest:
             return False
     schema = pa.schema([(name, pa.string()) for name in ("id", "text", "label")])
     columns = [list(column) for column in zip(*corpus(packages), strict=True)]
@@ -63,7 +58,7 @@ def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     part = f"{path}.{os.getpid()}.part"
     try:
-        # Several row groups: Spark reads them side by side.
+        # Spark reads row groups in parallel.
         pq.write_table(table, part, row_group_size=len(table) // 8 + 1)
         os.replace(part, path)
     finally:
@@ -73,7 +68,7 @@ def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
 
 
 def _digest_of(path: str) -> bytes | None:
-    """What `write` has noted in a file; None: it is none of its files."""
+    """The digest that `write` has stored in a file; None: another program wrote the file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -92,26 +87,25 @@ def package_files(package: str) -> list[tuple[str, str]]:
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
-            f"the corpus needs the package {package}, which is not installed",
+            f"the corpus needs the package {package} (a directory), which is not installed",
             where=f"module {package}",
-            expected="an installed package (a directory with Python files)",
-            remedy="install it, or name other packages",
         )
-    found = []
+    files = []
     for root in spec.submodule_search_locations:
         for directory, below, names in os.walk(root):
             below[:] = sorted(d for d in below if d not in SKIPPED_DIRECTORIES)
             for name in names:
                 if name.endswith(".py"):
                     path = os.path.join(directory, name)
-                    found.append((os.path.relpath(path, root).replace(os.sep, "/"), path))
-    return sorted(found)
+                    files.append((os.path.relpath(path, root).replace(os.sep, "/"), path))
+    return sorted(files)
 
 
 def identity(packages: Sequence[str]) -> dict:
-    """What the corpus is made of: {packages: {name: {files, bytes}}, digest of all contents}.
+    """Sources of the corpus: {packages: {name: {files, bytes}}, digest of all contents}.
 
-    The digest knows no time and no place: two machines with the same locked versions agree.
+    The digest does not depend on times and paths: it is the same on all machines with the same
+    locked versions.
     """
     digest = sha256()
     counts = {}
@@ -144,17 +138,17 @@ def rows_of_file(package: str, relative: str, path: str) -> Iterator[Row]:
         source = file.read()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes are their authors' affair
+            warnings.simplefilter("ignore")  # such as invalid escapes in the packages
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # templates and files of other Python versions lie among the packages'
+        return  # packages include templates and files for other Python versions
     seen: dict[str, int] = {}
     for name, text in _walk(tree, ""):
         seen[name] = seen.get(name, 0) + 1
         again = f"#{seen[name]}" if seen[name] > 1 else ""
         row_id = f"{package}:{relative}:{name}{again}"
         if text is not None:
-            # a lone surrogate in a literal has no UTF-8 form, and no other tool would show it
+            # A lone surrogate in a literal cannot be encoded as UTF-8.
             yield row_id, text.encode("utf-8", "replace").decode("utf-8"), package
         elif _chosen(row_id):
             yield row_id, "", package
@@ -179,10 +173,10 @@ def _chosen(row_id: str) -> bool:
 
 
 def command(write: Callable[[str, Sequence[str]], bool]) -> int:
-    """Run `TARGET [PACKAGE ...]` of the command line; the exit code: 0, or the error's.
+    """Run `TARGET [PACKAGE ...]` of the command line; return 0 or the error's exit code.
 
     Args:
-        write: writes the packages' corpus to the target; False if the same rows were there.
+        write: writes the packages' corpus to the target; False if it has the same rows already.
     """
     target, packages = sys.argv[1], sys.argv[2:] or PACKAGES
     try:

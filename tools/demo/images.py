@@ -30,13 +30,13 @@ def digits() -> Iterator[Image]:
     """The images of scikit-learn's load_digits: 8 x 8 pixels of 17 grey levels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
+    data = load_digits()
+    for number, (pixels, label) in enumerate(zip(data.images, data.target, strict=True)):
         yield f"{number:05d}", str(label), _png(np.rint(pixels * 255 / 16).astype(np.uint8))
 
 
 def shapes(count: int, side: int, seed: int) -> Iterator[Image]:
-    """Rendered shapes and letters in any colours, sizes and places, with noise."""
+    """Rendered shapes and letters in random colours, sizes and places, with noise."""
     from PIL import Image as Pillow
     from PIL import ImageDraw, ImageFont
 
@@ -72,7 +72,7 @@ def _png(pixels: np.ndarray) -> bytes:
 
 
 def write_folder(directory: str, images: Iterator[Image]) -> int:
-    """Write <directory>/<label>/<id>.png; the number of files."""
+    """Write <directory>/<label>/<id>.png; return the number of files."""
     count = 0
     for key, label, data in images:
         os.makedirs(os.path.join(directory, label), exist_ok=True)
@@ -83,7 +83,7 @@ def write_folder(directory: str, images: Iterator[Image]) -> int:
 
 
 def write_parquet(directory: str, images: Iterator[Image]) -> int:
-    """Write <directory>/images.parquet; the number of rows."""
+    """Write <directory>/images.parquet; return the number of rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -96,9 +96,9 @@ def write_parquet(directory: str, images: Iterator[Image]) -> int:
 def write_vit(
     directory: str, *, side: int, patch: int, width: int, layers: int, seed: int = 0
 ) -> dict:
-    """Write a ViT with random weights and its image processor; its config.json.
+    """Write a ViT with random weights and its image processor; return its config.json.
 
-    Weights are normal(0, 0.02), as transformers begins; norms are 1, biases 0.
+    Weights are normal(0, 0.02), as in transformers; norms are 1, biases 0.
     """
     from safetensors.numpy import save_file
 
@@ -136,7 +136,7 @@ def write_vit(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write what was asked for."""
+    """Write images or a model, by the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.demo.images", description=__doc__.splitlines()[0]
     )
@@ -147,17 +147,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("count", 2000), ("side", 16), ("patch", 4), ("width", 64), ("layers", 4), ("seed", 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args(argv)
-    if given.what == "vit":
+    options = parser.parse_args(argv)
+    if options.what == "vit":
         made = write_vit(
-            given.directory, side=given.side, patch=given.patch, width=given.width,
-            layers=given.layers, seed=given.seed,
+            options.directory, side=options.side, patch=options.patch, width=options.width,
+            layers=options.layers, seed=options.seed,
         )  # fmt: skip
-        print(f"{given.directory}: {VIT.parameters(made, 10):,} weights with 10 classes")
+        print(f"{options.directory}: {VIT.parameters(made, 10):,} weights with 10 classes")
         return 0
-    images = digits() if given.what == "digits" else shapes(given.count, given.side, given.seed)
-    write = write_parquet if given.parquet else write_folder
-    print(f"{given.directory}: {write(given.directory, images):,} images")
+    drawn = options.what == "shapes"
+    images = shapes(options.count, options.side, options.seed) if drawn else digits()
+    write = write_parquet if options.parquet else write_folder
+    print(f"{options.directory}: {write(options.directory, images):,} images")
     return 0
 
 

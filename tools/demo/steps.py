@@ -1,4 +1,4 @@
-"""What the demos share: commands that are shown and run, settings, figures, the end."""
+"""Shared parts of the demos: commands that are printed and run, settings, figures, exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES = (
 
 
 def say(line: str = "") -> None:
-    """Print a line to stderr; stdout is left to results."""
+    """Print a line to stderr; stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -47,15 +47,15 @@ class Clock:
         say(f"\n=== [{number}/{total}] {name}")
 
     def end(self) -> None:
-        """End the step that has begun, if any."""
+        """End the current step, if any."""
         if hasattr(self, "_name"):
             self.steps.append((self._name, time.monotonic() - self._begun))
             del self._name
 
     def show(self, seconds: float) -> None:
-        """Print how long each step took, and `seconds`, all of it."""
+        """Print the seconds of each step, and of all (`seconds`)."""
         print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in self.steps))
-        print(f"      {seconds:.0f} s together")
+        print(f"      {seconds:.0f} s in total")
 
 
 def howdah(
@@ -65,10 +65,10 @@ def howdah(
     capture: bool = False,
     may_fail: bool = False,
 ) -> str:
-    """Run a `howdah` command and show it; its stdout if captured. Ends the demo where it fails.
+    """Print and run a `howdah` command; return its captured stdout. A failure ends the demo.
 
     Args:
-        may_fail: exit code 1, a check that has failed, is a result as well.
+        may_fail: exit code 1, a failed check, is also a result.
     """
     say(f"$ howdah {shlex.join(arguments)}")
     argv = [sys.executable, "-m", "howdah.cli", *arguments]
@@ -76,9 +76,7 @@ def howdah(
 
 
 def module(name: str, *arguments: str, capture: bool = False) -> str:
-    """Run a module of the project and show it; its stdout if captured. Ends the demo where it
-    fails.
-    """
+    """Print and run a module; return its captured stdout. A failure ends the demo."""
     say(f"$ python -m {name} {shlex.join(arguments)}")
     return _run([sys.executable, "-m", name, *arguments], None, capture)
 
@@ -95,44 +93,36 @@ def _run(
         preexec_fn=_ending_with_us(),
     )
     if done.returncode not in good:
-        say(f"the demo stops here: that command ended with exit code {done.returncode}")
+        say(f"demo: stopped, since the command failed with exit code {done.returncode}")
         sys.exit(done.returncode)
     return done.stdout or ""
 
 
 def _ending_with_us() -> Callable[[], None]:
-    """For a command's process: the kernel sends it SIGTERM when the demo ends, however it does."""
+    """Hook for a command's process: the kernel sends it SIGTERM when the demo ends in any way."""
     return partial(die_with_parent, signal.SIGTERM, os.getpid())
 
 
 def settings(
     run_directory: str, base: str, framework: str, overrides: Sequence[str] = ()
 ) -> list[str]:
-    """--config and --set of every step; the demo's own come last and win."""
-    arguments = ["--config", CONFIG]
-    own = (
-        f"run.directory={run_directory}",
-        f"model.base={base}",
-        f"training.framework={framework}",
-    )
-    for override in (*overrides, *own):
-        arguments += ["--set", override]
-    return arguments
+    """--config and --set of every step; the demo's own values come last and win."""
+    run = f"run.directory={run_directory}"
+    values = (*overrides, run, f"model.base={base}", f"training.framework={framework}")
+    return ["--config", CONFIG, *(word for value in values for word in ("--set", value))]
 
 
 def packages_option(parser: argparse.ArgumentParser) -> None:
-    """`--packages`, of the demos."""
+    """Add the option `--packages`."""
     parser.add_argument(
         "--packages", nargs="+", metavar="PACKAGE", default=[],
-        help="installed packages whose docstrings are the corpus; none: a list of its own",
+        help="installed packages whose docstrings are the corpus; default: a built-in list",
     )  # fmt: skip
 
 
 def ask_a_server(model: str) -> str:
-    """Start `howdah serve` on a free port, ask it once over HTTP, end it; the answer as a line.
-
-    Ends the demo where it fails.
-    """
+    """Start `howdah serve` on a free port, send one HTTP request, end it; return the answer as a
+    line. A failure ends the demo."""
     arguments = ["serve", "--model", model, "--port", "0", "--json"]
     say(f"$ howdah {shlex.join(arguments)}")
     process = subprocess.Popen(
@@ -142,19 +132,19 @@ def ask_a_server(model: str) -> str:
     try:
         ready = json.loads(process.stdout.readline() or "{}")
         if "url" not in ready:
-            say("the demo stops here: the server did not start")
+            say("demo: stopped, since the server did not start")
             sys.exit(process.wait() or 1)
         body = json.dumps({"text": SAMPLES[1]})
         say(f"$ curl -s {ready['url']}/v1/classify -d {shlex.quote(body)}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{ready['url']}/v1/classify", body.encode(), timeout=60) as answer:
-            found = json.load(answer)
+            result = json.load(answer)
     finally:
         process.terminate()
         process.wait()
-    one = found["prediction"]
+    one = result["prediction"]
     return (
-        f"{one['label']} {one['score']:.1%} of {SAMPLES[1]!r}, by run {found['run_id']}"
+        f"{one['label']} {one['score']:.1%} of {SAMPLES[1]!r}, by run {result['run_id']}"
         f" ({ready['framework']})"
     )
 
@@ -165,21 +155,21 @@ def show_metrics(run: dict) -> None:
     print(f"{'':<20}" + "".join(f"{split:>12}" for split in metrics))
     for name in METRICS:
         if not all(name in split for split in metrics.values()):
-            continue  # of another task
+            continue  # a metric of another task
         values = (split[name] for split in metrics.values())
         print(f"{name:<20}" + "".join(f"{'–' if v is None else f'{v:.4f}':>12}" for v in values))
     print(f"{'rows':<20}" + "".join(f"{split['rows']:>12,}" for split in metrics.values()))
 
 
 def show_predictions(lines: str) -> None:
-    """What the model says about each sample."""
+    """Print the model's prediction for each sample."""
     for text, line in zip(SAMPLES, lines.splitlines(), strict=True):
         row = json.loads(line)
         print(f"  {row['label']:<12} {row['scores'][row['label']]:>6.1%}  {text}")
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """What `main` returns, or the exit code of what it raised, printed without a traceback."""
+    """Run `main` and return its exit code; an error is printed without a traceback."""
     try:
         return main()
     except HowdahError as error:

@@ -1,9 +1,9 @@
-"""Put the docstrings of installed packages into a partitioned Hive table: the cluster demo's input.
+"""Put docstrings of installed packages into a partitioned Hive table: the cluster demo's input.
 
     python -m tools.demo.table DATABASE.TABLE [PACKAGE ...]
 
-Rows (id, text, label), partitioned by `part`, a stand-in for the day of real tables. A table that
-holds the very same rows already is left as it is, so that a second demo finds its dataset.
+Rows are (id, text, label), partitioned by `part`, which stands for the day of real tables. A table
+with the same rows is kept, so that a second demo reuses its dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST = "howdah.demo.digest"
 
 
 def write(table: str, packages: Sequence[str]) -> bool:
-    """Write the table through the configured metastore; False if it was there as it should be."""
+    """Write the table through the configured metastore; False if it has the same rows already."""
     digest = identity(packages)["digest"]
     with session(SparkOptions(master="local[2]", driver_memory="2g"), hive=True) as spark:
         if spark.catalog.tableExists(table):
@@ -41,7 +41,7 @@ def write(table: str, packages: Sequence[str]) -> bool:
         spark.conf.set("hive.exec.dynamic.partition.mode", "nonstrict")
         frame = spark.createDataFrame(rows, "id string, text string, label string, part string")
         frame.repartition("part").write.mode("append").insertInto(table)
-        # Last: a table without it is one that was not finished, and is made anew.
+        # Last: a table without this property is incomplete, and is written again.
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_DIGEST}'='{digest}')")
     return True
 

@@ -1,4 +1,4 @@
-"""The demo's training as YARN applications: one of a fixed size, one that loses a worker."""
+"""The demo's trainings as YARN applications: one of a fixed size, one that loses a worker."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tools.demo.steps import say
 
 _OVER = ("finished", "failed", "killed")
 _PATIENCE_SECONDS = 600.0
-"""Only to notice that nothing happens any more."""
+"""Time limit to detect a hang."""
 
 
 def overrides(workers: int) -> tuple[str, ...]:
-    """What the demo asks of YARN.
+    """The demo's settings for YARN.
 
-    The nodes are this machine, where an environment is installed already: shipping one
-    is for clusters.
+    The nodes are this machine, which already has the environment: without `yarn.python` one is
+    shipped to a cluster's nodes.
     """
     return (
         f"yarn.python={sys.executable}",
@@ -41,11 +41,11 @@ def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_st
     """Submit an elastic job, kill the container of its last rank once, follow it to its end.
 
     Args:
-        options: --config and --set of the job; it may go on with one worker.
-        run_directory: where it says how it fares.
+        options: --config and --set of the job, which must be able to continue with one worker.
+        run_directory: the job's run directory.
         at_step: the first step at which to kill.
     Raises:
-        TrainingError: it ended before it could lose a worker, or did not end well.
+        TrainingError: the job ended before it lost a worker, or failed.
     """
     answer = json.loads(steps.howdah(["submit", *options, "--json"], capture=True))
     application = answer["application"]
@@ -58,14 +58,14 @@ def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_st
 
     before = status["generation"]
     status = _wait(run_directory, lambda now: now["generation"] > before)
-    say(f"--- generation {status['generation']}: {status['world_size']} workers go on")
+    say(f"--- generation {status['generation']}: {status['world_size']} workers continue")
     steps.howdah(["logs", application, "--follow"])
     status = _wait(run_directory, lambda now: now["state"] in _OVER)
     for event in status["events"]:
         say(f"  {event['what']}")
     if status["state"] != "finished":
         raise TrainingError(
-            "the elastic job did not end well",
+            "the elastic job failed",
             where=run_directory,
             got=f"{status['state']}: {status['error']}",
             remedy=f"howdah logs {application}",
@@ -73,7 +73,7 @@ def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_st
 
 
 def _wait(run_directory: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The job's status once the condition holds, or it is over."""
+    """Wait until the job's status meets the condition, and return it."""
     path = storage.join(run_directory, "job", "status.json")
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -83,15 +83,15 @@ def _wait(run_directory: str, condition: Callable[[dict[str, Any]], bool]) -> di
                 return status
             if status["state"] in _OVER:
                 raise TrainingError(
-                    "the job was over too soon",
+                    "the job ended too early",
                     where=run_directory,
                     got=f"{status['state']} at step {status['step']}: {status['error']}",
                 )
         time.sleep(0.5)
-    raise TrainingError("the job does not come on", where=path, remedy="howdah status, howdah logs")
+    raise TrainingError("the job hangs", where=path, remedy="howdah status, howdah logs")
 
 
 def _yarn(*arguments: str) -> None:
-    """A command of the plain client."""
+    """Run a command of Hadoop's client."""
     say(f"$ yarn {' '.join(arguments)}")
     subprocess.run(["yarn", *arguments], check=True, stdout=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a user or a script asks of a running Airflow: its REST API, with a token."""
+"""A client of a running Airflow's REST API, with a token."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class AirflowApi:
     """A client of one Airflow.
 
     Args:
-        url: of its pages, without a path.
-        user, password: who asks.
+        url: URL of its pages, without a path.
+        user, password: the login.
     """
 
     def __init__(self, url: str, user: str, password: str) -> None:
@@ -35,7 +35,7 @@ class AirflowApi:
 
     # ------------------------------------------------------------------------------- plain REST
     def api(self, method: str, path: str, json: Any = None, **more) -> Any:
-        """Ask the API; its answer, None where it has none.
+        """Call the API and return its answer, None if it is empty.
 
         Args:
             method: GET, POST, PATCH, DELETE.
@@ -43,12 +43,13 @@ class AirflowApi:
             json: the body.
             more: for `requests`, such as `params`.
         Raises:
-            ClusterError: it refuses (`got` has its answer), or does not answer.
+            ClusterError: the API refuses (`got` has its answer), or does not answer.
         """
-        answer = self._ask(method, path, json, more)
-        if answer.status_code == 401:  # the token has run out, or there is none yet
+        path, more = f"/api/v2{path}", {"json": json, **more}
+        answer = self._send(method, path, **more)
+        if answer.status_code == 401:  # the token has expired, or was not requested yet
             self._log_in()
-            answer = self._ask(method, path, json, more)
+            answer = self._send(method, path, **more)
         if answer.status_code >= 400:
             raise ClusterError(
                 f"Airflow refuses {method} {path}",
@@ -59,9 +60,6 @@ class AirflowApi:
             return None
         kind = answer.headers.get("Content-Type", "")
         return answer.json() if kind.startswith("application/json") else answer.text
-
-    def _ask(self, method: str, path: str, body: Any, more: dict):
-        return self._send(method, f"/api/v2{path}", json=body, **more)
 
     def _send(self, method: str, path: str, **more):
         import requests
@@ -77,7 +75,7 @@ class AirflowApi:
         answer = self._send("POST", "/auth/token", json=self._login)
         if answer.status_code >= 400:
             raise ClusterError(
-                "Airflow does not let us in", where=self.url, got=f"{answer.status_code}"
+                "Airflow refuses the login", where=self.url, got=str(answer.status_code)
             )
         token = answer.json()["access_token"]
         self._session.headers["Authorization"] = f"Bearer {token}"
@@ -96,18 +94,18 @@ class AirflowApi:
         return [dag["dag_id"] for dag in self.api("GET", "/dags", params={"limit": 100})["dags"]]
 
     def pause(self, dag_id: str, *, paused: bool) -> None:
-        """Have a DAG's runs wait, or go."""
+        """Pause or unpause a DAG."""
         self.api("PATCH", f"/dags/{dag_id}", json={"is_paused": paused})
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None, run_id=None) -> str:
-        """Start a run with these params, as the form does; its id."""
+        """Start a run with these params, as the form does; return its id."""
         self.pause(dag_id, paused=False)
-        wanted = run_id or f"manual_{uuid.uuid4().hex[:8]}"
-        body = {"dag_run_id": wanted, "conf": dict(conf or {}), "logical_date": None}
+        run_id = run_id or f"manual_{uuid.uuid4().hex[:8]}"
+        body = {"dag_run_id": run_id, "conf": dict(conf or {}), "logical_date": None}
         return self.api("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"]
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
-        """All that is known of a run."""
+        """A run as the API shows it."""
         return self.api("GET", f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}")
 
     def state(self, dag_id: str, run_id: str) -> str:
@@ -122,20 +120,20 @@ class AirflowApi:
 
     def tasks(self, dag_id: str, run_id: str) -> dict[str, dict[str, Any]]:
         """All task instances of a run by task id."""
-        found = self.api("GET", self._task_path(dag_id, run_id))["task_instances"]
-        return {task["task_id"]: task for task in found}
+        instances = self.api("GET", self._task_path(dag_id, run_id))["task_instances"]
+        return {task["task_id"]: task for task in instances}
 
     def task(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
         """One task instance: `state`, `try_number`, `trigger`, ..."""
         return self.api("GET", self._task_path(dag_id, run_id, task_id))
 
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int | None = None) -> str:
-        """A task's log as the page shows it, its lines alone; the last try's by default."""
+        """The lines of a task's log as the page shows it; by default, of its last try."""
         if try_number is None:
             try_number = max(1, self.task(dag_id, run_id, task_id)["try_number"])
         path = f"{self._task_path(dag_id, run_id, task_id)}/logs/{try_number}"
-        found = self.api("GET", path, params={"full_content": "true"})
-        return "\n".join(text for line in found["content"] for text in _texts_of(line))
+        answer = self.api("GET", path, params={"full_content": "true"})
+        return "\n".join(text for line in answer["content"] for text in _texts_of(line))
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         """A value that a task has pushed."""
@@ -152,10 +150,10 @@ class AirflowApi:
         self.api("PATCH", self._task_path(dag_id, run_id, task_id), json={"new_state": state})
 
     def clear(self, dag_id: str, run_id: str, task_ids: Collection[str] = (), **more) -> None:
-        """Have tasks run again, whatever their state.
+        """Clear tasks in any state, so that they run again.
 
         Args:
-            more: of the API's, such as `include_downstream=True`.
+            more: further fields of the API, such as `include_downstream=True`.
         """
         body = {
             "dry_run": False, "dag_run_id": run_id, "task_ids": list(task_ids) or None,
@@ -167,11 +165,11 @@ class AirflowApi:
     def wait_task(
         self, dag_id: str, run_id: str, task_id: str, states: Collection[str], seconds: float
     ) -> dict[str, Any]:
-        """The task instance once it is in one of these states.
+        """Wait for a task instance to reach one of these states, and return it.
 
         Raises:
-            ClusterError: it ended in another one, or did not come within `seconds` (to detect a
-                hang); its log is in the message.
+            ClusterError: it ended in another state, or did not reach one within `seconds` (to
+                detect a hang); its log is in the message.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -183,11 +181,11 @@ class AirflowApi:
             time.sleep(_POLL_SECONDS)
 
     def wait_run(self, dag_id: str, run_id: str, seconds: float, state: str = "success") -> None:
-        """Wait until a run is over.
+        """Wait until a run has ended.
 
         Raises:
-            ClusterError: it ended in another state, or did not end within `seconds`; with the log
-                of a task that failed.
+            ClusterError: the run ended in another state, or did not end within `seconds`; with the
+                log of a task that failed.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -218,7 +216,7 @@ class AirflowApi:
     def connection(
         self, conn_id: str, extra: Mapping[str, Any], conn_type: str = "howdah", **fields
     ) -> None:
-        """Make a Connection, or replace it.
+        """Create or replace a Connection.
 
         Args:
             extra: the type's own fields.
@@ -230,7 +228,7 @@ class AirflowApi:
             "extra": json.dumps(dict(extra)),
             **fields,
         }
-        if conn_id in {known["connection_id"] for known in self.connections()}:
+        if conn_id in {each["connection_id"] for each in self.connections()}:
             self.api("PATCH", f"/connections/{conn_id}", json=body)
         else:
             self.api("POST", "/connections", json=body)
@@ -241,12 +239,12 @@ class AirflowApi:
 
 
 def _texts_of(line: Any) -> list[str]:
-    """A line of a task's log, and what exceptions said below it."""
+    """A line of a task's log, and the messages of the exceptions below it."""
     if isinstance(line, str):
         return [line]
     errors = line.get("error_detail") or []
-    said = [f"{each.get('exc_type')}: {each.get('exc_value')}" for each in errors]
-    return [str(line.get("event", "")), *said]
+    texts = [f"{each.get('exc_type')}: {each.get('exc_value')}" for each in errors]
+    return [str(line.get("event", "")), *texts]
 
 
 def _states(tasks: Mapping[str, Mapping[str, Any]]) -> str:

@@ -87,7 +87,7 @@ class Components:
 
     @property
     def dead(self) -> list[str]:
-        """Those that have ended by themselves."""
+        """Names of the children that have ended by themselves."""
         return [name for name, child in self._children.items() if not child.alive]
 
     def pid(self, name: str) -> int:
@@ -97,7 +97,7 @@ class Components:
     def problem(
         self, since: datetime.datetime | None = None, names: Iterable[str] = COMPONENTS
     ) -> str:
-        """What is wrong, as "component: what"; empty: all are healthy.
+        """The first problem, as "component: problem"; empty: all are healthy.
 
         Args:
             since: heartbeats before that do not count.
@@ -106,7 +106,7 @@ class Components:
         names = list(names)
         for name in names:
             if name not in self._children or not self._children[name].alive:
-                return f"{name}: it does not run"
+                return f"{name}: not running"
         try:
             health = self._client().health()
         except ClusterError as error:
@@ -146,8 +146,8 @@ class Components:
         """End all children, running tasks first; what does not end in time is killed."""
         scheduler = self._children.pop("scheduler", None)
         if scheduler is not None:
-            # Its workers hand the signal on to their tasks (on_kill), and report while the API
-            # server is still there; alone, it would wait for tasks for as long as they take.
+            # Its workers pass the signal on to their tasks (on_kill), and report while the API
+            # server still runs; without the signal to its group it would wait for all tasks.
             say("ending: scheduler and running tasks")
             scheduler.end(signal.SIGTERM, _END_SECONDS, group=True)
         if self._children:
@@ -160,13 +160,13 @@ class Components:
 
 
 def _unhealthy(name: str, health: Mapping[str, Any], since: datetime.datetime | None) -> str:
-    """What /monitor/health says against a component; empty: nothing."""
+    """The problem of a component in the answer of /monitor/health; empty: it is healthy."""
     if name not in _HEALTH:
         return ""
     key, beat = _HEALTH[name]
-    found = health.get(key) or {}
-    if found.get("status") != "healthy":
-        return f"{name}: {found.get('status') or 'not known yet'}"
-    if since and datetime.datetime.fromisoformat(found[beat]) < since:
+    status = health.get(key) or {}
+    if status.get("status") != "healthy":
+        return f"{name}: {status.get('status') or 'not known yet'}"
+    if since and datetime.datetime.fromisoformat(status[beat]) < since:
         return f"{name}: no heartbeat yet"
     return ""

@@ -1,12 +1,12 @@
-"""Shows the files below a directory of any storage to browsers of this machine, for reading alone.
+"""A read-only server of the files below a directory of any storage, for browsers on this machine.
 
     python -m tools.local_airflow.file_pages hdfs://localhost:8020/howdah/runs --port 8090
 
-The NameNode's own pages give a report to be saved, not to be read; and a mini cluster has none, for
-Hadoop's jars on Maven come without them. It listens on loopback, and asks for no password: so
-it answers only where the browser itself says that it means this machine. (A page on the internet
-may have its own name point to 127.0.0.1 and read on from there: DNS rebinding. The browser then
-sends that name.)
+The NameNode's pages make a browser save a report instead of showing it, and a mini cluster lacks
+them, since Hadoop's jars on Maven come without them. This server listens on loopback without a
+password, so it answers only requests whose Host header names this machine: a page on the internet
+may let its name point to 127.0.0.1 and read from there (DNS rebinding), and then the browser sends
+that name.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tools.local_airflow.servers import HOST
 
 _TEXT = {".json", ".jsonl", ".log", ".txt", ".yaml", ".yml"}
 _OWN_NAMES = {"127.0.0.1", "localhost", "[::1]"}
-"""What a browser of this machine calls it; with any port: it may come through a tunnel."""
+"""Names of this machine in a Host header, with any port, since the request may use a tunnel."""
 
 
 class Pages(ThreadingHTTPServer):
-    """A server of what lies below `root`.
+    """A server of the files below `root`.
 
     Args:
-        root: a directory, plain, file:// or hdfs://; it need not be there yet.
+        root: a directory, plain, file:// or hdfs://; it need not exist yet.
         port: on loopback; 0: any.
     """
 
@@ -58,9 +58,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_for_us():
             self._refuse(body)
             return
-        asked = urlsplit(self.path).path
-        parts = [part for part in unquote(asked).split("/") if part]
-        # A name is a name: nothing leads out of the root, or to another storage.
+        url_path = urlsplit(self.path).path
+        parts = [part for part in unquote(url_path).split("/") if part]
+        # No name may lead out of the root, or to another storage.
         if any(part in (".", "..") or "\0" in part for part in parts):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if not storage.is_dir(path):
                 self._file(path, body)
-            elif not asked.endswith("/"):
+            elif not url_path.endswith("/"):
                 self.send_response(HTTPStatus.MOVED_PERMANENTLY)
                 self.send_header("Location", f"/{quote('/'.join(parts))}/")
                 self.send_header("Content-Length", "0")
@@ -76,24 +76,23 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._page(parts, path, body)
         except NotFound:
-            self.send_error(HTTPStatus.NOT_FOUND, "there is no such file")
+            self.send_error(HTTPStatus.NOT_FOUND, "this file does not exist")
         except PermissionDenied:
             self.send_error(HTTPStatus.FORBIDDEN)
         except HowdahError as error:
             self.send_error(HTTPStatus.BAD_GATEWAY, "the storage", render(error))
 
     def _is_for_us(self) -> bool:
-        asked = self.headers.get_all("Host") or []
-        name = re.sub(r":\d*$", "", asked[0].strip()) if len(asked) == 1 else ""
+        hosts = self.headers.get_all("Host") or []
+        name = re.sub(r":\d*$", "", hosts[0].strip()) if len(hosts) == 1 else ""
         return name.lower() in _OWN_NAMES
 
     def _refuse(self, body: bool) -> None:
-        asked = self.headers.get("Host")
+        host = self.headers.get("Host")
         text = (
-            "This server shows files of this machine to this machine's own browsers, by the"
-            f" addresses {', '.join(sorted(_OWN_NAMES))} alone. It was asked as"
-            f" {'nothing' if asked is None else ascii(asked)}: such a name may be that of a page"
-            " elsewhere which has it point here (DNS rebinding).\n"
+            f"This server answers only at {', '.join(sorted(_OWN_NAMES))}. The request's Host is"
+            f" {'missing' if host is None else ascii(host)}: such a name may belong to a page on"
+            " the internet that lets it point to this machine (DNS rebinding).\n"
         ).encode()
         self.send_response(HTTPStatus.FORBIDDEN)
         self.send_header("Content-Type", "text/plain; charset=utf-8")

@@ -29,7 +29,7 @@ class FileServers:
         return name in self._started
 
     def url(self, name: str) -> str:
-        """Where what a server serves can be read."""
+        """The URL of a server."""
         return f"http://{HOST}:{self._started[name][1]}"
 
     def start(self, name: str, root: str, env: Mapping[str, str]) -> Server:
@@ -38,14 +38,14 @@ class FileServers:
         return self.start_again(name, env)
 
     def start_again(self, name: str, env: Mapping[str, str]) -> Server:
-        """Start a server that has ended, where it was."""
+        """Restart a server that has ended, on its port."""
         root, port = self._started[name]
         # A program of this repository, found from its root.
         argv = [sys.executable, "-m", "tools.local_airflow.file_pages", root, "--port", str(port)]
         return Server(name, argv, log=self._log_of(name), env=env, cwd=_ROOT)
 
     def kept_port(self, name: str) -> int:
-        """The port of an earlier start, if it is free: links that Airflow has kept lead there."""
+        """The port of an earlier start, if it is free: links in Airflow's database lead there."""
         kept = json.loads(self._kept.read_text()) if self._kept.is_file() else {}
         port = kept.get(name)
         if port is None or not is_free(port):

@@ -21,7 +21,7 @@ from tools.local_airflow.servers import HOST
 
 USER = "admin"
 MARK = "HOWDAH_AIRFLOW"
-"""In the environment of every process of an Airflow that was started here: its home."""
+"""Environment variable of every process of a local Airflow: its home."""
 
 Settings = dict[str, dict[str, Any]]
 
@@ -55,10 +55,9 @@ class Home:
             holder = file.read().strip()
             file.close()
             raise ClusterError(
-                "an Airflow runs in this home already",
+                "another Airflow already runs in this home",
                 where=str(self.directory),
                 got=holder or None,
-                remedy="use that one, end it, or name another home",
             ) from None
         self._lock = file
 
@@ -109,11 +108,11 @@ class Home:
 
     @property
     def password(self) -> str:
-        """Of the user `admin`."""
+        """The password of the user `admin`."""
         return json.loads(self.password_file.read_text())[USER]
 
     def make_password(self) -> bool:
-        """Give the user `admin` a password unless there is one; whether it was made."""
+        """Give the user `admin` a password unless it has one; whether it was created."""
         if self.password_file.is_file():
             return False
         write_secret(self.password_file, json.dumps({USER: secrets.token_urlsafe(9)}) + "\n")
@@ -121,10 +120,10 @@ class Home:
 
     # --------------------------------------------------------------------------------- settings
     def settings(self, *, url: str, dags: Path, database: str) -> Settings:
-        """What airflow.cfg holds.
+        """The contents of airflow.cfg.
 
         Args:
-            url: of the pages, on loopback.
+            url: URL of the pages, on loopback.
             dags: the directory of DAG files.
             database: SQLAlchemy's URL.
         """
@@ -174,15 +173,15 @@ class Home:
         write_secret(path, json.dumps(made) + "\n")
         return made
 
-    def write_settings(self, wanted: Settings, more: Mapping[str, Mapping[str, Any]]) -> None:
+    def write_settings(self, settings: Settings, more: Mapping[str, Mapping[str, Any]]) -> None:
         """Write airflow.cfg, readable to the owner alone: it has the database's password.
 
         Args:
-            more: what wins over `wanted`.
+            more: values that override `settings`.
         """
         config = configparser.RawConfigParser()
-        for section in {**wanted, **more}:
-            values = {**wanted.get(section, {}), **more.get(section, {})}
+        for section in {**settings, **more}:
+            values = {**settings.get(section, {}), **more.get(section, {})}
             config[section] = {key: str(value) for key, value in values.items()}
         path = self.directory / "airflow.cfg"
         write_secret(path, "# Written anew by each start.\n")
@@ -196,7 +195,7 @@ class Home:
         """
         path = self.directory / "policy.yaml"
         path.write_text(
-            "# For one user: who triggers is trusted as the user that this Airflow runs as.\n"
+            "# For one user: everyone who can log in may act as the user that runs this Airflow.\n"
             "# `howdah config policy` explains the policy of an Airflow with several users.\n"
             "trusted: true\n"
         )

@@ -1,6 +1,6 @@
-"""A PostgreSQL server of one's own: made under a directory, on loopback, ended with its parent.
+"""A private PostgreSQL server in a directory, on loopback, that ends with its parent.
 
-Debian's packages are enough; nothing of Debian's own database cluster is used or touched.
+It needs only Debian's packages, and neither uses nor changes Debian's database cluster.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from howdah.errors import ClusterError
 from tools.local_airflow.servers import HOST, Server, free_port
 
 USER = "howdah"
-_START_SECONDS = 60.0  # only to notice that it does not come
+_START_SECONDS = 60.0  # to detect a hang
 _STOP_SECONDS = 20.0
 _DEBIAN = "/usr/lib/postgresql"
 _STATE_OF_DEBIAN = "/var/lib/postgresql"
 
 
 def programs() -> Path:
-    """The directory of `initdb` and `postgres`, the newest version's.
+    """The directory of `initdb` and `postgres` of the newest version.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: PostgreSQL is not installed.
     """
-    found = sorted(Path(_DEBIAN).glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
+    initdbs = sorted(Path(_DEBIAN).glob("*/bin/initdb"), key=lambda path: float(path.parts[-3]))
     on_path = shutil.which("initdb")
-    if found:
-        return found[-1].parent
+    if initdbs:
+        return initdbs[-1].parent
     if on_path:
         return Path(os.path.realpath(on_path)).parent
     raise ClusterError(
-        "there is no PostgreSQL on this machine",
+        "PostgreSQL is not installed",
         where=f"{_DEBIAN}/*/bin, PATH",
         remedy="make setup (Debian: apt-get install postgresql)",
     )
 
 
 class Postgres:
-    """A database server whose data lie in a directory.
+    """A database server whose data are in a directory.
 
-    PostgreSQL refuses to run as root. For root it runs as Debian's user `postgres`; where that user
-    cannot reach the directory, the data lie below /var/lib/postgresql instead (`data` says where).
+    PostgreSQL refuses to run as root. For root it runs as Debian's user `postgres`; if that user
+    cannot reach the directory, the data are below /var/lib/postgresql instead (see `data`).
 
     Args:
-        directory: where data and log go; made if it is not there.
+        directory: directory of data and log; created if it does not exist.
         durable: False for tests: a crash of the machine may lose the database.
     """
 
@@ -68,7 +68,7 @@ class Postgres:
         self.data = self._place()
 
     def _place(self) -> Path:
-        """Where the data lie: in the directory if the server's user can get there."""
+        """The data directory: in `directory`, if the server's user can reach it."""
         if self._account is None:
             return self.directory / "data"
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class Postgres:
         return Path(_STATE_OF_DEBIAN) / f"howdah-{digest}"
 
     def _as_user(self) -> list[str]:
-        """What goes before a command that is to run as the server's user."""
+        """Prefix of a command that runs it as the server's user."""
         if self._account is None:
             return []
         options = [f"--reuid={self._account.pw_uid}", f"--regid={self._account.pw_gid}"]
@@ -87,7 +87,7 @@ class Postgres:
 
     @property
     def exists(self) -> bool:
-        """Whether the databases were made."""
+        """Whether the databases were created."""
         return (self.data / "PG_VERSION").is_file()
 
     def url(self, database: str, driver: str = "postgresql+psycopg2") -> str:
@@ -98,12 +98,12 @@ class Postgres:
         return (self.directory / "password").read_text().strip()
 
     def start(self) -> Postgres:
-        """Make the databases where they are not there yet, start, and wait until it answers.
+        """Create the databases if necessary, start the server, and wait until it answers.
 
-        To be called by the main thread: the server ends with the thread that has started it.
+        Must be called by the main thread: the server ends with the thread that has started it.
 
         Raises:
-            ClusterError: it does not start; the message has the end of its log.
+            ClusterError: the server does not start; with the end of its log.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         if not self.exists:
@@ -122,7 +122,7 @@ class Postgres:
             "postgres",
             [*self._as_user(), str(programs() / "postgres"), "-D", str(self.data), *options],
             log=self.directory / "postgres.log",
-            # Its "fast shutdown": what is under way is rolled back, clients are sent away.
+            # PostgreSQL's "fast shutdown": it rolls transactions back and disconnects clients.
             death_signal=signal.SIGINT,
         )
         deadline = time.monotonic() + _START_SECONDS
@@ -139,8 +139,8 @@ class Postgres:
         return self
 
     def _make(self) -> None:
-        """`initdb`: a superuser of our own, with a password that only we know."""
-        with contextlib.suppress(FileNotFoundError):  # what an interrupted one has left
+        """Run `initdb`, with a private superuser and password."""
+        with contextlib.suppress(FileNotFoundError):  # files of an interrupted run
             shutil.rmtree(self.data)
         self.data.mkdir(mode=0o700, parents=True)
         password = secrets.token_hex(16)
@@ -174,14 +174,14 @@ class Postgres:
     def _connection(self) -> Iterator:
         import psycopg2
 
-        found = psycopg2.connect(
+        connection = psycopg2.connect(
             host=HOST, port=self.port, user=USER, password=self._password(), dbname="postgres"
         )
-        found.autocommit = True
+        connection.autocommit = True
         try:
-            yield found
+            yield connection
         finally:
-            found.close()
+            connection.close()
 
     def _answers(self) -> bool:
         import psycopg2
@@ -193,7 +193,7 @@ class Postgres:
             return False
 
     def create_database(self, name: str) -> bool:
-        """Make a database unless it is there; whether it was made.
+        """Create a database unless it exists; whether it was created.
 
         Args:
             name: lower-case letters, digits and underscores.
@@ -213,7 +213,7 @@ class Postgres:
         return self._child is not None and self._child.alive
 
     def stop(self) -> None:
-        """End the server: its clients are sent away, nothing that was committed is lost."""
+        """End the server: it disconnects its clients and keeps all committed data."""
         if self._child is not None:
             self._child.end(signal.SIGINT, _STOP_SECONDS)
             self._child = None
@@ -227,10 +227,10 @@ class Postgres:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Whom the server runs as; None: as this process.
+    """The account of the server; None: that of this process.
 
     Raises:
-        ClusterError: this is root, and there is no user for the server.
+        ClusterError: this is root, and the user `postgres` does not exist.
     """
     if os.geteuid() != 0:
         return None
@@ -238,13 +238,13 @@ def _account() -> pwd.struct_passwd | None:
         return pwd.getpwnam("postgres")
     except KeyError:
         raise ClusterError(
-            "PostgreSQL does not run as root, and there is no user `postgres`",
-            remedy="make setup (Debian's package makes that user), or work as a plain user",
+            "PostgreSQL does not run as root, and the user `postgres` does not exist",
+            remedy="make setup (Debian's package creates that user), or work as another user",
         ) from None
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can read, from its first byte on."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

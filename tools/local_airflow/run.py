@@ -3,8 +3,8 @@
     make airflow                 # training on this machine
     make airflow CLUSTER=1       # on a real, small Hadoop that is started beside it
 
-A form that is sent as it comes trains on docstrings of the installed packages. Everything lies in
-the home and goes on where it was at the next start; Ctrl-C ends all of it.
+The form's defaults train on docstrings of the installed packages. All files are in the home, and
+the next start continues with them; Ctrl-C ends everything.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ PORT = 8080
 DAG = "howdah_finetune"
 TABLE = "howdah_airflow.docstrings"
 STEPS = 100
-"""Of the first run: a good minute on two cores."""
+"""Steps of the first run, which take over a minute on two cores."""
 PACKAGES = ["matplotlib", "networkx", "numpy", "sklearn"]
-"""Whose docstrings it learns to tell apart; the demo's own list takes several times as long."""
+"""Labels of the first run; the demo's list takes several times as long."""
 _OURS = "Made by `make airflow`; replaced at its next start unless this line is changed."
 _TOO_SOON_SECONDS = 60.0
 
 
 class Stopped(BaseException):
-    """A signal asks for the end."""
+    """A signal has asked this program to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -57,7 +57,7 @@ class Stopped(BaseException):
 
 # ------------------------------------------------------------------------------ the form's defaults
 def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
-    """What the form shows at first: the demo's data and settings, everything in the home."""
+    """Defaults of the form: the demo's data and settings, with all files in the home."""
     config = load(str(ROOT / steps.CONFIG))
     data, training = config.data, config.training
     return {
@@ -83,11 +83,11 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
         },
         "checkpoint": {"every_minutes": 1.0, "keep": 2},
         "evaluation": {"every_steps": STEPS // 2, "max_rows": 256, "metric": "macro_f1"},
-        # Guessing gives a third; what a run reaches is in its report.
-        # howdah_retrain asks for no more either: the first model has seen rows of its test split.
+        # Guessing reaches a third; the report shows the accuracy of a run. Comparing with the
+        # published model would be unfair: the first model has seen rows of its test split.
         "gate": {"minimum": {"accuracy": 0.5}, "better_than_published": False},
         "publish": {"directory": str(home / "output" / "models"), "name": "docstrings"},
-        # Every day has the same rows here. No times: it would score them each midnight.
+        # Every day has the same rows here, so a schedule would score them each midnight.
         DAILY: {
             "schedule": None,
             "retrain": {"dataset": str(home / "output" / "datasets" / "docstrings-days")},
@@ -95,12 +95,12 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
     }
 
 
-def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, Any]:
-    """The same on HDFS and YARN: rows in a Hive table, two executors, two workers.
+def on_cluster(values: dict[str, Any], root: str, framework: str) -> dict[str, Any]:
+    """Defaults on HDFS and YARN: rows in a Hive table, two executors, two workers.
 
     Args:
-        found: what `defaults` gives.
-        root: directory on HDFS of all that is written.
+        values: the result of `defaults`.
+        root: directory on HDFS for all output.
     """
     overrides = [
         *demo_cluster.cluster_overrides(root),
@@ -110,7 +110,7 @@ def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, An
         "daily.partition=part=p0",
         f"daily.retrain.dataset={root}/datasets/docstrings-days",
     ]
-    merged = yaml.safe_load(yaml.safe_dump(found))
+    merged = yaml.safe_load(yaml.safe_dump(values))
     for override in overrides:
         key, _, value = override.partition("=")
         section = merged
@@ -122,13 +122,13 @@ def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, An
 
 
 def write_defaults(home: Path, values: Mapping[str, Any]) -> Path:
-    """The file that the DAGs read; checked as a configuration first."""
+    """Write the file that the DAGs read, after checking it as a configuration."""
     sections = {k: v for k, v in values.items() if k not in (*OWN, DAILY)}
     from_dict(sections, where="the form's defaults")
     from_defaults(values)
     path = home / "defaults.yaml"
     path.write_text(
-        "# What the form shows at first. Written by `make airflow`.\n"
+        "# Defaults of the form. Written by `make airflow`.\n"
         + yaml.safe_dump(dict(values), sort_keys=False)
     )
     return path
@@ -136,24 +136,24 @@ def write_defaults(home: Path, values: Mapping[str, Any]) -> Path:
 
 # ------------------------------------------------------------------------------------ the cluster
 @contextlib.contextmanager
-def cluster(directory: str, *, wanted: bool) -> Iterator[dict[str, Any] | None]:
-    """A real Hadoop while this lasts; one that ran before goes on running."""
-    if not wanted:
+def cluster(directory: str, *, enabled: bool) -> Iterator[dict[str, Any] | None]:
+    """Context with a real Hadoop; a cluster that was already running is left running."""
+    if not enabled:
         yield None
         return
     say("\n=== a real Hadoop on this machine: HDFS, YARN, Hive metastore")
-    found = demo_cluster.start_cluster(directory)
+    running = demo_cluster.start_cluster(directory)
     try:
-        yield found
+        yield running
     finally:
-        if not found["was_running"]:
+        if not running["was_running"]:
             steps.module("tools.minicluster", "stop", "--directory", directory)
 
 
-def fill_cluster(found: Mapping[str, Any], base: str) -> str:
-    """Base model and Hive table on the cluster; the directory on HDFS for all that is written."""
-    os.environ.update(found["environment"])
-    root = f"{found['hdfs_url']}/howdah-airflow"
+def fill_cluster(running: Mapping[str, Any], base: str) -> str:
+    """Put base model and Hive table on the cluster; return the directory on HDFS for output."""
+    os.environ.update(running["environment"])
+    root = f"{running['hdfs_url']}/howdah-airflow"
     demo_cluster.put_base_model(base, f"{root}/base/{storage.name(base)}")
     say(f"rows: the Hive table {TABLE}")
     steps.module("tools.demo.table", TABLE, *PACKAGES)
@@ -161,34 +161,34 @@ def fill_cluster(found: Mapping[str, Any], base: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- Airflow
-def connections(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
-    """howdah_default: where commands run; left alone where a user has made it their own."""
+def connections(airflow: Standalone, running: Mapping[str, Any] | None) -> None:
+    """Write the Connection howdah_default, unless a user has changed it."""
     local = {
         "backend": "local",
         "run_root": str(airflow.files),
         "files_url": airflow.files_url,
         "working_directory": str(ROOT),
     }
-    wanted = {"howdah_default": local}
-    if found is not None:
+    extras = {"howdah_default": local}
+    if running is not None:
         on_yarn = {
             "backend": "yarn",
             "run_root": airflow.remote_files,
             "files_url": airflow.remote_files_url,
-            "environment": dict(found["environment"]),
+            "environment": dict(running["environment"]),
             "working_directory": str(ROOT),
         }
-        wanted = {"howdah_default": on_yarn, "howdah_local": local}
-    known = {each["connection_id"]: each for each in airflow.client.connections()}
-    for name, extra in wanted.items():
-        if name in known and known[name]["description"] != _OURS:
-            say(f"the Connection {name} was changed by hand: it is left as it is")
+        extras = {"howdah_default": on_yarn, "howdah_local": local}
+    existing = {each["connection_id"]: each for each in airflow.client.connections()}
+    for name, extra in extras.items():
+        if name in existing and existing[name]["description"] != _OURS:
+            say(f"keeping the Connection {name}, which was changed by hand")
             continue
         airflow.client.connection(name, extra, description=_OURS)
 
 
-def banner(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
-    """What a person does now."""
+def banner(airflow: Standalone, running: Mapping[str, Any] | None) -> None:
+    """Print the next steps for the user."""
     say("\n" + "=" * 78)
     say(f"Airflow is ready:   {airflow.url}")
     if airflow.new_password:
@@ -196,14 +196,14 @@ def banner(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
         say(f"                    it is kept in {_short(airflow.home.password_file)})")
     else:
         say(f"user:               {USER}, the password is in {_short(airflow.home.password_file)}")
-    say(f"backend:            {'YARN, on ' + found['hdfs_url'] if found else 'this machine'}")
+    say(f"backend:            {'YARN, on ' + running['hdfs_url'] if running else 'this machine'}")
     say("")
     say(f"first run:          {airflow.url}/dags/{DAG}")
     say("                    Trigger > look at the form > Trigger; then click the task `train`.")
     say("then:               howdah_daily scores a day's rows, howdah_retrain appends them and")
     say("                    trains on (docs/daily.md): unpause them, press Trigger.")
     say(f"logs of components: {_short(airflow.home.log_of('scheduler').parent)}")
-    say("Ctrl-C ends everything; the next start goes on where this one was.")
+    say("Ctrl-C ends everything; the next start continues from there.")
     say("=" * 78)
 
 
@@ -214,44 +214,44 @@ def _short(path: Path) -> str:
 
 
 def watch(airflow: Standalone) -> None:
-    """Until a signal comes; a component that dies is started again.
+    """Restart components that die, until a signal comes.
 
     Raises:
-        ClusterError: one dies again and again.
+        ClusterError: a component dies soon after each start.
     """
     started = dict.fromkeys(airflow.components.names, time.monotonic())
     while True:
         time.sleep(1)
         for name in airflow.components.dead:
             if time.monotonic() - started[name] < _TOO_SOON_SECONDS:
-                raise airflow.components.failure(name, "it ends again and again")
+                raise airflow.components.failure(name, "it ends soon after each start")
             log = _short(airflow.home.log_of(name))
-            say(f"{name} has ended: starting it again (its log: {log})")
+            say(f"restarting {name}, which has ended (its log: {log})")
             airflow.components.restart(name)
             started[name] = time.monotonic()
 
 
 @contextlib.contextmanager
 def signals(airflow: Standalone) -> Iterator[None]:
-    """SIGINT, SIGTERM, SIGHUP ask for the end; asked again, what still runs is killed."""
+    """Context in which SIGINT, SIGTERM and SIGHUP end Airflow; a second signal kills the rest."""
 
-    def asked(number: int, _frame: object) -> None:
+    def stop(number: int, _frame: object) -> None:
         if airflow.ending:
             airflow.hurry()
         else:
             raise Stopped(number)
 
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, asked) for number in wanted]
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, stop) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(wanted, before, strict=True):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Everything, from the base model to the last child's end."""
+    """Run everything, from the base model to the last child's end."""
     home = Path(os.path.abspath(arguments.home))
     home.mkdir(parents=True, exist_ok=True)
     airflow = Standalone(
@@ -260,12 +260,12 @@ def serve(arguments: argparse.Namespace) -> None:
     with signals(airflow):
         airflow.check_port()
         base, _ = minilm.base_model(say)
-        with cluster(arguments.directory, wanted=arguments.cluster) as found:
+        with cluster(arguments.directory, enabled=arguments.cluster) as running:
             values = defaults(home, base, arguments.framework)
-            if found is None:
+            if running is None:
                 corpus.write(values["data"]["source"], PACKAGES)
             else:
-                root = fill_cluster(found, base)
+                root = fill_cluster(running, base)
                 airflow.remote_files = root
                 values = on_cluster(values, root, arguments.framework)
                 values["model"]["base"] = f"{root}/base/{storage.name(base)}"
@@ -276,10 +276,10 @@ def serve(arguments: argparse.Namespace) -> None:
             try:
                 airflow.start()
                 airflow.wait_dags([DAG])
-                connections(airflow, found)
+                connections(airflow, running)
                 if airflow.new_password:  # a new home; later the user decides
                     airflow.client.pause(DAG, paused=False)
-                banner(airflow, found)
+                banner(airflow, running)
                 watch(airflow)
             finally:
                 say("\n=== the end")

@@ -1,4 +1,4 @@
-"""Servers as child processes: each in a session of its own, output in a file, none left over."""
+"""Servers as child processes with their own session and log file, which end with their parent."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _TAIL_BYTES = 4000
 
 def free_port(host: str = HOST) -> int:
     """A port on which no process listens now."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        return found.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
 
 
 def is_free(port: int, host: str = HOST) -> bool:
-    """Whether a server could listen there."""
-    with socket.socket() as tried:
-        # As servers do: connections of an earlier server that wait to be forgotten do not count.
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Whether a server could listen on a port."""
+    with socket.socket() as probe:
+        # Servers set it too, so that connections in TIME_WAIT do not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((host, port))
+            probe.bind((host, port))
         except OSError:
             return False
     return True
 
 
 class Server(Child):
-    """A server that was started; the kernel ends it when the thread that has started it ends.
+    """A running server, which the kernel ends when the thread that started it ends.
 
     Args:
-        name: for messages.
-        argv: the command.
-        log: its output is appended there.
-        env: its environment; None: as this process.
+        name: its name in messages.
+        argv: its command.
+        log: file that its output is appended to.
+        env: its environment; None: that of this process.
         cwd: its working directory.
-        death_signal: what it gets when its parent dies.
+        death_signal: the signal that it gets when its parent dies.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class Server(Child):
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._offset = os.path.getsize(log) if log.exists() else 0
-        if argv[0] == "setpriv":  # its change of user undoes what the parent has asked for
+        if argv[0] == "setpriv":  # a change of user clears the parent's death signal
             argv = ["setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}", *argv[1:]]
         super().__init__(argv, env=env, cwd=cwd, output=log, death_signal=death_signal)
 
     def tail(self) -> str:
-        """The end of what it has written since it was started."""
+        """The end of its output since its start."""
         with open(self.log, "rb") as file:
             file.seek(max(self._offset, os.path.getsize(self.log) - _TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
 
 
 def end_marked(mark: str, value: str, *, grace: float) -> list[int]:
-    """End all such processes: asked first, killed after `grace` seconds; those that are left."""
+    """End all marked processes by SIGTERM, after `grace` seconds by SIGKILL; return the rest."""
     for pid in marked(mark, value):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

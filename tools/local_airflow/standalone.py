@@ -6,9 +6,9 @@
     airflow.stop()
 
 `airflow standalone` leaves its children behind when it is terminated, restarts nothing, and lets
-log servers listen on every interface; so the components are started here, each as a child that ends
-with its parent. Everything lies in the home: settings (written anew by each start), secrets, the
-database, logs. For trials and tests, never for production: one user, a password in a file.
+log servers listen on every interface. So the components are started here, each as a child that ends
+with its parent. All files are in the home: settings (rewritten by each start), secrets, the
+database, logs. It is for trials and tests, never for production: one user, a password in a file.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Standalone:
     """An Airflow whose state is a directory: a `home`, its `components`, a database, a `client`.
 
     Args:
-        directory: AIRFLOW_HOME; made if it is not there.
+        directory: AIRFLOW_HOME; created if it does not exist.
         dags: the directory of DAG files.
-        port: of the pages and the API; None: a free one.
-        env: more for its processes, tasks included.
-        settings: more of airflow.cfg, {section: {key: value}}.
+        port: port of the pages and the API; None: a free one.
+        env: more variables for its processes, tasks included.
+        settings: more settings for airflow.cfg, {section: {key: value}}.
         durable: False for tests, see `Postgres`.
         say: called with lines of progress.
 
-    What lies in `files` is served to browsers, reports of runs for instance: for reading alone, on
-    loopback like everything else; likewise what lies in `remote_files`, a directory of any storage,
-    if it is set before the start.
+    The files in `files`, such as reports of runs, are served to browsers, read-only and on
+    loopback. So are those in `remote_files`, a directory of any storage, if it is set before the
+    start.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Standalone:
         self.components = Components(self.home, lambda: self.client)
         self.postgres = Postgres(self.home.directory / "postgres", durable=durable)
         self.dags = Path(os.path.abspath(dags))
-        self.wanted_port = port
+        self.requested_port = port
         self.port: int | None = None
         self.files = self.home.directory / "output" / "runs"
         self.remote_files: str | None = None
@@ -82,17 +82,17 @@ class Standalone:
 
     @property
     def url(self) -> str:
-        """Where its pages are."""
+        """URL of its pages."""
         return f"http://{HOST}:{self.port}"
 
     @property
     def files_url(self) -> str:
-        """Where what lies in `files` can be read."""
+        """URL of the directory `files`."""
         return self.components.file_servers.url("files")
 
     @property
     def remote_files_url(self) -> str:
-        """Where what lies in `remote_files` can be read."""
+        """URL of the directory `remote_files`."""
         return self.components.file_servers.url("remote-files")
 
     @property
@@ -103,29 +103,28 @@ class Standalone:
         return self._client
 
     def check_port(self) -> None:
-        """Refuse a port that is taken, before anything else takes time.
+        """Refuse a used port before the slow steps of a start.
 
         Raises:
             UsageError: another process listens there.
         """
-        if self.wanted_port is None or is_free(self.wanted_port):
+        if self.requested_port is None or is_free(self.requested_port):
             return
         raise UsageError(
-            f"port {self.wanted_port} is taken",
+            f"port {self.requested_port} is taken",
             where=HOST,
-            expected="a port on which no process listens",
-            remedy="name another one (make airflow PORT=8081), or end what listens there "
-            f"(ss -ltnp 'sport = :{self.wanted_port}')",
+            remedy="choose another one (make airflow PORT=8081), or end its process"
+            f" (ss -ltnp 'sport = :{self.requested_port}')",
         )
 
     def start(self) -> Standalone:
-        """Start everything, and wait until all components are healthy; or leave nothing running.
+        """Start everything and wait until all components are healthy; on failure, stop all.
 
-        To be called by the main thread: the components end with the thread that starts them.
+        Must be called by the main thread: the components end with the thread that starts them.
 
         Raises:
             UsageError: the port is taken.
-            ClusterError: another one runs in this home; a component does not become healthy.
+            ClusterError: another Airflow runs in this home; a component does not become healthy.
         """
         self.home.lock()
         try:
@@ -137,14 +136,14 @@ class Standalone:
                     got=str(left),
                 )
             self.check_port()
-            self.port = self.wanted_port or free_port()
+            self.port = self.requested_port or free_port()
 
             self.say("database: PostgreSQL on loopback")
             self.postgres.start()
             self.new_password = self.home.make_password()
             database = self.postgres.url("airflow")
-            wanted = self.home.settings(url=self.url, dags=self.dags, database=database)
-            self.home.write_settings(wanted, self.settings)
+            settings = self.home.settings(url=self.url, dags=self.dags, database=database)
+            self.home.write_settings(settings, self.settings)
             self.home.note_holder(self.url)
             self.home.migrate(fresh=self.postgres.create_database("airflow"), say=self.say)
 
@@ -161,15 +160,15 @@ class Standalone:
             raise
         return self
 
-    def wait_dags(self, wanted: Collection[str], seconds: float = 120.0) -> None:
+    def wait_dags(self, dag_ids: Collection[str], seconds: float = 120.0) -> None:
         """Wait until these DAGs can be triggered.
 
         Raises:
-            ClusterError: a DAG file cannot be loaded (with its traceback), or a DAG is not there
-                within `seconds`.
+            ClusterError: a DAG file cannot be loaded (with its traceback), or a DAG is missing
+                after `seconds`.
         """
         deadline = time.monotonic() + seconds
-        while missing := set(wanted) - set(self.client.dag_ids()):
+        while missing := set(dag_ids) - set(self.client.dag_ids()):
             if broken := self.client.import_errors():
                 raise ClusterError(
                     "a DAG file cannot be loaded",
@@ -177,7 +176,7 @@ class Standalone:
                     got=broken[0]["stack_trace"],
                 )
             if time.monotonic() > deadline:
-                raise ClusterError("DAGs do not come", where=str(self.dags), got=str(missing))
+                raise ClusterError("DAGs are missing", where=str(self.dags), got=str(missing))
             time.sleep(0.3)
 
     def stop(self, *, remove: bool = False) -> None:
@@ -197,7 +196,7 @@ class Standalone:
         self.ending = False
 
     def hurry(self) -> None:
-        """While it is being stopped: kill what still runs, instead of waiting for it."""
+        """Kill all processes that `stop` still waits for."""
         for pid in marked(MARK, str(self.home.directory)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -38,23 +38,23 @@ def start_command(
     ] = False,
     port: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=PORT, such as namenode=8020; the others are chosen free."),
+        typer.Option(help="NAME=PORT, such as namenode=8020; all others are chosen."),
     ] = None,
     node_memory: Annotated[
-        int, typer.Option(min=512, help="MiB that each of the two NodeManagers offers.")
+        int, typer.Option(min=512, help="MiB of memory of each of the two NodeManagers.")
     ] = 6144,
     node_gpus: Annotated[
-        int, typer.Option(min=0, help="GPUs that each NodeManager offers (counted, not isolated).")
+        int, typer.Option(min=0, help="GPUs of each NodeManager (counted, not isolated).")
     ] = 0,
     shared: Annotated[
         bool,
         typer.Option(
-            "--shared", help="Without Kerberos, as root, although this machine has other users."
+            "--shared", help="Allow root without Kerberos although this machine has other users."
         ),
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Start a cluster and leave it running, or use one that runs in the directory already."""
+    """Start a cluster and leave it running, or use the one that already runs in the directory."""
     started = start(
         directory, secure=kerberos, with_metastore=metastore, ports=port or [],
         node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
@@ -76,7 +76,7 @@ def stop_command(
 
 @app.command("status")
 def status_command(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False) -> None:
-    """Show each daemon's state, process and ports; exit code 1 where one does not run well."""
+    """Show each daemon's state, process and ports; exit code 1 unless all are healthy."""
     state = MiniCluster(directory).status()
     answer(state, json, state_lines(state))
     raise typer.Exit(0 if healthy(state) else 1)
@@ -92,19 +92,19 @@ def env_command(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = 
 
 @app.command("logs")
 def logs_command(
-    daemon: Annotated[str | None, typer.Argument(help="A daemon; none: the names of all.")] = None,
+    daemon: Annotated[str | None, typer.Argument(help="A daemon; default: list all logs.")] = None,
     directory: ClusterDirectory = CLUSTER_DIRECTORY,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many.")] = 50,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Number of lines.")] = 50,
     json: AsJson = False,
 ) -> None:
-    """Show the end of a daemon's log, or where all logs are. Containers' logs: yarn logs."""
+    """Show the end of a daemon's log, or the paths of all logs. Containers' logs: yarn logs."""
     cluster = MiniCluster(directory)
     if daemon is None:
         logs = cluster.logs()
         answer(logs, json, [f"{name:<16} {path}" for name, path in logs.items()])
         return
-    found = log_lines(cluster, daemon, lines)
-    answer({"daemon": daemon, "path": cluster.logs()[daemon], "lines": found}, json, found)
+    tail = log_lines(cluster, daemon, lines)
+    answer({"daemon": daemon, "path": cluster.logs()[daemon], "lines": tail}, json, tail)
 
 
 def start(
@@ -121,43 +121,43 @@ def start(
     """Start a cluster, or use the one that runs in the directory.
 
     Args:
-        ports: "NAME=PORT" each.
-        shared: as MiniCluster.start's.
+        ports: words NAME=PORT.
+        shared: see MiniCluster.start.
 
     Returns:
         {was_running, directory, hdfs_url, webhdfs_url, resourcemanager, metastore_uri (or None),
         environment, daemons}.
 
     Raises:
-        UsageError: a port makes no sense, or the running cluster has other settings.
+        UsageError: a port is not valid, or the running cluster has other settings.
     """
     cluster = MiniCluster(directory, say=say)
     was_running = cluster.is_running()
-    wanted_ports = parse_ports(ports)
+    requested_ports = parse_ports(ports)
     if was_running:
-        wanted = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
+        requested = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
         plan = cluster.plan
         running = {
             "node memory": plan.node_memory_mb,
             "node GPUs": plan.node_gpus,
             "Kerberos": plan.kerberos is not None,
         }
-        wanted.update(wanted_ports)
-        running.update({name: plan.ports.get(name) for name in wanted_ports})
-        other = [name for name in wanted if wanted[name] != running[name]]
+        requested.update(requested_ports)
+        running.update({name: plan.ports.get(name) for name in requested_ports})
+        other = [name for name in requested if requested[name] != running[name]]
         if other:
             raise UsageError(
                 "a mini cluster with other settings runs in this directory",
                 where=cluster.directory,
-                expected=", ".join(f"{name} {wanted[name]}" for name in other),
+                expected=", ".join(f"{name} {requested[name]}" for name in other),
                 got=", ".join(f"{name} {running[name]}" for name in other),
-                remedy="stop it first, or name another --directory",
+                remedy="stop it first, or choose another --directory",
             )
         cluster.wait_healthy()
     else:
         cluster.start(
             secure=secure,
-            ports=wanted_ports,
+            ports=requested_ports,
             node_memory_mb=node_memory_mb,
             node_gpus=node_gpus,
             shared=shared,
@@ -182,20 +182,20 @@ def parse_ports(arguments: Sequence[str]) -> dict[str, int]:
     """{name: port} of "NAME=PORT" arguments.
 
     Raises:
-        UsageError: one is not of that form.
+        UsageError: an argument does not have that form.
     """
-    found = {}
+    ports = {}
     for word in arguments:
         name, _, number = word.partition("=")
         if not number.isdigit() or not 0 < int(number) < 65536:
-            raise UsageError("not a port", where="--port", expected="NAME=PORT", got=word)
-        found[name] = int(number)
-    return found
+            raise UsageError("not a valid port", where="--port", expected="NAME=PORT", got=word)
+        ports[name] = int(number)
+    return ports
 
 
 def start_lines(status: dict[str, Any]) -> list[str]:
-    """What a user needs to know after a start."""
-    state = "runs already" if status["was_running"] else "started"
+    """Lines about a started cluster."""
+    state = "already running" if status["was_running"] else "started"
     running, pages = len(_running(status["daemons"])), status["webhdfs_url"]
     lines = [
         f"mini cluster {state}: {running} daemons in {status['directory']}",
@@ -212,12 +212,12 @@ def start_lines(status: dict[str, Any]) -> list[str]:
     ]
 
 
-def _running(found: dict[str, Any]) -> list[str]:
-    return [name for name, status in found.items() if status["state"] == "running"]
+def _running(statuses: dict[str, Any]) -> list[str]:
+    return [name for name, status in statuses.items() if status["state"] == "running"]
 
 
 def state_lines(status: dict[str, Any]) -> list[str]:
-    """A line for each daemon: state, process, ports, and what is wrong."""
+    """A line for each daemon: state, process, ports and problem."""
     lines = [f"{status['hdfs']}  {status['webhdfs']}  {status['resourcemanager']}"]
     for name, daemon in status["daemons"].items():
         ports = " ".join(str(port) for port in daemon["ports"].values())
@@ -228,7 +228,7 @@ def state_lines(status: dict[str, Any]) -> list[str]:
 
 
 def healthy(status: dict[str, Any]) -> bool:
-    """Whether every daemon runs; the metastore need not be there."""
+    """Whether every daemon runs; the metastore may be stopped."""
     return all(
         daemon["state"] == "running"
         for name, daemon in status["daemons"].items()
@@ -248,7 +248,7 @@ def export_lines(cluster: MiniCluster) -> list[str]:
     """`export` lines for a POSIX shell.
 
     Raises:
-        ClusterError: it does not run: a shell would reach no daemon.
+        ClusterError: the cluster does not run, so a shell could not use it.
     """
     if not cluster.is_running():
         raise ClusterError(
@@ -269,11 +269,12 @@ def log_lines(cluster: MiniCluster, daemon: str, lines: int) -> list[str]:
     """The last lines of a daemon's log.
 
     Raises:
-        UsageError: no daemon of this name has a log.
+        UsageError: the daemon does not exist, or has no log yet.
     """
     logs = cluster.logs()
     if daemon not in logs:
-        raise UsageError("no such log", got=daemon, expected=", ".join(logs) or "none yet")
+        expected = ", ".join(logs) or "no log exists yet"
+        raise UsageError(f"the daemon {daemon} has no log", expected=expected)
     with open(logs[daemon], encoding="utf-8", errors="replace") as file:
         return [line.rstrip("\n") for line in deque(file, maxlen=lines)]
 

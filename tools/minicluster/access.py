@@ -1,4 +1,4 @@
-"""What a client of a mini cluster needs: addresses, environment, commands, Kerberos, files."""
+"""Client's view of a mini cluster: addresses, environment, commands, Kerberos, files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tools.minicluster.state import State
 
 
 class Access:
-    """The client's side of `MiniCluster`.
+    """The client's part of `MiniCluster`.
 
     Args:
-        directory: the cluster's.
+        directory: the cluster's directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -28,7 +28,7 @@ class Access:
 
     @property
     def plan(self) -> Plan:
-        """What the cluster consists of."""
+        """The cluster's plan."""
         return self._state.load()[0]
 
     @property
@@ -53,7 +53,7 @@ class Access:
         return str(self.plan.conf_dir)
 
     def exports(self) -> dict[str, str]:
-        """The variables that a shell needs to use the cluster; PATH holds only what is added."""
+        """Environment variables for a shell to use the cluster; PATH has only the added part."""
         plan = self.plan
         return {
             "HADOOP_CONF_DIR": str(plan.conf_dir),
@@ -67,7 +67,7 @@ class Access:
 
     @property
     def env(self) -> dict[str, str]:
-        """os.environ with what a subprocess needs to use the cluster."""
+        """os.environ with the variables for a subprocess to use the cluster."""
         added = self.exports()
         added["PATH"] = f"{added['PATH']}:{os.environ.get('PATH', os.defpath)}"
         return {**os.environ, **added}
@@ -75,13 +75,13 @@ class Access:
     def run(
         self, *argv: str, check: bool = True, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.CompletedProcess:
-        """Run a command line such as ("hdfs", "dfs", "-ls", "/"); its output as text.
+        """Run a command such as ("hdfs", "dfs", "-ls", "/") and capture its output as text.
 
         Args:
-            env: set besides `self.env`.
+            env: variables besides `self.env`.
 
         Raises:
-            ClusterError: it failed (unless check=False), with what it said last.
+            ClusterError: the command failed (unless check=False); with the end of its output.
         """
         done = subprocess.run(
             argv,
@@ -103,19 +103,19 @@ class Access:
         """{directory, hdfs, webhdfs, resourcemanager, conf_dir, daemons: {name: {state, pid, log,
         problem, ports}}}; state is running, unhealthy, paused, died or stopped."""
         plan, records = self._state.load()
-        found: dict[str, Any] = {}
+        statuses: dict[str, Any] = {}
         for name, daemon in daemons.catalogue_of(plan).items():
             ports = {port: plan.ports[port] for port in daemons.ports_of([daemon])}
             record = records.get(name)
             if record is None:
-                found[name] = {"state": "stopped", "pid": None, "ports": ports}
+                statuses[name] = {"state": "stopped", "pid": None, "ports": ports}
                 continue
             if not daemons.alive(record):
                 state, text = "died", daemons.cause_of_death(record)
             else:
                 text = daemons.problem(plan, name, records)
                 state = "paused" if record.paused else "unhealthy" if text else "running"
-            found[name] = {
+            statuses[name] = {
                 "state": state,
                 "pid": record.pid,
                 "log": record.log,
@@ -128,7 +128,7 @@ class Access:
             "webhdfs": self.webhdfs_url,
             "resourcemanager": f"http://{plan.address('resourcemanager-http')}",
             "conf_dir": self.conf_dir,
-            "daemons": found,
+            "daemons": statuses,
         }
 
     def logs(self) -> dict[str, str]:
@@ -151,12 +151,12 @@ class Access:
         return kerberos.principal(self.plan, user)
 
     def keytab(self, user: str) -> str:
-        """A keytab for a user of the realm, made when first asked for."""
+        """A keytab for a user of the realm, created at the first call."""
         return kerberos.keytab(self.plan, user)
 
     # --------------------------------------------------------------- as the cluster's superuser
     def run_as_superuser(self, *argv: str) -> subprocess.CompletedProcess:
-        """`run`, with the superuser's own ticket where the cluster is secure."""
+        """`run` as the superuser, with a ticket if the cluster is secure."""
         plan = self.plan
         if plan.kerberos:
             return self.run(*argv, env=kerberos.admin_environment(plan))
@@ -173,14 +173,14 @@ class Access:
         self._contents().make_dirs({path: mode})
 
     def make_home(self, user: str) -> None:
-        """Make /user/<user>, the user's own, as a cluster's administrator does."""
+        """Make /user/<user> with that user as owner, as an administrator does."""
         path = f"/user/{user}"
         contents = self._contents()
         contents.make_dirs({path: "700"})
         contents.give(path, user)
 
     def remove(self, path: str) -> None:
-        """Remove a path on HDFS with all below it; a missing one is no error."""
+        """Remove a path on HDFS recursively; a missing path is not an error."""
         self._contents().remove(path)
 
     def end_applications(self) -> None:

@@ -1,8 +1,8 @@
-"""Class data sharing: Hadoop's classes parsed once, mapped by every JVM after that.
+"""Class data sharing: Hadoop's classes are parsed once and mapped by every later JVM.
 
-A daemon or a client spends half of its start on loading classes. From a list of those that the
-daemons of a first start have loaded, Java makes an archive (JEP 310), which is kept beside the
-jars. It holds for one Java and one place of the jars; a JVM for which it does not hold, ignores it.
+A daemon or a client spends half of its start on loading classes. Java makes an archive (JEP 310) of
+the classes that the daemons of a first start have loaded, and it is kept beside the jars. It is
+valid for one Java and one path of the jars; any other JVM ignores it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ DUMP_LIMIT = 300.0  # seconds
 
 
 def archive(plan: Plan) -> Path:
-    """Where the archive for this Java and these jars is, or would be."""
+    """Path of the archive for this Java and these jars; it may not exist yet."""
     release = Path(plan.java_home, "release")
-    known = release.read_bytes() if release.exists() else b""
-    key = hashlib.sha256(known + plan.java_home.encode()).hexdigest()[:12]
+    version = release.read_bytes() if release.exists() else b""
+    key = hashlib.sha256(version + plan.java_home.encode()).hexdigest()[:12]
     return Path(plan.jars, f"classes-{key}.jsa")
 
 
 def flags(plan: Plan, listing: str | None = None) -> list[str]:
-    """Use the archive; where there is none, list the loaded classes under a daemon's name."""
+    """Flags that use the archive, or, without one, list the classes that a daemon loads."""
     path = archive(plan)
     if path.exists():
         return [f"-XX:SharedArchiveFile={path}"]
@@ -42,17 +42,17 @@ def _lists(plan: Plan) -> Path:
 
 
 def make(plan: Plan, say: Callable[[str], None]) -> None:
-    """Make the archive from what the daemons that run have listed; it only saves time."""
+    """Make the archive from the lists of the running daemons, to save time at later starts."""
     target = archive(plan)
     if target.exists():
         return
     say("preparing Hadoop's classes for faster starts (once)")
-    # In the order of loading, as lambdas come after their class.
+    # Keep the order of loading, since lambdas come after their class.
     classes: dict[str, None] = {}
     for path in sorted(_lists(plan).iterdir()):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for line in lines[:-1]:  # the last one may be half of what a running JVM writes
-            # Classes of other loaders have numbers, which hold only in their JVM's list.
+        for line in lines[:-1]:  # a running JVM may have written half of the last line
+            # Classes of other loaders have numbers, which are valid only in their JVM's list.
             if line and not line.startswith("#") and " id: " not in line:
                 classes[line] = None
     with tempfile.TemporaryDirectory(dir=plan.jars, prefix=".classes-") as directory:

@@ -40,7 +40,7 @@ class MiniCluster(Access):
     """A cluster in a directory; the object is a handle, the state is in the directory.
 
     Args:
-        directory: everything the cluster writes lies in here; made by `start`.
+        directory: directory of all files of the cluster; created by `start`.
         say: takes lines of progress.
     """
 
@@ -64,21 +64,21 @@ class MiniCluster(Access):
         shared: bool = False,
         **lives: int,
     ) -> MiniCluster:
-        """Bring every daemon up and wait until all know each other; data of a stopped one is kept.
+        """Start every daemon and wait until all are registered; data of earlier starts is kept.
 
         Args:
-            name: only this daemon, stopped or killed before: same ports, same data; nothing else
-                is looked at then.
-            ports: given ones, by name ("namenode", "namenode-http", ...); the others are chosen.
+            name: start only this daemon, which was stopped or killed, with the same ports and data;
+                all other arguments are ignored.
+            ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
-            secure: with Kerberos, in a realm of its own.
-            shared: start it without Kerberos as root, too, where other users work on this machine
-                (others.SHARED=1 in the environment says the same).
-            lives: of tickets and tokens in seconds, see `kerberos.options`.
+            secure: with Kerberos, in its own realm.
+            shared: allow root without Kerberos although other users work on this machine
+                (so does others.SHARED=1 in the environment).
+            lives: lifetimes of tickets and tokens in seconds, see `kerberos.options`.
 
         Raises:
-            ClusterError: one runs here already, a port is taken, a daemon died (with its cause).
-            UsageError: as root, not `secure` and not `shared`, and the machine has other users.
+            ClusterError: a cluster already runs here, a port is taken, or a daemon died.
+            UsageError: root, without `secure` and `shared`, on a machine with other users.
         """
         if name is not None:
             self._start_daemon(name)
@@ -87,15 +87,14 @@ class MiniCluster(Access):
         names = daemons.ports_of(catalogue.values())
         wrong = sorted((ports or {}).keys() - set(names))
         if wrong:
-            raise UsageError(
-                "no daemon has a port of this name", got=", ".join(wrong), expected=", ".join(names)
-            )
+            got = ", ".join(wrong)
+            raise UsageError("unknown names of ports", got=got, expected=", ".join(names))
         self._state.refuse_foreign_directory()
         with contextlib.ExitStack() as held:
             held.enter_context(self._state.starting_or_stopping())
             if self.is_running():
                 raise ClusterError(
-                    "a mini cluster is running in this directory already",
+                    "a mini cluster already runs in this directory",
                     where=self.directory,
                     remedy="use it (`python -m tools.minicluster env`), or stop it first",
                 )
@@ -122,7 +121,7 @@ class MiniCluster(Access):
             )
             try:
                 self._bring_up(plan, list(catalogue))
-            except BaseException:  # an interrupt too: nothing half-started stays behind
+            except BaseException:  # an interrupt too must not leave daemons behind
                 daemons.end_all(self.directory, grace=2.0)
                 self._state.save(plan, {})
                 raise
@@ -139,12 +138,12 @@ class MiniCluster(Access):
         self._state.save(plan, records)
         settings.write(plan, names)
         launchers.write(plan)
-        plan.conf_dir.joinpath("hive-site.xml").unlink(missing_ok=True)  # of a metastore before
+        plan.conf_dir.joinpath("hive-site.xml").unlink(missing_ok=True)  # of an earlier metastore
         if plan.kerberos:
             kerberos.make_realm(plan)
             begin(kerberos.NAME)
             self._wait(plan, records, [kerberos.NAME])
-        # YARN's daemons do not need HDFS to come up: they start while the NameNode formats.
+        # YARN's daemons start without HDFS, while the NameNode formats.
         for name in names:
             if name.partition("-")[0].endswith("manager"):
                 begin(name)
@@ -155,7 +154,7 @@ class MiniCluster(Access):
             begin(name)
         self._wait(plan, records, storage, watched=records)
         self._contents().make_standard()
-        begin("historyserver")  # it wants a place on HDFS
+        begin("historyserver")  # needs its directory on HDFS
         self._wait(plan, records, records)
         classdata.make(plan, self.say)
         launchers.write(plan)
@@ -178,22 +177,19 @@ class MiniCluster(Access):
                 "the NameNode could not be formatted",
                 where=record.log,
                 got=daemons.cause_of_death(record),
-                remedy="read the log; is the disk full?",
+                remedy="see the log: is the disk full?",
             )
 
     def _unknown(self, plan: Plan, name: str) -> UsageError:
-        return UsageError(
-            "the mini cluster has no such daemon",
-            got=name,
-            expected=", ".join(daemons.catalogue_of(plan)),
-        )
+        expected = ", ".join(daemons.catalogue_of(plan))
+        return UsageError(f"the mini cluster has no daemon {name}", expected=expected)
 
     def is_running(self) -> bool:
-        """Whether any process of this cluster is there."""
+        """Whether any process of this cluster runs."""
         return bool(daemons.marked(self.directory))
 
     def stop(self, name: str | None = None, *, remove: bool = False) -> None:
-        """End one daemon (SIGTERM), or, without a name, everything: no process is left.
+        """End one daemon (SIGTERM), or, without a name, all processes.
 
         Args:
             name: a daemon.
@@ -210,7 +206,7 @@ class MiniCluster(Access):
                     "processes of the mini cluster cannot be ended",
                     where=self.directory,
                     got=", ".join(str(pid) for pid in left),
-                    remedy="see what they wait for (/proc/PID/stack), then stop again",
+                    remedy="see /proc/PID/stack for what they wait for, then stop again",
                 )
             self._state.save(plan, {})
             if remove:
@@ -218,11 +214,11 @@ class MiniCluster(Access):
 
     # ------------------------------------------------------------------------------ one daemon
     def kill(self, name: str) -> None:
-        """SIGKILL a daemon; returns when it is gone."""
+        """SIGKILL a daemon and wait for its end."""
         self._end(name, signal.SIGKILL)
 
     def pause(self, name: str) -> None:
-        """SIGSTOP a daemon: it holds its connections and does not answer."""
+        """SIGSTOP a daemon: it keeps its connections and does not answer."""
         self._signal_paused(name, signal.SIGSTOP, True)
 
     def resume(self, name: str) -> None:
@@ -241,9 +237,9 @@ class MiniCluster(Access):
         self._wait(plan, self._state.note(name, record), [name])
 
     def reconfigure(self, name: str, changes: Mapping[str, Mapping[str, str]]) -> None:
-        """Restart one daemon with settings of its own, {"hdfs-site": {key: value}}; {} undoes it.
+        """Restart one daemon with its own settings, {"hdfs-site": {key: value}}.
 
-        `restore` undoes it too.
+        {} or `restore` undoes it.
         """
         self.stop(name)
         plan = self._state.note_own(name, changes)
@@ -251,20 +247,20 @@ class MiniCluster(Access):
         self.start(name)
 
     def restore(self) -> None:
-        """Undo what a test did to the daemons: resume the paused, start the others, leave safe
-        mode, and wait until all is well."""
+        """Undo a test's changes to the daemons: resume or start them, leave safe mode, and wait
+        until all are healthy."""
         plan, records = self._state.load()
         for name, record in records.items():
             if not daemons.alive(record):
-                self._state.note(name, None)  # else others would wait for it
+                self._state.note(name, None)  # otherwise all would wait for it
             elif record.paused:
                 self.resume(name)
         for name in plan.own:
             self.reconfigure(name, {})
         records = self.records
         for name in daemons.catalogue_of(plan):
-            wanted = name != metastore.NAME or plan.path(metastore.NAME).exists()
-            if wanted and name not in records:
+            needed = name != metastore.NAME or plan.path(metastore.NAME).exists()
+            if needed and name not in records:
                 self.start(name)
         info = daemons.namenode_info(plan)
         if info and "manually" in info["Safemode"]:
@@ -272,10 +268,10 @@ class MiniCluster(Access):
         self.wait_healthy()
 
     def wait_healthy(self, *names: str, timeout: float = START_LIMIT) -> None:
-        """Wait until the named daemons, or all that were started, serve and know each other.
+        """Wait until the named daemons, or all that were started, serve and are registered.
 
         Raises:
-            ClusterError: one has died, or does not serve in `timeout` seconds.
+            ClusterError: a daemon has died, or does not serve within `timeout` seconds.
         """
         plan, records = self._state.load()
         self._wait(plan, records, names or records, timeout)
@@ -288,7 +284,7 @@ class MiniCluster(Access):
                 raise self._unknown(plan, name)
             return
         daemons.send(record, signum)
-        daemons.send(record, signal.SIGCONT)  # a paused one would not hear SIGTERM
+        daemons.send(record, signal.SIGCONT)  # a paused daemon would not handle SIGTERM
         deadline = time.monotonic() + STOP_GRACE
         while daemons.alive(record):
             if time.monotonic() > deadline:
@@ -312,7 +308,7 @@ class MiniCluster(Access):
         *,
         watched: Iterable[str] = (),
     ) -> None:
-        """Wait until daemons are well; raise if one of them or of `watched` ends."""
+        """Wait until daemons are healthy; raise if one of them or of `watched` ends."""
         deadline = time.monotonic() + timeout
         waiting = list(names)
         while True:
@@ -322,23 +318,21 @@ class MiniCluster(Access):
                         f"the {name} has ended",
                         where=records[name].log,
                         got=daemons.cause_of_death(records[name]),
-                        remedy="read the log",
                     )
-            found = {name: daemons.problem(plan, name, records) for name in waiting}
-            problems = {name: text for name, text in found.items() if text}
+            states = {name: daemons.problem(plan, name, records) for name in waiting}
+            problems = {name: text for name, text in states.items() if text}
             if not problems:
                 return
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"the mini cluster is not well after {timeout:.0f} s",
+                    f"the mini cluster is not healthy after {timeout:.0f} s",
                     where=str(plan.path("logs")),
                     got="; ".join(f"{name}: {text}" for name, text in problems.items()),
-                    remedy="read the logs",
                 )
             time.sleep(0.1)
 
     def wipe(self) -> None:
-        """End all applications, remove all files and tables; what a fresh cluster has is there."""
+        """End all applications and remove all files and tables, as in a new cluster."""
         plan = self.plan
         self._contents().wipe()
         if plan.path(metastore.NAME).exists():
@@ -351,9 +345,9 @@ class MiniCluster(Access):
     # --------------------------------------------------------------------------------- services
     @property
     def metastore_uri(self) -> str:
-        """thrift://localhost:PORT of a Hive metastore, which is started when first asked for.
+        """thrift://localhost:PORT of a Hive metastore, which the first call starts.
 
-        From then on HADOOP_CONF_DIR holds a hive-site.xml, where Spark finds it.
+        From then on HADOOP_CONF_DIR has a hive-site.xml, which Spark reads.
         """
         plan = self.plan
         if metastore.NAME not in self.records:

@@ -1,7 +1,7 @@
-"""What lies in a mini cluster's HDFS and runs on its YARN: made at start, wiped between tests.
+"""Files and applications of a mini cluster: created at start, wiped between tests.
 
-Over the REST interfaces, in milliseconds. In a secure cluster these want SPNEGO, and one process
-has one ticket: there a child with the superuser's does it for HDFS, and YARN's own command for the
+The REST interfaces do this in milliseconds. In a secure cluster they need SPNEGO, and a process has
+one ticket, so a child process with the superuser's ticket changes HDFS, and the command `yarn` ends
 applications.
 """
 
@@ -24,7 +24,7 @@ END_LIMIT = 60.0  # seconds for applications to end
 
 
 def standard_directories(plan: Plan) -> dict[str, str]:
-    """{path: mode} of what a cluster's users expect."""
+    """{path: mode} of the directories that a cluster's users expect."""
     return {
         "/tmp": "1777",
         "/app-logs": "1777",
@@ -38,7 +38,7 @@ def standard_directories(plan: Plan) -> dict[str, str]:
 
 
 class Contents(abc.ABC):
-    """What is done to a cluster's files and applications, as its superuser."""
+    """Operations on a cluster's files and applications, as its superuser."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -53,7 +53,7 @@ class Contents(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, *paths: str) -> None:
-        """Remove paths with all below them; missing ones are no error."""
+        """Remove paths recursively; missing paths are not errors."""
 
     @abc.abstractmethod
     def children(self, path: str) -> list[str]:
@@ -65,7 +65,7 @@ class Contents(abc.ABC):
 
     @abc.abstractmethod
     def end(self, application: str) -> None:
-        """Ask for an application's end."""
+        """Request an application's end."""
 
     def make_standard(self) -> None:
         """Make the directories that a cluster's users expect."""
@@ -77,7 +77,7 @@ class Contents(abc.ABC):
         kept = {path.split("/")[1] for path in standard_directories(self.plan)}
         doomed: list[str] = []
         for name in self.children("/"):
-            if name in kept:  # daemons hold on to these
+            if name in kept:  # daemons need these directories
                 doomed += [f"/{name}/{child}" for child in self.children(f"/{name}")]
             else:
                 doomed.append(f"/{name}")
@@ -88,22 +88,22 @@ class Contents(abc.ABC):
         """Kill all applications that run, and wait until they have ended.
 
         Raises:
-            ClusterError: one has not ended in a minute.
+            ClusterError: an application has not ended in a minute.
         """
         deadline = time.monotonic() + END_LIMIT
-        asked: set[str] = set()
+        killed: set[str] = set()
         while left := self.applications():
             for application in left:
-                if application not in asked:
+                if application not in killed:
                     self.end(application)
-                    asked.add(application)
+                    killed.add(application)
             if time.monotonic() > deadline:
                 raise ClusterError("applications do not end", got=", ".join(left))
             time.sleep(0.2)
 
 
 class RestContents(Contents):
-    """By WebHDFS and the ResourceManager's REST interface, with simple authentication."""
+    """Operations by WebHDFS and the ResourceManager's REST API, with simple authentication."""
 
     def make_dirs(self, modes: dict[str, str]) -> None:
         for path, mode in modes.items():
@@ -185,10 +185,10 @@ print(json.dumps(answers))
 
 
 class SecureContents(Contents):
-    """By child processes that have the superuser's ticket.
+    """Operations by child processes that have the superuser's ticket.
 
     Args:
-        run: runs a command as the superuser; its output.
+        run: runs a command as the superuser and returns its output.
     """
 
     def __init__(self, plan: Plan, run: Callable[..., str]) -> None:

@@ -1,8 +1,8 @@
-"""The daemons of a mini cluster: what each is, how it is started, whether it is well, why it died.
+"""The daemons of a mini cluster: their kinds, start, health, and cause of death.
 
-A daemon is its own session and process group, detached from who started it. It is known by process
-id and start time, and carries the cluster's directory in its environment (`MARK`), as do the
-containers that a NodeManager starts: so all of them can be found, also when the state file is lost.
+A daemon has its own session and process group, detached from its parent. It is identified by
+process id and start time, and has the cluster's directory in its environment (`MARK`), as have the
+containers that a NodeManager starts. So all of them are found even if the state file is lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _YARN = "org.apache.hadoop.yarn.server"
 
 @dataclasses.dataclass(frozen=True)
 class Daemon:
-    """A kind of daemon: the class with its main(), and names of its ports (`-x` of its own)."""
+    """A kind of daemon: its main class, and the suffixes of its ports' names."""
 
     name: str
     main: str
@@ -56,21 +56,21 @@ class Record:
 def catalogue(datanodes: int, nodemanagers: int, *, secure: bool) -> dict[str, Daemon]:
     """Every daemon that a cluster can have, in the order of starting."""
     yarn = ("", "-scheduler", "-tracker", "-admin", "-http")
-    found = [Daemon(kerberos.NAME, "", ("",))] if secure else []
-    found.append(Daemon("namenode", f"{_HDFS}.namenode.NameNode", ("", "-http")))
-    found += [
+    daemons = [Daemon(kerberos.NAME, "", ("",))] if secure else []
+    daemons.append(Daemon("namenode", f"{_HDFS}.namenode.NameNode", ("", "-http")))
+    daemons += [
         Daemon(f"datanode-{n}", f"{_HDFS}.datanode.DataNode", ("", "-http", "-ipc"))
         for n in range(datanodes)
     ]
-    found.append(Daemon("resourcemanager", f"{_YARN}.resourcemanager.ResourceManager", yarn))
-    found += [
+    daemons.append(Daemon("resourcemanager", f"{_YARN}.resourcemanager.ResourceManager", yarn))
+    daemons += [
         Daemon(f"nodemanager-{n}", f"{_YARN}.nodemanager.NodeManager", ("", "-localizer", "-http"))
         for n in range(nodemanagers)
     ]
     history = "org.apache.hadoop.mapreduce.v2.hs.JobHistoryServer"
-    found.append(Daemon("historyserver", history, ("", "-admin", "-http")))
-    found.append(Daemon(metastore.NAME, metastore.MAIN, ("",)))
-    return {daemon.name: daemon for daemon in found}
+    daemons.append(Daemon("historyserver", history, ("", "-admin", "-http")))
+    daemons.append(Daemon(metastore.NAME, metastore.MAIN, ("",)))
+    return {daemon.name: daemon for daemon in daemons}
 
 
 def catalogue_of(plan: Plan) -> dict[str, Daemon]:
@@ -85,9 +85,9 @@ def ports_of(daemons: Iterable[Daemon]) -> list[str]:
 
 # ------------------------------------------------------------------------------------- starting
 def daemon_environment(plan: Plan) -> dict[str, str]:
-    """What daemons find in their environment: nothing of the caller's.
+    """The environment of daemons, which does not inherit the caller's.
 
-    A node of a cluster knows no virtual environment, no credentials and no proxies of the user.
+    A cluster's node does not have the user's virtual environment, credentials and proxies.
     """
     kept = {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
     return {
@@ -107,7 +107,7 @@ def java_command(plan: Plan, name: str, main: str, *args: str, listing: bool = F
     """argv of a Hadoop main class; `name` has the configuration.
 
     Args:
-        listing: where there is no class archive yet, list the classes that it should have.
+        listing: without a class archive, list the classes that it should have.
     """
     flags = [HEAP, *settings.java_flags(plan), *classdata.flags(plan, name if listing else None)]
     path = settings.class_path(plan, settings.daemon_conf(plan, name))
@@ -140,16 +140,16 @@ def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None 
             cwd=plan.path("tmp"),
             start_new_session=True,
         )
-    # It outlives this object, which must not complain of that when it is collected.
+    # It outlives this object, which would print a warning at its collection.
     process.returncode = 0
     return Record(process.pid, process_start(process.pid) or 0, time.time(), str(log), offset)
 
 
 # ------------------------------------------------------------------------------------ processes
 def process_start(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None: no such process, or a zombie.
+    """Start of a process in clock ticks since boot; None: it does not exist, or is a zombie.
 
-    Field 22 of proc(5)'s /proc/<pid>/stat. A child of ours that has ended is reaped.
+    It is field 22 of /proc/<pid>/stat, see proc(5). An ended child of this process is reaped.
     """
     fields = stat_fields(pid)
     if fields is None:
@@ -169,7 +169,7 @@ def alive(record: Record) -> bool:
 
 
 def send(record: Record, signum: int) -> None:
-    """Send a signal to a daemon and what it has in its process group, where it still runs."""
+    """Send a signal to a daemon's process group, if the daemon still runs."""
     if alive(record):
         try:
             os.killpg(record.pid, signum)
@@ -178,22 +178,23 @@ def send(record: Record, signum: int) -> None:
 
 
 def marked(directory: str) -> list[int]:
-    """Process ids of all that a cluster has running, containers included.
+    """Ids of all processes of a cluster, containers included.
 
-    A container is known by its working directory too: a launcher may have emptied its environment.
+    A container is also found by its working directory: a launcher may have cleared its environment.
     """
     containers = re.compile(re.escape(directory) + r"/nodemanager-\d+/local/")
     return processes.marked(MARK, directory, working_in=containers)
 
 
 def end_all(directory: str, *, grace: float) -> list[int]:
-    """End everything of a cluster: asked first, killed after `grace` seconds; what is left then."""
+    """End all processes of a cluster by SIGTERM, after `grace` seconds by SIGKILL; return those
+    that are left."""
     _signal_marked(directory, signal.SIGCONT)
     _signal_marked(directory, signal.SIGTERM)
     killing = time.monotonic() + grace
     deadline = killing + KILL_LIMIT
     while (left := marked(directory)) and time.monotonic() < deadline:
-        if time.monotonic() > killing:  # again and again: a dying one may have started another
+        if time.monotonic() > killing:  # repeatedly: a dying process may have started another one
             _signal_marked(directory, signal.SIGKILL)
         time.sleep(0.05)
     return left
@@ -209,7 +210,7 @@ def _signal_marked(directory: str, signum: int) -> None:
 
 # --------------------------------------------------------------------------------------- health
 def listens(port: int) -> bool:
-    """Whether a process takes connections at a loopback port."""
+    """Whether a process accepts connections at a loopback port."""
     try:
         with socket.create_connection((HOST, port), timeout=5):
             return True
@@ -220,8 +221,8 @@ def listens(port: int) -> bool:
 def jmx(plan: Plan, port: str, bean: str, *attributes: str) -> dict | None:
     """A daemon's management bean by HTTP.
 
-    None where no process answers, and while it lacks the attributes: a daemon that is just
-    starting has the bean before the bean's values.
+    None: no process answers, or the bean lacks the attributes. A starting daemon has the bean
+    before its values.
     """
     connection = http.client.HTTPConnection(HOST, plan.ports[port], timeout=5)
     try:
@@ -238,10 +239,10 @@ def jmx(plan: Plan, port: str, bean: str, *attributes: str) -> dict | None:
 
 
 def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
-    """Why a running daemon does not serve yet; None: it does.
+    """The reason why a running daemon does not serve yet; None: it does.
 
-    NameNode and ResourceManager are well when they know all their nodes, a node when it is known:
-    only then does a client see no difference to before a restart.
+    NameNode and ResourceManager are healthy once all their nodes are registered, a node once it is
+    registered: only then does a client not notice a restart.
     """
     record = records[name]
     if record.paused:
@@ -252,14 +253,14 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
     if kind == "datanode":
         return _datanode_problem(plan, name, "namenode" in records)
     if kind == "resourcemanager":
-        known = _known_nodes(plan)
-        if known is None:
+        registered = _known_nodes(plan)
+        if registered is None:
             return "does not answer"
         nodes = [other for other in records if other.startswith("nodemanager-")]
-        missing = [other for other in nodes if plan.address(other) not in known]
+        missing = [other for other in nodes if plan.address(other) not in registered]
         if missing:
-            return f"does not know {', '.join(missing)}"
-        useless = [other for other in nodes if known[plan.address(other)].trouble]
+            return f"not registered: {', '.join(missing)}"
+        useless = [other for other in nodes if registered[plan.address(other)].trouble]
         return f"cannot use {', '.join(useless)}" if useless else None
     if kind == "nodemanager":
         if jmx(plan, f"{name}-http", "java.lang:type=Runtime") is None:
@@ -277,7 +278,7 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
 
 
 def namenode_info(plan: Plan) -> dict | None:
-    """The NameNode's account of itself; None while it does not answer."""
+    """The NameNode's information about itself; None while it does not answer."""
     bean = "Hadoop:service=NameNode,name=NameNodeInfo"
     return jmx(plan, "namenode-http", bean, "LiveNodes", "Safemode")
 
@@ -287,11 +288,11 @@ def _namenode_problem(plan: Plan, records: Mapping[str, Record]) -> str | None:
     if info is None:
         return "does not answer"
     live = json.loads(info["LiveNodes"]).values()
-    known = {node["xferaddr"].rpartition(":")[2] for node in live if node["lastContact"] <= 10}
+    ports = {node["xferaddr"].rpartition(":")[2] for node in live if node["lastContact"] <= 10}
     nodes = [other for other in records if other.startswith("datanode-")]
-    missing = [other for other in nodes if str(plan.ports[other]) not in known]
+    missing = [other for other in nodes if str(plan.ports[other]) not in ports]
     if missing:
-        return f"does not know {', '.join(missing)}"
+        return f"not registered: {', '.join(missing)}"
     return f"safe mode: {info['Safemode']}" if info["Safemode"] else None
 
 
@@ -313,16 +314,17 @@ def _datanode_problem(plan: Plan, name: str, has_namenode: bool) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Node:
-    """A NodeManager, as the ResourceManager knows it."""
+    """A NodeManager in the ResourceManager's view."""
 
     reported: float
-    """When it last reported, epoch seconds."""
+    """Time of its last report, epoch seconds."""
     trouble: str | None
-    """Why it gets no containers, such as a disk that is nearly full; None: it gets some."""
+    """The reason why it gets no containers, such as a disk that is nearly full; None: it gets
+    them."""
 
 
 def _known_nodes(plan: Plan) -> dict[str, _Node] | None:
-    """{address: NodeManager} of those that report; None while the ResourceManager does not
+    """{address: NodeManager} of the nodes that report; None while the ResourceManager does not
     answer."""
     bean = "Hadoop:service=ResourceManager,name=RMNMInfo"
     info = jmx(plan, "resourcemanager-http", bean, "LiveNodeManagers")
@@ -338,16 +340,16 @@ def _known_nodes(plan: Plan) -> dict[str, _Node] | None:
 def _trouble(node: Mapping[str, Any]) -> str | None:
     if node["State"] == "RUNNING":
         return None
-    return f"{node['State'].lower()}: {node['HealthReport'].strip() or 'it does not say why'}"
+    return f"{node['State'].lower()}: {node['HealthReport'].strip() or 'no health report'}"
 
 
 def cause_of_death(record: Record) -> str:
-    """The line of a daemon's log that says why it ended: the innermost cause, where one is."""
+    """The line of a daemon's log with the cause of its end: the innermost one, if any."""
     with open(record.log, "rb") as file:
         file.seek(record.log_offset)
         lines = file.read().decode(errors="replace").splitlines()
     for pattern in (r"^Caused by: ", r"^[\w.$]+(Exception|Error)\b", r" (FATAL|ERROR) |^Error"):
-        found = [line for line in lines if re.search(pattern, line)]
-        if found:
-            return found[-1].removeprefix("Caused by: ").strip()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        matches = [line for line in lines if re.search(pattern, line)]
+        if matches:
+            return matches[-1].removeprefix("Caused by: ").strip()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "its log is empty")

@@ -1,4 +1,4 @@
-"""What the mini cluster takes of this machine: a Java, and free ports."""
+"""The machine's resources for the mini cluster: a Java, and free ports."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from howdah.errors import ClusterError
 from tools.minicluster.plan import HOST
 
 JAVA_MINIMUM = 17  # Hadoop 3.5's
-# Below what the kernel gives to outgoing connections (ip_local_port_range): a port stays free
-# while its daemon is down for a restart.
+# Below the kernel's ports for outgoing connections (ip_local_port_range), so a port stays free
+# while its daemon restarts.
 PORTS = range(20000, 32000)
 TRIES = 1000
 
 
 def find_java() -> str:
-    """JAVA_HOME of a Java that Hadoop runs on: $JAVA_HOME, else that of `java` on PATH.
+    """JAVA_HOME of a Java that Hadoop runs on: $JAVA_HOME, or that of `java` on PATH.
 
     Raises:
-        ClusterError: none, or too old.
+        ClusterError: Java is missing or too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
@@ -51,37 +51,30 @@ def find_java() -> str:
 
 @contextlib.contextmanager
 def reserve_ports(
-    names: Iterable[str], given: Mapping[str, int], before: Mapping[str, int]
+    names: Iterable[str], fixed: Mapping[str, int], before: Mapping[str, int]
 ) -> Iterator[dict[str, int]]:
-    """A loopback port for each name: the given one, the one it had before, else any free one.
+    """A loopback port for each name: the fixed one, or that of an earlier start, or any free one.
 
     Until the context ends no other process can reserve them (two clusters may start at once),
     while a daemon can already listen there.
 
     Raises:
-        ClusterError: a given port is taken.
+        ClusterError: a fixed port is taken.
     """
     chosen: dict[str, int] = {}
     with contextlib.ExitStack() as held:
-        # Given ports first: none of them may go to another name.
-        for name in sorted(names, key=lambda name: (name not in given, name not in before)):
-            wanted = given.get(name, before.get(name))
-            reserved = None if wanted is None else _reserve(wanted)
-            if reserved is None and name in given:
-                raise ClusterError(
-                    "the port is taken",
-                    where=f"{HOST}:{wanted}",
-                    expected=f"a free port for {name}",
-                    remedy="give another one, or none",
-                )
+        # Fixed ports first, so that none of them goes to another name.
+        for name in sorted(names, key=lambda name: (name not in fixed, name not in before)):
+            port = fixed.get(name, before.get(name))
+            reserved = None if port is None else _reserve(port)
+            if reserved is None and name in fixed:
+                raise ClusterError(f"the port for {name} is taken", where=f"{HOST}:{port}")
             for _ in range(TRIES):
                 if reserved is not None:
                     break
                 reserved = _reserve(random.choice(PORTS))
             if reserved is None:
-                raise ClusterError(
-                    "there is no free port", expected=f"one in {PORTS.start}-{PORTS.stop - 1}"
-                )
+                raise ClusterError(f"no port in {PORTS.start}-{PORTS.stop - 1} is free")
             held.enter_context(reserved)
             chosen[name] = reserved.getsockname()[1]
         yield chosen
@@ -90,12 +83,13 @@ def reserve_ports(
 def _reserve(port: int) -> socket.socket | None:
     """A socket that is bound to a loopback port and does not listen; None: the port is taken.
 
-    Bound without SO_REUSEADDR, it conflicts with every other socket at that port; with it from
-    then on, a listener with SO_REUSEADDR (Java's, the KDC's) may join, another `_reserve` not.
+    It is bound without SO_REUSEADDR, so it conflicts with every other socket at that port. It sets
+    the option afterwards, so a listener with SO_REUSEADDR (Java's, the KDC's) can bind, but not
+    another `_reserve`.
     """
     holder = socket.socket()
     try:
-        if _only_closing(port):  # for a minute after a stop: no reason to give the port up
+        if _only_closing(port):  # in the minute after a stop the port can be reused
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))
     except OSError:
@@ -110,7 +104,7 @@ CLOSING = {"04", "05", "06", "09", "0B"}
 
 
 def _only_closing(port: int) -> bool:
-    """Whether all sockets that the kernel lists at a port are of connections that have ended."""
+    """Whether all sockets that the kernel lists at a port belong to ended connections."""
     states = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as file:

@@ -1,7 +1,7 @@
-"""Kerberos for the mini cluster: a real KDC (Debian's krb5-kdc) with a realm of its own.
+"""Kerberos for the mini cluster: a real KDC (Debian's krb5-kdc) with its own realm.
 
-Nothing outside the cluster's directory is read or written: database, keys, keytabs and ticket
-caches lie in kerberos/.
+It uses only files in the cluster's directory: database, keys, keytabs and ticket caches are in
+kerberos/.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DAY = 24 * 3600
 def options(
     *, ticket_seconds: int = DAY, token_renew_seconds: int = DAY, token_max_seconds: int = 7 * DAY
 ) -> dict[str, Any]:
-    """`Plan.kerberos`: the longest life of a ticket; of a token without and with renewals."""
+    """`Plan.kerberos`: lifetimes of tickets, and of tokens without and with renewals."""
     return {
         "realm": REALM,
         "ticket_seconds": ticket_seconds,
@@ -40,7 +40,7 @@ def kdc_path(plan: Plan, *parts: str) -> Path:
 
 
 def keytab_path(plan: Plan, name: str) -> Path:
-    """Where the keytab of a user, or of the services, lies."""
+    """Path of the keytab of a user, or of the services."""
     return kdc_path(plan, "keytabs", f"{name}.keytab")
 
 
@@ -62,13 +62,13 @@ def _options(plan: Plan) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- the realm
 def _program(name: str) -> str:
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    found = shutil.which(name, path=path)
-    if found is None:
+    program = shutil.which(name, path=path)
+    if program is None:
         raise ClusterError(
             f"the Kerberos variant needs {name}",
             remedy="apt-get install krb5-kdc krb5-admin-server krb5-user",
         )
-    return found
+    return program
 
 
 def environment(plan: Plan) -> dict[str, str]:
@@ -80,10 +80,10 @@ def environment(plan: Plan) -> dict[str, str]:
 
 
 def client_environment(plan: Plan) -> dict[str, str]:
-    """What clients, Java's and others, need in their environment to find the realm.
+    """Environment variables by which clients find the realm.
 
-    Java knows no variable for it: JAVA_TOOL_OPTIONS stands for an /etc/krb5.conf. The ticket cache
-    is the cluster's own, so that `kinit` does not touch the user's.
+    Java has no variable for it, so JAVA_TOOL_OPTIONS replaces /etc/krb5.conf. The ticket cache
+    belongs to the cluster, so that `kinit` does not change the user's.
     """
     conf = kdc_path(plan, "krb5.conf")
     return {
@@ -94,7 +94,7 @@ def client_environment(plan: Plan) -> dict[str, str]:
 
 
 def make_realm(plan: Plan) -> None:
-    """Write krb5.conf and kdc.conf; make the database and the services' keytab where missing."""
+    """Write krb5.conf and kdc.conf; create the database and the services' keytab if missing."""
     chosen = _options(plan)
     realm, life = chosen["realm"], chosen["ticket_seconds"]
     kdc_path(plan, "keytabs").mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def argv(plan: Plan) -> list[str]:
 
 
 def keytab(plan: Plan, user: str) -> str:
-    """The keytab of a user, whom the realm gets where it does not know them yet."""
+    """The keytab of a user, who is added to the realm if necessary."""
     path = keytab_path(plan, user)
     if not path.exists():
         _add(plan, [user], path)
@@ -163,7 +163,7 @@ def keytab(plan: Plan, user: str) -> str:
 def _add(plan: Plan, names: list[str], path: Path) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    # One call for each principal would take longer: kadmin.local reads queries from stdin.
+    # kadmin.local reads queries from stdin, which is faster than a call for each principal.
     queries = [f"addprinc -randkey {principal(plan, name)}" for name in names]
     queries += [f"ktadd -norandkey -k {temporary} {principal(plan, name)}" for name in names]
     _run(plan, "kadmin.local", "-r", _options(plan)["realm"], text="\n".join([*queries, ""]))
@@ -192,7 +192,7 @@ def _run(plan: Plan, program: str, *arguments: str, text: str = "") -> None:
 
 
 def admin_environment(plan: Plan) -> dict[str, str]:
-    """A client's environment with a ticket of the superuser, in a cache of its own."""
+    """A client's environment with a ticket of the superuser, in a separate cache."""
     env = {**client_environment(plan), "KRB5CCNAME": f"FILE:{kdc_path(plan, 'admin-ticket')}"}
     done = subprocess.run(
         [_program("kinit"), "-kt", keytab(plan, plan.user), principal(plan, plan.user)],
@@ -203,19 +203,19 @@ def admin_environment(plan: Plan) -> dict[str, str]:
         timeout=60,
     )
     if done.returncode != 0:
-        raise ClusterError("the superuser gets no ticket", got=done.stderr.strip())
+        raise ClusterError("kinit failed for the superuser", got=done.stderr.strip())
     return env
 
 
 # ------------------------------------------------------------------------- Hadoop's settings
 def site(plan: Plan) -> dict[str, dict[str, str]]:
-    """What a secure cluster has in its configuration files, besides what every one has."""
+    """Additional settings of a secure cluster."""
     chosen = _options(plan)
     realm = chosen["realm"]
     keys = str(keytab_path(plan, "services"))
     web = principal(plan, f"HTTP/{HOST}")
     # All services run as one user, who is HDFS's superuser and may impersonate.
-    # (A rule's pattern may hold no bracket of its own.)
+    # (The pattern of a rule cannot contain brackets.)
     rules = [
         f"RULE:[2:$1@$0]({service}@{realm})s/.*/{plan.user}/"
         for service in SERVICES
@@ -231,7 +231,7 @@ def site(plan: Plan) -> dict[str, dict[str, str]]:
         "hadoop.http.authentication.kerberos.principal": web,
         "hadoop.http.authentication.kerberos.keytab": keys,
         "hadoop.http.authentication.signature.secret.file": str(kdc_path(plan, "http-signature")),
-        # Health is asked for without a ticket.
+        # Health checks have no ticket.
         "hadoop.http.authentication.kerberos.endpoint.whitelist": "/jmx",
         "hadoop.http.filter.initializers": "org.apache.hadoop.security"
         ".AuthenticationFilterInitializer",
@@ -260,8 +260,8 @@ def site(plan: Plan) -> dict[str, dict[str, str]]:
         "yarn.nodemanager.keytab": keys,
         "yarn.nodemanager.webapp.spnego-principal": web,
         "yarn.nodemanager.webapp.spnego-keytab-file": keys,
-        # A NodeManager of a secure cluster reads logs through Hadoop's native library alone, which
-        # is not on Maven Central: without it, it dies at the first aggregation.
+        # A NodeManager of a secure cluster can read logs only with Hadoop's native library, which
+        # is not on Maven Central: it would die at the first aggregation.
         "yarn.log-aggregation-enable": "false",
     }
     mapred = {

@@ -1,6 +1,6 @@
-"""Thin launchers `hdfs`, `yarn`, `hadoop`, `mapred` for the fetched jars: their own main classes.
+"""Thin launchers `hdfs`, `yarn`, `hadoop` and `mapred` that run main classes of the fetched jars.
 
-They know the commands of clients, not those that start daemons (the mini cluster does that).
+They have the commands of clients, but not those that start daemons (the mini cluster does that).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMMON = {
 }
 _YARN_CLI = "org.apache.hadoop.yarn.client.cli"
 
-# command -> main class; a trailing word of its own is passed on to the class.
+# command -> main class; a second word is passed on to the class.
 COMMANDS: dict[str, dict[str, str]] = {
     "hadoop": {
         **_COMMON,

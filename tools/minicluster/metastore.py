@@ -22,7 +22,7 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %p %c{2}: %m%n
 rootLogger.level = info
 rootLogger.appenderRef.console.ref = console
-# Which tables Derby lacks and gets; every one of them is a warning with a stack trace.
+# It logs a warning with a stack trace for each table that it creates.
 logger.datanucleus.name = DataNucleus
 logger.datanucleus.level = error
 """
@@ -34,7 +34,7 @@ def uri(plan: Plan) -> str:
 
 
 def client_site(plan: Plan) -> dict[str, str]:
-    """hive-site.xml of clients: where the metastore is."""
+    """hive-site.xml of clients, with the metastore's address."""
     site = {
         "hive.metastore.uris": uri(plan),
         "hive.metastore.warehouse.dir": f"hdfs://{plan.address('namenode')}/user/hive/warehouse",
@@ -46,7 +46,7 @@ def client_site(plan: Plan) -> dict[str, str]:
 
 
 def server_site(plan: Plan) -> dict[str, str]:
-    """hive-site.xml of the service: Derby in the cluster's directory, its schema made at once."""
+    """hive-site.xml of the service: Derby in the cluster's directory, with a new schema."""
     database = plan.path(NAME, "db")
     site = {
         **client_site(plan),
@@ -54,11 +54,11 @@ def server_site(plan: Plan) -> dict[str, str]:
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={database};create=true",
         "datanucleus.schema.autoCreateAll": "true",
         "hive.metastore.schema.verification": "false",
-        # Spark does not bring the pool that is Hive's default, and the service would notice when a
+        # PySpark lacks the pool that is Hive's default, which the service would need when a
         # database is dropped.
         "datanucleus.connectionPoolingType": "HikariCP",
     }
-    del site["hive.metastore.uris"]  # a service with one would be a client
+    del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
         from tools.minicluster import kerberos
 
@@ -67,10 +67,10 @@ def server_site(plan: Plan) -> dict[str, str]:
 
 
 def write_conf(plan: Plan) -> None:
-    """hive-site.xml for the service and into the clients' HADOOP_CONF_DIR, where Spark finds it."""
-    own = settings.daemon_conf(plan, NAME)
-    settings.write_site(own / "hive-site.xml", server_site(plan))
-    (own / "hive-log4j2.properties").write_text(LOG4J2)
+    """Write hive-site.xml for the service, and for Spark into the clients' HADOOP_CONF_DIR."""
+    directory = settings.daemon_conf(plan, NAME)
+    settings.write_site(directory / "hive-site.xml", server_site(plan))
+    (directory / "hive-log4j2.properties").write_text(LOG4J2)
     settings.write_site(plan.conf_dir / "hive-site.xml", client_site(plan))
 
 
@@ -80,13 +80,13 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
     Raises:
         ClusterError: PySpark is not installed.
     """
-    found = importlib.util.find_spec("pyspark")  # its place; nothing of it is imported
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("pyspark")  # for its path, without importing it
+    if spec is None or spec.origin is None:
         raise ClusterError(
-            "a Hive metastore comes from PySpark's jars, and PySpark is not installed",
+            "the Hive metastore needs PySpark's jars, and PySpark is not installed",
             remedy="pip install 'howdah[etl]'",
         )
-    jars = Path(found.origin).parent / "jars"
+    jars = Path(spec.origin).parent / "jars"
     plan.path(NAME).mkdir(exist_ok=True)
     return [
         f"{plan.java_home}/bin/java",
@@ -105,5 +105,5 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
 
 
 def forget(plan: Plan) -> None:
-    """Remove all tables: the next start makes an empty metastore."""
+    """Remove all tables; the next start creates an empty metastore."""
     shutil.rmtree(plan.path(NAME), ignore_errors=True)

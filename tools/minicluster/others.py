@@ -1,8 +1,8 @@
-"""Other users of this machine: a mini cluster without Kerberos gives each of them a shell.
+"""Other users of this machine, each of whom gets a shell from a mini cluster without Kerberos.
 
-Loopback is no boundary between the users of one machine. Without Kerberos the cluster believes any
-user name that a client sends, and its containers run as the user who started it: a user who can
-reach the ports can have programs run as that one, root included.
+Loopback does not separate the users of one machine. Without Kerberos the cluster believes any user
+name that a client sends, and its containers run as the user who started it. So a user who can reach
+the ports can run programs as that user, who may be root.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 from howdah.errors import UsageError
 
 SHARED = "HOWDAH_MINICLUSTER_SHARED"
-"""Environment variable that says what `--shared` does, for what starts a cluster in passing (tests,
-the demo, `make airflow CLUSTER=1`)."""
+"""Environment variable with the effect of `--shared`, for programs that start a cluster (tests, the
+demo, `make airflow CLUSTER=1`)."""
 
 _NO_LOGIN = {"", "nologin", "false", "true", "sync", "halt", "shutdown"}
 _NOBODY = 65534
 _DYNAMIC = range(61184, 65520)
-"""Of systemd's services (systemd.exec(5), DynamicUser=)."""
+"""User ids of systemd's services (systemd.exec(5), DynamicUser=)."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A user of the machine, as passwd(5) has it."""
+    """An entry of passwd(5)."""
 
     name: str
     uid: int
@@ -41,58 +41,58 @@ def others(
     *,
     etc: str = "/etc",
     proc: str = "/proc",
-    own: frozenset[int] | None = None,
+    own_ids: frozenset[int] | None = None,
 ) -> list[str]:
-    """Names of other users who have processes here or can log in, sorted; why is in brackets.
+    """Sorted names of other users who have processes or can log in, with the reason in brackets.
 
-    A person's account has an id from UID_MIN on (login.defs) and a login shell. It counts where it
-    can be logged in to: with a password, or with authorized keys. Images of containers have
-    accounts that cannot be used.
+    A person's account has an id of at least UID_MIN (login.defs) and a login shell. It counts if
+    its user can log in, by a password or authorized keys: images of containers have accounts that
+    cannot be used.
 
     Args:
-        accounts: None: those of this machine.
-        etc, proc: where login.defs, shadow and the processes are.
-        own: ids that are oneself; None: those of this process, and the one that called sudo.
+        accounts: accounts to check; None: those of this machine.
+        etc, proc: directories with login.defs and shadow, and with the processes.
+        own_ids: ids of this user; None: those of this process, and of the caller of sudo.
     """
-    own = _own() if own is None else own
+    own_ids = _own_ids() if own_ids is None else own_ids
     least = _uid_min(os.path.join(etc, "login.defs"))
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     users = {
         account.uid: account
         for account in (_listed() if accounts is None else accounts)
         if account.uid >= least
         and account.uid != _NOBODY
         and account.uid not in _DYNAMIC
-        and account.uid not in own
+        and account.uid not in own_ids
         and os.path.basename(account.shell) not in _NO_LOGIN
     }
     passwords = _passwords(os.path.join(etc, "shadow"))
     for uid in _process_owners(proc):
         account = users.get(uid)
-        if account is None and accounts is None and uid >= least and uid not in own:
+        if account is None and accounts is None and uid >= least and uid not in own_ids:
             account = _of_directory_service(uid)
         if account is not None:
-            found[account.name] = "has processes"
+            reasons[account.name] = "has processes"
     for account in users.values():
-        if account.name not in found and _can_log_in(account, passwords):
-            found[account.name] = "can log in"
-    return [f"{name} ({why})" for name, why in sorted(found.items())]
+        if account.name not in reasons and _can_log_in(account, passwords):
+            reasons[account.name] = "can log in"
+    return [f"{name} ({why})" for name, why in sorted(reasons.items())]
 
 
 def _listed() -> list[Account]:
     return [Account(p.pw_name, p.pw_uid, p.pw_dir, p.pw_shell) for p in pwd.getpwall()]
 
 
-def _own() -> frozenset[int]:
+def _own_ids() -> frozenset[int]:
     called = os.environ.get("SUDO_UID", "")
     return frozenset({os.getuid(), os.geteuid(), *([int(called)] if called.isdigit() else [])})
 
 
 def _uid_min(path: str) -> int:
     with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
-        found = re.search(r"^\s*UID_MIN\s+(\d+)", file.read(), re.MULTILINE)
-        if found:
-            return int(found[1])
+        match = re.search(r"^\s*UID_MIN\s+(\d+)", file.read(), re.MULTILINE)
+        if match:
+            return int(match[1])
     return 1000
 
 
@@ -104,7 +104,7 @@ def _process_owners(proc: str) -> Iterator[int]:
 
 
 def _of_directory_service(uid: int) -> Account | None:
-    """An account that is looked up one by one (LDAP), and never listed; None: no person's."""
+    """An account that can be looked up (LDAP) but is not listed; None: it is not a person's."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:
@@ -115,7 +115,7 @@ def _of_directory_service(uid: int) -> Account | None:
 
 
 def _passwords(path: str) -> dict[str, str] | None:
-    """shadow(5)'s second field by name; None: we may not read it."""
+    """The second field of shadow(5) by name; None: the file is not readable."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             fields = [line.rstrip("\n").split(":") for line in file]
@@ -137,7 +137,7 @@ def _can_log_in(account: Account, passwords: dict[str, str] | None) -> bool:
 
 
 def warning(user: str) -> str:
-    """What a user who starts a cluster without Kerberos must know, in one line."""
+    """A one-line warning for the user who starts a cluster without Kerberos."""
     return (
         "without Kerberos every user of this machine can act as any user on this cluster, and can"
         f" have programs run as {user} (docs/minicluster.md)"
@@ -150,17 +150,16 @@ def refuse_root_among_others(*, shared: bool) -> None:
     Args:
         shared: the user accepts that.
     Raises:
-        UsageError: there are, and it is not accepted.
+        UsageError: the machine has other users, and `shared` is not set.
     """
     if shared or os.environ.get(SHARED) == "1" or os.geteuid() != 0:
         return
-    found = others()
-    if found:
+    names = others()
+    if names:
         raise UsageError(
             "a mini cluster without Kerberos would make every user of this machine root",
             where="this machine",
-            expected="no other user on it, or another user than root to start the cluster",
-            got=", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else ""),
-            remedy="start it as another user or with --kerberos; where all of them may be root,"
-            f" --shared (make: SHARED=1; else {SHARED}=1) starts it",
+            got=", ".join(names[:10]) + (f" and {len(names) - 10} more" if names[10:] else ""),
+            remedy="start it as another user or with --kerberos; if all of them may be root,"
+            f" use --shared (make: SHARED=1; else {SHARED}=1)",
         )

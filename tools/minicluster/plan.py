@@ -1,4 +1,4 @@
-"""What a mini cluster consists of: its plan, kept in its state file."""
+"""The plan of a mini cluster: its daemons, ports and settings."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-HOST = "localhost"  # in every address, also of Kerberos principals; resolves to loopback
+HOST = "localhost"  # in every address and Kerberos principal; resolves to loopback
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a mini cluster consists of; kept in its state file.
+    """The plan of a mini cluster, kept in its state file.
 
     Attributes:
-        directory: everything it writes lies in here.
-        jars: what `jars.fetch` gave.
-        user: who runs the daemons: HDFS's superuser, may impersonate anyone.
+        directory: directory of all its files.
+        jars: the directory of `jars.fetch`.
+        user: the user of the daemons: HDFS's superuser, who may impersonate anyone.
         ports: {name: port}; the names are those of `daemons.ports_of`.
-        node_memory_mb, node_vcores, node_gpus: what each NodeManager offers.
-        extra: {"hdfs-site": {key: value}}: added to, or in place of, what is set here.
+        node_memory_mb, node_vcores, node_gpus: resources of each NodeManager.
+        extra: {"hdfs-site": {key: value}}, which override the settings here.
         kerberos: `kerberos.options`; None: simple authentication.
-        own: {daemon: {site: {key: value}}}, what `MiniCluster.reconfigure` changed.
+        own: {daemon: {site: {key: value}}}, the changes of `MiniCluster.reconfigure`.
     """
 
     directory: str

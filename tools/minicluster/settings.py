@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from tools.minicluster import kerberos
 from tools.minicluster.plan import HOST, Plan
 
-MARK = "HOWDAH_MINICLUSTER_DAEMON"  # set for all that a cluster runs, to its directory
+MARK = "HOWDAH_MINICLUSTER_DAEMON"  # in the environment of all processes: the cluster's directory
 WHITELIST = (  # Hadoop's default
     "JAVA_HOME", "HADOOP_COMMON_HOME", "HADOOP_HDFS_HOME", "HADOOP_CONF_DIR",
     "CLASSPATH_PREPEND_DISTCACHE", "HADOOP_YARN_HOME", "HADOOP_HOME", "PATH", "LANG", "TZ",
@@ -24,7 +24,7 @@ def core_site(plan: Plan) -> dict[str, str]:
         "hadoop.tmp.dir": str(plan.path("tmp", "hadoop")),
         f"hadoop.proxyuser.{plan.user}.hosts": "*",
         f"hadoop.proxyuser.{plan.user}.groups": "*",
-        # What the default falls back to, with a warning, where there is no native library.
+        # The default falls back to this with a warning, without the native library.
         "hadoop.security.group.mapping": "org.apache.hadoop.security.ShellBasedUnixGroupsMapping",
         "ipc.client.connect.max.retries.on.timeouts": "3",
     }
@@ -40,7 +40,7 @@ def hdfs_site(plan: Plan) -> dict[str, str]:
         "dfs.namenode.name.dir": f"file://{plan.path('namenode')}",
         "dfs.replication": str(min(2, plan.datanodes)),
         "dfs.permissions.enabled": "true",
-        # Many DataNodes of one host, known by name.
+        # Many DataNodes on one host, identified by name.
         "dfs.datanode.hostname": HOST,
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         # A DataNode is stale (not offered to writers) after 3 s, dead after 2 * 1 s + 10 * 1 s.
@@ -55,7 +55,7 @@ def hdfs_site(plan: Plan) -> dict[str, str]:
         # Out of safe mode as soon as the blocks are there (30 s more by default).
         "dfs.namenode.safemode.extension": "0",
         "dfs.namenode.fs-limits.min-block-size": "4096",
-        # A killed process loses nothing that it has handed to the kernel; fsync is for power cuts.
+        # A killed process loses nothing that it has written; fsync only protects from power cuts.
         "dfs.namenode.edits.noeditlogchannelflush": "true",
         "dfs.datanode.scan.period.hours": "-1",
         "dfs.namenode.handler.count": "10",
@@ -83,7 +83,7 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.resourcemanager.connect.retry-interval.ms": "1000",
         "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "500",
         "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
-        # From its container's start to its first word: Spark's takes minutes where others compute.
+        # From its container's start to registration, which takes Spark minutes on a busy machine.
         "yarn.am.liveness-monitor.expiry-interval-ms": "300000",
         "yarn.scheduler.minimum-allocation-mb": "128",
         "yarn.scheduler.maximum-allocation-mb": str(plan.node_memory_mb),
@@ -100,8 +100,8 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.log-aggregation-enable": "true",
         "yarn.nodemanager.remote-app-log-dir": "/app-logs",
         "yarn.log.server.url": f"http://{plan.address('historyserver-http')}/jobhistory/logs",
-        "howdah.yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
-        # What containers take from their node, unless the application says otherwise.
+        "yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
+        # Variables that containers inherit from their node, unless the application sets them.
         "yarn.nodemanager.env-whitelist": ",".join([*WHITELIST, *node_environment(plan)]),
         # No aux service: MapReduce's shuffle listens on every interface, and nothing here needs it.
     }
@@ -112,7 +112,7 @@ def yarn_site(plan: Plan) -> dict[str, str]:
 
 
 def mapred_site(plan: Plan) -> dict[str, str]:
-    """The history server's addresses: it is YARN's log server."""
+    """Addresses of the history server, which is YARN's log server."""
     return {
         "mapreduce.framework.name": "yarn",
         "mapreduce.jobhistory.address": plan.address("historyserver"),
@@ -139,21 +139,20 @@ def capacity_scheduler(plan: Plan) -> dict[str, str]:
 
 
 def node_environment(plan: Plan) -> dict[str, str]:
-    """What is set on the nodes, for daemons and containers alike."""
-
-    found = {
+    """Environment of the nodes, for daemons and containers."""
+    variables = {
         MARK: plan.directory,
-        "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's containers too listen on loopback alone
+        "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's containers too must listen on loopback only
     }
     if plan.kerberos:
         client = kerberos.client_environment(plan)
-        # As if the node had an /etc/krb5.conf; the user's ticket is not there.
-        found.update({key: client[key] for key in ("KRB5_CONFIG", "JAVA_TOOL_OPTIONS")})
-    return found
+        # Replaces the node's /etc/krb5.conf; the user's ticket is left out.
+        variables.update({key: client[key] for key in ("KRB5_CONFIG", "JAVA_TOOL_OPTIONS")})
+    return variables
 
 
 def own_settings(plan: Plan, daemon: str) -> dict[str, dict[str, str]]:
-    """What one DataNode or NodeManager has for itself: its ports and folders."""
+    """Settings of one DataNode or NodeManager: its ports and folders."""
     kind = daemon.partition("-")[0]
     if kind == "datanode":
         return {
@@ -192,14 +191,13 @@ log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR
 
 
 def daemon_conf(plan: Plan, daemon: str) -> Path:
-    """The directory with a daemon's own configuration."""
+    """The directory with a daemon's configuration."""
     return plan.path("conf", daemon)
 
 
 def sites(plan: Plan) -> dict[str, dict[str, str]]:
-    """What clients and all daemons have in common: {file: {key: value}}."""
-
-    found = {
+    """Settings that clients and all daemons share: {file: {key: value}}."""
+    files = {
         "core-site": core_site(plan),
         "hdfs-site": hdfs_site(plan),
         "yarn-site": yarn_site(plan),
@@ -207,8 +205,8 @@ def sites(plan: Plan) -> dict[str, dict[str, str]]:
         "capacity-scheduler": capacity_scheduler(plan),
     }
     if plan.kerberos:
-        _merge(found, kerberos.site(plan))
-    return _merge(found, plan.extra)
+        _merge(files, kerberos.site(plan))
+    return _merge(files, plan.extra)
 
 
 def write(plan: Plan, daemons: Iterable[str]) -> None:
@@ -220,18 +218,18 @@ def write(plan: Plan, daemons: Iterable[str]) -> None:
 
 def write_own(plan: Plan, daemon: str) -> None:
     """Write one daemon's configuration."""
-    found = _merge(sites(plan), own_settings(plan, daemon))
+    files = _merge(sites(plan), own_settings(plan, daemon))
     _write_directory(
-        daemon_conf(plan, daemon), _merge(found, plan.own.get(daemon, {})), level="INFO"
+        daemon_conf(plan, daemon), _merge(files, plan.own.get(daemon, {})), level="INFO"
     )
 
 
 def _merge(
-    found: dict[str, dict[str, str]], more: Mapping[str, Mapping[str, str]]
+    files: dict[str, dict[str, str]], more: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, str]]:
     for site, values in more.items():
-        found.setdefault(site, {}).update(values)
-    return found
+        files.setdefault(site, {}).update(values)
+    return files
 
 
 def _write_directory(
@@ -244,7 +242,7 @@ def _write_directory(
 
 
 def write_site(path: Path, values: Mapping[str, str]) -> None:
-    """A Hadoop configuration file, whole or not at all."""
+    """Write a Hadoop configuration file atomically."""
     lines = ['<?xml version="1.0"?>', "<configuration>"]
     for key in sorted(values):
         pair = f"<name>{escape(key)}</name><value>{escape(values[key])}</value>"
@@ -255,21 +253,21 @@ def write_site(path: Path, values: Mapping[str, str]) -> None:
 
 
 def base_class_path(plan: Plan) -> str:
-    """The jars, in an order that stays: a class archive holds for no other."""
+    """The jars, in a fixed order: a class archive is valid for one order only."""
     return ":".join(str(path) for path in sorted(Path(plan.jars, "lib").glob("*.jar")))
 
 
 def class_path(plan: Plan, conf: Path) -> str:
     """Class path of a daemon: the jars, the web pages, its configuration.
 
-    No jar has a file of the configuration's names, so that may come last; where it came first, no
-    class archive would hold.
+    The configuration comes last, since a class archive would not be valid if it came first; no jar
+    has a file of its names.
     """
     return f"{base_class_path(plan)}:{plan.jars}:{conf}"
 
 
 def java_flags(plan: Plan) -> list[str]:
-    """Flags of every JVM: what Java 17 must open for Hadoop, IPv4 only, files in our folder."""
+    """Flags of every JVM: packages that Hadoop needs opened, IPv4 only, files in the directory."""
     packages = ("lang", "lang.reflect", "util", "util.concurrent", "io", "net", "nio")
 
     flags = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in packages]
@@ -277,7 +275,7 @@ def java_flags(plan: Plan) -> list[str]:
         flags.append(f"-Djava.security.krb5.conf={kerberos.kdc_path(plan, 'krb5.conf')}")
     return [
         *flags,
-        # Half the start-up time: no second compiler, no collector threads, no /tmp/hsperfdata.
+        # These halve the start-up time: no second compiler, collector threads or hsperfdata.
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",

@@ -20,10 +20,10 @@ VERSION = 1
 
 
 class State:
-    """What a directory says of its cluster; read anew each time, other processes change it too.
+    """The state file of a cluster, read again each time, since other processes change it too.
 
     Args:
-        directory: the cluster's.
+        directory: the cluster's directory.
     """
 
     def __init__(self, directory: str) -> None:
@@ -38,18 +38,18 @@ class State:
         """The plan, and the daemons that were started and not ended on purpose.
 
         Raises:
-            NotFound: no cluster here.
-            ClusterError: the file is damaged, or another version's.
-            StorageError: it cannot be read.
+            NotFound: the directory has no cluster.
+            ClusterError: the file is damaged, or has another version.
+            StorageError: the file cannot be read.
         """
         with typed(str(self.path), "read the mini cluster's state"):
             try:
                 text = self.path.read_text(encoding="utf-8", errors="replace")
             except (FileNotFoundError, NotADirectoryError):
                 raise NotFound(
-                    "there is no mini cluster in this directory",
+                    "this directory has no mini cluster",
                     where=self.directory,
-                    remedy="`python -m tools.minicluster start`, or name its --directory",
+                    remedy="`python -m tools.minicluster start`, or set its --directory",
                 ) from None
         try:
             state = json.loads(text)
@@ -75,14 +75,12 @@ class State:
         return ClusterError(
             "the state of the mini cluster in this directory is damaged",
             where=str(self.path),
-            expected="JSON with version, plan and daemons",
             got=got,
-            remedy="end the daemons that run with this directory in their arguments"
-            " (ps -ef), and remove it",
+            remedy="end the daemons with this directory in their arguments (ps -ef), and remove it",
         )
 
     def save(self, plan: Plan, records: Mapping[str, Record]) -> None:
-        """Write the state, whole."""
+        """Write the state atomically."""
         state = {
             "version": VERSION,
             "plan": dataclasses.asdict(plan),
@@ -94,7 +92,7 @@ class State:
         temporary.replace(self.path)
 
     def note(self, name: str, record: Record | None) -> dict[str, Record]:
-        """Note one daemon's start, or (None) its end; all records."""
+        """Store one daemon's start, or (None) its end; return all records."""
         with self._held("state.lock", wait=True):
             plan, records = self.load()
             records.pop(name, None)
@@ -104,22 +102,22 @@ class State:
         return records
 
     def note_own(self, name: str, changes: Mapping[str, Mapping[str, str]]) -> Plan:
-        """Note settings of one daemon alone, `Plan.own`; none: it has none any more."""
+        """Store the own settings of one daemon (`Plan.own`); empty ones remove them."""
         with self._held("state.lock", wait=True):
             plan, records = self.load()
-            own = {daemon: values for daemon, values in plan.own.items() if daemon != name}
+            kept = {daemon: values for daemon, values in plan.own.items() if daemon != name}
             if changes:
-                own[name] = {site: dict(values) for site, values in changes.items()}
-            plan = dataclasses.replace(plan, own=own)
+                kept[name] = {site: dict(values) for site, values in changes.items()}
+            plan = dataclasses.replace(plan, own=kept)
             self.save(plan, records)
         return plan
 
     @contextlib.contextmanager
     def starting_or_stopping(self) -> Iterator[None]:
-        """Held while the whole cluster is started or stopped.
+        """Context with the lock for a start or stop of the whole cluster.
 
         Raises:
-            ClusterError: another process does so now.
+            ClusterError: another process has the lock.
         """
         os.makedirs(self.directory, exist_ok=True)
         with self._held("lock", wait=False):
@@ -127,7 +125,7 @@ class State:
 
     @contextlib.contextmanager
     def _held(self, name: str, *, wait: bool) -> Iterator[None]:
-        """The kernel frees the lock of a process that dies."""
+        """Context with a file lock, which the kernel releases if this process dies."""
         with open(os.path.join(self.directory, name), "a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -135,29 +133,26 @@ class State:
                 raise ClusterError(
                     "another process is starting or stopping the mini cluster of this directory",
                     where=self.directory,
-                    remedy="wait for it, or take another --directory",
+                    remedy="wait for it, or choose another --directory",
                 ) from None
             yield
 
     def refuse_foreign_directory(self) -> None:
-        """A directory with other contents is not ours to write into, or to remove.
+        """Refuse a directory with other contents, which `stop` might remove.
 
         Raises:
-            UsageError: it is one.
+            UsageError: the directory has other contents.
         """
         directory = Path(self.directory)
         if not directory.exists() or self.exists():
             return
         if not directory.is_dir():
-            raise UsageError(
-                "a mini cluster's directory is a file", where=self.directory,
-                remedy="name an empty or a new --directory",
-            )  # fmt: skip
+            raise UsageError("the mini cluster's directory is a file", where=self.directory)
         others = [path.name for path in directory.iterdir() if path.name != "lock"]
         if others:
             raise UsageError(
-                "the directory holds something else than a mini cluster",
+                "this directory has other contents than a mini cluster",
                 where=self.directory,
                 got=", ".join(sorted(others)[:5]),
-                remedy="name an empty or a new --directory",
+                remedy="choose an empty or a new --directory",
             )

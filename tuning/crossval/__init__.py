@@ -1,1 +1,1 @@
-"""Cross-validation: folds by duplicate cluster, each an ordinary dataset and an ordinary run."""
+"""Cross-validation: folds by duplicate cluster, each with an ordinary dataset and run."""

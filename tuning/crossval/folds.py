@@ -1,17 +1,17 @@
 """Train, or measure the baseline, once for each fold of the source.
 
-Fold K of N is a dataset of its own, made by the ordinary ETL with `data.split.fold: K/N`: its test
+Fold K of N has its own dataset, written by the ordinary ETL with `data.split.fold: K/N`. Its test
 split is part K of the duplicate clusters, so that no cluster is on both sides, and each row is
-tested in one fold. Each is trained by the ordinary `howdah train` into a run directory of its own.
-The commands run as processes; what came of a fold is read from its run.json or baseline.json.
+tested in one fold. `howdah train` trains each fold into its own run directory. The commands run as
+processes; the result of a fold is read from its run.json or baseline.json.
 
     <run.directory>/crossval-N/fold-K/            the run of fold K
     <run.directory>/crossval-N/dataset-K/v=...    its dataset
     <run.directory>/crossval-N/crossval.json      the result; crossval-baseline.json of
                                                   `howdah baseline --folds`
 
-Started again it goes on: a dataset that is there is not made again, a run that has finished is not
-trained again, one that was interrupted goes on from its checkpoint.
+A restart continues: existing datasets and finished runs are kept, and an interrupted run resumes
+from its checkpoint.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from howdah.storage import directories
 from howdah.tuning.crossval.summary import summarize
 
 _GRACE_SECONDS = 30.0
-"""Longer than `checkpoint.grace_seconds`: `howdah train` ends its own processes."""
+"""Time beyond `checkpoint.grace_seconds` in which `howdah train` ends its own processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What is done to each fold."""
+class _FoldCommand:
+    """The command that is run for each fold."""
 
     np: int
     launcher: str
@@ -69,7 +69,7 @@ class _Job:
         return "crossval-baseline.json" if self.baseline else "crossval.json"
 
     def command(self) -> list[str]:
-        """The `howdah` command of a fold."""
+        """Arguments of `howdah` for a fold."""
         if self.baseline:
             return ["baseline"]
         return ["train", "--np", str(self.np), "--launcher", self.launcher]
@@ -78,65 +78,63 @@ class _Job:
 def cross_validate(
     config: Config, *, folds: int, np: int, launcher: str, baseline: bool, progress: Progress
 ) -> dict:
-    """All folds, one after the other; the summary, which is also written.
+    """Run all folds, one after the other; write and return the summary.
 
     Args:
         folds: number of folds, N.
-        np, launcher: of each training.
-        baseline: measure the baseline of each fold; train nothing.
+        np, launcher: ranks and launcher of each training.
+        baseline: measure the baseline of each fold instead of training.
     Returns:
         {folds, of, metric, mean, std, metrics, each, path, ...}: plain JSON.
     Raises:
-        ConfigError: the configuration cannot be folded.
-        HowdahError: what a fold failed of, as its command reports it. Finished folds stay.
-        Interrupted, Terminated: the fold under way was asked to stop, and has.
+        ConfigError: the configuration cannot be used for folds.
+        HowdahError: the error that a fold's command reports. Finished folds are kept.
+        Interrupted, Terminated: the current fold was asked to stop, and has stopped.
     """
     _check(config, baseline=baseline)
     directory = storage.join(config.run.directory, f"crossval-{folds}")
     directories.take(config.run.directory, config.run.mode, key="run.directory")
-    job = _Job(
-        np=np, launcher=launcher, baseline=baseline,
-        grace=config.checkpoint.grace_seconds + _GRACE_SECONDS,
-    )  # fmt: skip
+    grace = config.checkpoint.grace_seconds + _GRACE_SECONDS
+    command = _FoldCommand(np=np, launcher=launcher, baseline=baseline, grace=grace)
     each: list[dict[str, Any]] = []
     for number in range(1, folds + 1):
-        own = fold_config(config, number, folds, directory)
+        settings = fold_config(config, number, folds, directory)
         name = f"fold {number} of {folds}"
         try:
-            each.append(_fold(own, number, name, job, progress))
+            each.append(_fold(settings, number, name, command, progress))
         except INTERRUPTS as error:
             by_sigterm = isinstance(error, TerminationSignal | Terminated)
             kind = Terminated if by_sigterm else Interrupted
             raise kind(
                 f"{name} was stopped",
-                where=own.run.directory,
+                where=settings.run.directory,
                 got=f"{len(each)} folds have finished",
-                remedy="start it again in the same way: finished folds are kept, this one goes on",
+                remedy="run the same command again: finished folds are kept, this one resumes",
             ) from None
-    found = summarize([fold["metrics"] for fold in each])
+    metrics = summarize([fold["metrics"] for fold in each])
     metric = config.evaluation.metric
     result = {
         "folds": folds,
         "of": "baseline" if baseline else "model",
         "split": TEST,
         "metric": metric,
-        "mean": found[metric]["mean"],
-        "std": found[metric]["std"],
-        "metrics": found,
+        "mean": metrics[metric]["mean"],
+        "std": metrics[metric]["std"],
+        "metrics": metrics,
         "each": each,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    path = storage.join(directory, job.result_file)
+    path = storage.join(directory, command.result_file)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     storage.write_whole(path, (text + "\n").encode())
     return {**result, "path": path}
 
 
 def fold_config(config: Config, number: int, folds: int, directory: str) -> Config:
-    """The configuration of a fold: its own dataset and run, the rest as given.
+    """The configuration of a fold, which has its own dataset and run.
 
     Raises:
-        ConfigError: `data.split.validation` leaves nothing to train on.
+        ConfigError: `data.split.validation` leaves no rows to train on.
     """
     sections = config.model_dump(mode="json")
     sections["data"]["split"]["fold"] = f"{number}/{folds}"
@@ -155,11 +153,10 @@ def _check(config: Config, *, baseline: bool) -> None:
     require_secrets(config, "data")
     if config.data.split.fold is not None:
         raise ConfigError(
-            "the configuration is one of a fold already",
+            "this is already the configuration of a fold",
             where="data.split.fold",
-            expected="null",
+            expected="null, for the whole source",
             got=config.data.split.fold,
-            remedy="give the configuration of the whole source",
         )
     if config.checkpoint.resume not in ("auto", "never"):
         raise ConfigError(
@@ -167,7 +164,6 @@ def _check(config: Config, *, baseline: bool) -> None:
             where="checkpoint.resume",
             expected="auto or never",
             got=config.checkpoint.resume,
-            remedy="leave it out: each fold goes on from its own",
         )
     begun = {"model.init_from": config.model.init_from}
     if _is_trained(config.model.base, config.publish.directory):
@@ -175,10 +171,9 @@ def _check(config: Config, *, baseline: bool) -> None:
     for key, name in begun.items():
         if name is not None and not baseline:
             raise ConfigError(
-                "the model to begin from was trained on rows that folds are tested on: their"
-                " metrics would be too good",
+                "the initial model was trained on rows that folds are tested on, so their metrics"
+                " would be too good",
                 where=key,
-                expected="a base model that has not seen these rows",
                 got=name,
                 remedy="leave model.init_from out, or set model.base to the base that the model"
                 " was trained from",
@@ -186,34 +181,37 @@ def _check(config: Config, *, baseline: bool) -> None:
 
 
 def _is_trained(model: str, publish_directory: str) -> bool:
-    """True if it is a published model or a Howdah export, which has learnt labelled rows."""
+    """True for a published model or a Howdah export, which was trained on labelled rows."""
     version = find_version(model, publish_directory)
     return version is not None and bool(version.info)
 
 
 # ------------------------------------------------------------------------------------- one fold
-def _fold(config: Config, number: int, name: str, job: _Job, progress: Progress) -> dict:
-    """Make the fold's dataset, train on it unless that is done, and read what came of it."""
+def _fold(
+    config: Config, number: int, name: str, command: _FoldCommand, progress: Progress
+) -> dict:
+    """Write the fold's dataset, train on it unless that is done, and read the metrics."""
     run = config.run.directory
     directories.take(run, config.run.mode, key="run.directory")
     with readable_config(config, run, shared=False) as path:
         progress(f"{name}: dataset")
-        _howdah(["etl", "--config", path, "--json"], name, job, progress)
+        _howdah(["etl", "--config", path, "--json"], name, command, progress)
         dataset = load_dataset(config.data.dataset)
-        _refuse_empty(dataset.manifest.rows(TEST), name, config)
-        done = _finished(config, dataset.path, dataset.manifest.dataset_hash, job)
+        if not dataset.manifest.rows(TEST):
+            raise DataError(
+                f"{name} has no test rows: folds split the rows by duplicate cluster",
+                where=config.data.dataset,
+                remedy="use fewer folds, or more rows",
+            )
+        done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         if done is None:
-            progress(f"{name}: {job.command()[0]}")
-            _howdah([*job.command(), "--config", path, "--json"], name, job, progress)
-            done = _finished(config, dataset.path, dataset.manifest.dataset_hash, job)
+            progress(f"{name}: {command.command()[0]}")
+            _howdah([*command.command(), "--config", path, "--json"], name, command, progress)
+            done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         else:
             progress(f"{name}: finished before")
     if done is None:
-        raise ModelError(
-            f"{name} ended well and left no metrics of {TEST}",
-            where=run,
-            remedy="its logs are in its run directory",
-        )
+        raise ModelError(f"{name} succeeded but has no metrics of the split {TEST}", where=run)
     return {
         "fold": number,
         "directory": run,
@@ -223,30 +221,22 @@ def _fold(config: Config, number: int, name: str, job: _Job, progress: Progress)
     }
 
 
-def _refuse_empty(rows: int, name: str, config: Config) -> None:
-    if not rows:
-        raise DataError(
-            f"{name} has no rows to test",
-            where=config.data.dataset,
-            expected="duplicate clusters in each fold",
-            remedy="use fewer folds, or more rows",
-        )
-
-
-def _finished(config: Config, path: str, hash_: str, job: _Job) -> dict[str, Any] | None:
-    """Metrics of the fold's test split; None: it has not finished.
+def _finished(
+    config: Config, path: str, hash_: str, command: _FoldCommand
+) -> dict[str, Any] | None:
+    """Metrics of the fold's test split; None: the fold has not finished.
 
     Raises:
-        ConfigError: it has, by another configuration or on another dataset.
+        ConfigError: the fold has finished with another configuration or dataset.
     """
     directory = config.run.directory
-    if job.baseline:
-        found = baselines.read(directory)
-        if found is None:
+    if command.baseline:
+        result = baselines.read(directory)
+        if result is None:
             return None
-        given = options(config), hash_
-        _require_same(given, (found.about.get("options"), found.dataset_hash), directory)
-        return found.metrics.get(TEST)
+        expected = options(config), hash_
+        _require_same(expected, (result.about.get("options"), result.dataset_hash), directory)
+        return result.metrics.get(TEST)
     try:
         run = record.read(directory)
     except NotFound:
@@ -254,36 +244,36 @@ def _finished(config: Config, path: str, hash_: str, job: _Job) -> dict[str, Any
     if run.get("status") != "finished":
         return None
     attempt = (run.get("attempts") or [{}])[-1]
-    given = config_hash(config), storage.name(path)
+    expected = config_hash(config), storage.name(path)
     _require_same(
-        given, (run.get("config_hash"), storage.name(attempt.get("dataset") or "")), directory
+        expected, (run.get("config_hash"), storage.name(attempt.get("dataset") or "")), directory
     )
     return (run.get("metrics") or {}).get(TEST)
 
 
-def _require_same(given: tuple[Any, str], found: tuple[Any, str], directory: str) -> None:
-    if given[0] != found[0]:
+def _require_same(now: tuple[Any, str], before: tuple[Any, str], directory: str) -> None:
+    if now[0] != before[0]:
         what, expected, got = "configuration", "the same", "a changed one"
-    elif given[1] != found[1]:
-        what, expected, got = "dataset", given[1], found[1]
+    elif now[1] != before[1]:
+        what, expected, got = "dataset", now[1], before[1]
     else:
         return
     raise ConfigError(
-        f"this fold was finished before, by another {what}",
+        f"this fold has finished before, with another {what}",
         where=directory,
         expected=expected,
         got=got,
-        remedy="give run.directory another value, or remove this fold's directory",
+        remedy="change run.directory, or remove this fold's directory",
     )
 
 
 # ------------------------------------------------------------------------------------ a command
-def _howdah(arguments: list[str], name: str, job: _Job, progress: Progress) -> None:
-    """Run a `howdah` command to its end; its error is raised as it reports it."""
+def _howdah(arguments: list[str], name: str, command: _FoldCommand, progress: Progress) -> None:
+    """Run a `howdah` command to its end, and raise the error that it reports."""
     answer: list[str] = []
 
     def line(text: str) -> None:
-        """The command's one line of JSON is its answer; the other lines are its progress."""
+        """The line of JSON is the command's answer; all other lines are progress."""
         if text.startswith("{"):
             answer.append(text)
         elif text:
@@ -293,7 +283,7 @@ def _howdah(arguments: list[str], name: str, job: _Job, progress: Progress) -> N
         isolation.module("howdah.cli", *arguments),
         env=isolation.environment(),
         on_line=line,
-        grace=job.grace,
+        grace=command.grace,
     )
     try:
         code = child.wait()
@@ -308,17 +298,15 @@ def _howdah(arguments: list[str], name: str, job: _Job, progress: Progress) -> N
 
 
 def _error(answer: list[str], command: str, name: str, code: int) -> HowdahError:
-    """What a command failed of."""
+    """The error of a command."""
     try:
         fields = json.loads(answer[-1])
     except (IndexError, ValueError):
         fields = {}
     if "what" not in fields:
         return ClusterError(
-            f"{name}: `howdah {command}` ended without an answer",
-            expected="exit code 0",
+            f"{name}: `howdah {command}` failed without an error object (see the lines above)",
             got=f"exit code {code}",
-            remedy="the lines above say more",
         )
     error = HowdahError.from_dict(fields)
     error.what = f"{name}: {error.what}"

@@ -21,9 +21,9 @@ from . import parameter_server as ways  # the folder's name is a word of Python'
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 LOSS = 0.20
-"""On the test rows; the mean of five updates in a row."""
+"""Loss on the test rows, the mean of five consecutive updates."""
 UPDATES = {"all-reduce": 400, "server": 800}
-"""Of each run: as many gradients for both."""
+"""Updates of each run, so that both ways compute the same number of gradients."""
 STRAGGLER = 3.0
 _WAYS = {"all-reduce": (ways.all_reduce, 2), "server": (ways.parameter_server, 3)}
 
@@ -45,7 +45,7 @@ def _run(way: str, slow: float, seed: int, place: str) -> dict[str, float]:
     torch.multiprocessing.spawn(
         work, args=(path + ".meet", seed, slow, UPDATES[way], path), nprocs=ranks
     )
-    found = np.load(path + ".npz")
+    result = np.load(path + ".npz")
     with open(path + ".json", encoding="utf-8") as file:
         more = json.load(file)
     _, _, rows, labels = ways.digits()
@@ -53,9 +53,9 @@ def _run(way: str, slow: float, seed: int, place: str) -> dict[str, float]:
     with torch.no_grad():
         losses = [
             float(ways.loss_of(torch.from_numpy(one), test_rows, test_labels))
-            for one in found["weights"]
+            for one in result["weights"]
         ]
-    end = reached(found["seconds"], np.array(losses), LOSS)
+    end = reached(result["seconds"], np.array(losses), LOSS)
     if end is None:
         raise SystemExit(f"{way}, slow {slow:g}: loss {min(losses):.3f}, never {LOSS}")
     seconds, updates = end
@@ -66,7 +66,7 @@ def _run(way: str, slow: float, seed: int, place: str) -> dict[str, float]:
         "seconds": seconds,
         "updates": updates,
         "gradients": updates * per_update,
-        "updates_a_second": UPDATES[way] / float(found["seconds"][-1]),
+        "updates_a_second": UPDATES[way] / float(result["seconds"][-1]),
         "stale_mean": statistics.mean(stale),
         "stale_max": max(stale),
         "second_stale_mean": statistics.mean(second),

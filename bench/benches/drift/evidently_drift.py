@@ -34,7 +34,7 @@ def main(reference: str, current: str, page: str) -> None:
     made = Report([DataDriftPreset(method="psi")]).run(frames[1], frames[0])
     made.save_html(page)
     ran = time.perf_counter() - began
-    found = {
+    result = {
         metric["metric_name"].partition("column=")[2].partition(",")[0]: metric["value"]
         for metric in made.dict()["metrics"]
         if "column=" in metric["metric_name"]
@@ -47,7 +47,7 @@ def main(reference: str, current: str, page: str) -> None:
         size = len(file.read())
     print(
         json.dumps(
-            {"import": imported, "run": ran, "page": size, "found": found, "same": same},
+            {"import": imported, "run": ran, "page": size, "found": result, "same": same},
             default=float,
         )
     )

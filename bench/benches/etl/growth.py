@@ -110,15 +110,15 @@ def _measure(folder: str, base: str, size: int) -> dict:
 
 def _processes(pid: int) -> dict[str, int]:
     """The driver's Python, and its JVM; unless they are apart, the executors are in it."""
-    found = {"python": pid}
+    processes = {"python": pid}
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         for child in children:
             if Path(f"/proc/{child}/comm").read_text().strip() == "java":
-                found["jvm"] = int(child)
+                processes["jvm"] = int(child)
     except OSError:
         pass
-    return found
+    return processes
 
 
 def _events(folder: Path) -> dict[str, float]:

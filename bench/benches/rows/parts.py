@@ -126,8 +126,8 @@ def _exact(_: str) -> dict:
     parts = chunks[: -(-rows // _CHUNK)]
     labels, logits = (np.concatenate(part)[:rows] for part in zip(*parts, strict=True))
     exact = metrics.classification_metrics(labels, logits, _NAMES)
-    found = _metrics(chunks, rows)
-    off = {key: abs(found[key] - exact[key]) for key in ("ece", "roc_auc", "loss", "macro_f1")}
+    values = _metrics(chunks, rows)
+    off = {key: abs(values[key] - exact[key]) for key in ("ece", "roc_auc", "loss", "macro_f1")}
     return {"rows": rows, **{key: f"{value:.1e}" for key, value in off.items()}}
 
 

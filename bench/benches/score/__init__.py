@@ -32,8 +32,8 @@ def sentences(count: int) -> list[str]:
     """First sentences of docstrings, all different."""
     from tools.demo.corpus import PACKAGES, corpus
 
-    found = (" ".join(text.split()).partition(". ")[0] for _, text, _ in corpus(PACKAGES))
-    return list(itertools.islice(dict.fromkeys(t for t in found if len(t) > 20), count))
+    texts = (" ".join(text.split()).partition(". ")[0] for _, text, _ in corpus(PACKAGES))
+    return list(itertools.islice(dict.fromkeys(t for t in texts if len(t) > 20), count))
 
 
 def exported(directory: str) -> str:

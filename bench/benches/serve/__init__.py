@@ -46,11 +46,11 @@ class Stack:
 
     title: str
     argv: Callable[[str, str, int], list[str]]
-    """Of the model's directory, MLflow's copy of it and a port."""
+    """Builds the command from the model's directory, MLflow's copy of it and a port."""
     path: str
     body: Callable[[str], object]
     alive: str
-    """A path that is answered once it serves."""
+    """A path that the server answers once it is ready."""
 
 
 STACKS = {
@@ -81,7 +81,7 @@ STACKS = {
 
 @dataclass(frozen=True)
 class Round:
-    """What one server did in one round."""
+    """The figures of one server in one round."""
 
     rate: float
     p50: float
@@ -96,12 +96,12 @@ def texts(count: int = 400) -> list[str]:
 
     words = re.findall(r"[A-Za-z][A-Za-z',]*", " ".join(topics[name] for name in sorted(topics)))
     rng = random.Random(0)
-    found, at = [], 0
-    while len(found) < count:
+    rows, at = [], 0
+    while len(rows) < count:
         length = min(60, max(4, round(rng.gammavariate(4.7, 5.3))))
-        found.append(" ".join(words[at : at + length]))
+        rows.append(" ".join(words[at : at + length]))
         at = (at + length) % (len(words) - 60)
-    return found
+    return rows
 
 
 def export_model(directory: str) -> str:
@@ -136,7 +136,7 @@ def save_for_mlflow(model: str, directory: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Of all servers: no GPU, no network, no telemetry."""
+    """The environment of all servers: no GPU, no network, no telemetry."""
     return {
         **os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
         "USE_TF": "0", "MLFLOW_DISABLE_TELEMETRY": "true", "TOKENIZERS_PARALLELISM": "false",

@@ -234,20 +234,20 @@ def installed(names: tuple[str, ...]) -> tuple[int, float]:
     """Distributions that `names` need here, themselves included, and the MB of their files."""
     waiting, seen, size = [Requirement(name) for name in names], {}, 0.0
     while waiting:
-        wanted = waiting.pop()
-        extras = seen.setdefault(wanted.name.lower(), set())
-        new = {"", *wanted.extras} - extras
+        requirement = waiting.pop()
+        extras = seen.setdefault(requirement.name.lower(), set())
+        new = {"", *requirement.extras} - extras
         if not new:
             continue
         try:
-            found = importlib.metadata.distribution(wanted.name)
+            distribution = importlib.metadata.distribution(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            del seen[wanted.name.lower()]
+            del seen[requirement.name.lower()]
             continue
         if not extras:
-            size += sum(_size(path.locate()) for path in found.files or ()) / 1e6
+            size += sum(_size(path.locate()) for path in distribution.files or ()) / 1e6
         extras |= new
-        for line in found.requires or ():
+        for line in distribution.requires or ():
             one = Requirement(line)
             if any(one.marker is None or one.marker.evaluate({"extra": extra}) for extra in new):
                 waiting.append(one)
@@ -320,7 +320,7 @@ def _said(found: list[dict], stack: Stack) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """As Markdown."""
+    """The rows as a Markdown table."""
     lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
     return "\n".join([*lines, *("| " + " | ".join(row.values()) + " |" for row in rows)])
 
@@ -365,7 +365,7 @@ def main() -> None:
 
 
 def _journal(stack: Stack) -> harness.Rounds:
-    """Where its rounds are kept: another stack's script does not touch them."""
+    """The file of its rounds, which other stacks' scripts do not change."""
     sources = (*SOURCES, *stack.scripts)
     return harness.Rounds("systems", sources=sources, steps=STEPS, batch=BATCH, rows=ROWS)
 

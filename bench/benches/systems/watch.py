@@ -26,7 +26,7 @@ from tests import ROOT
 MARK = "BENCH_SYSTEMS_RUN"
 """Environment variable by which processes of a run are found, however they were started."""
 _LIMIT_SECONDS = 400.0
-"""Of any wait; detects a hang."""
+"""Time limit of any wait, to detect a hang."""
 SAVE_EVERY = 10
 _HANGS_SECONDS = 90.0
 """After a rank was killed, without a new step or an end."""
@@ -45,7 +45,7 @@ class Place:
 
     @classmethod
     def new(cls, bench: Bench, world: int, batch: int) -> Place:
-        """In a folder of its own."""
+        """A place with its own folder."""
         folder = tempfile.mkdtemp(dir=bench.folder)
         return cls(bench=bench, folder=folder, world=world, batch=batch)
 
@@ -162,13 +162,13 @@ class Watched:
             SystemExit: it never did, or the command ended before.
         """
         deadline = time.monotonic() + _LIMIT_SECONDS
-        while not (found := condition()):
+        while not (value := condition()):
             if self.code is not None or time.monotonic() > deadline:
                 with open(f"{self._place.folder}/log", encoding="utf-8", errors="replace") as file:
                     end = file.read()[-20000:]  # Spark repeats an error for each of its layers
                 raise SystemExit(f"{self._argv}: no {what} (exit code {self.code}):\n{end}")
             time.sleep(0.05)
-        return found
+        return value
 
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
@@ -254,9 +254,9 @@ class Watched:
 
 
 def _loopback(address: str) -> bool:
-    found = ip_address(address)
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    parsed = ip_address(address)
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
 
 
 def python(*words: object) -> list[str]:

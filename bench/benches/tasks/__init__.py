@@ -168,8 +168,8 @@ def _run_of(name: str, seed: int, folder: str, task: str, base: str, ag_news: st
             *(["--bf16"] if cpu_gains_by_bf16() else []),
             "--threads", str(len(os.sched_getaffinity(0))),
         )  # fmt: skip
-        found = json.loads(Path(f"{out}.json").read_text())
-        return {"score": found[plan.metric], "seconds": found["train_seconds"]}
+        result = json.loads(Path(f"{out}.json").read_text())
+        return {"score": result[plan.metric], "seconds": result["train_seconds"]}
     start = _start(folder, seed, base)
     _command(
         "howdah.cli", "train", "--config", config, "--set", "checkpoint.resume=never",

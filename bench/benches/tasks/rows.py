@@ -52,12 +52,12 @@ def _of_articles(path: str) -> list[tuple[str, str, str]]:
 
 
 def _of_docstrings() -> list[tuple[str, str, str]]:
-    found = []
+    rows = []
     for _, text, package in corpus.corpus(corpus.PACKAGES):
         first, _, rest = text.strip().partition("\n")
         if len(first) > 20 and len(rest.strip()) > 40:
-            found.append((package, first, rest.strip()))
-    return found
+            rows.append((package, first, rest.strip()))
+    return rows
 
 
 def _tags(_: str | None) -> Iterator[dict]:

@@ -1,1 +1,1 @@
-"""Who is informed when a task has failed for good, or a day's rows have drifted."""
+"""Notifications of tasks that have failed for good, and of a day's drift."""

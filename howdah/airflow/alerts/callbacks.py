@@ -1,4 +1,4 @@
-"""`default_args` of the DAGs: a task that has failed for good informs by the Connection."""
+"""Failure callback of the DAGs: it notifies by the Connection once no retry follows."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def task_failed(context: Mapping[str, Any]) -> None:
         first = next(iter(str(error).splitlines()), "") if error is not None else ""
         about = {
             **names, "event": "failure",
-            "what": redact.text(f"{ti.dag_id}.{ti.task_id} has failed: {first or 'no cause'}"),
+            "what": redact.text(f"{ti.dag_id}.{ti.task_id} failed: {first or 'unknown cause'}"),
             "error": redact.text(str(error)) if error is not None else None,
             "log": getattr(ti, "log_url", None),
         }  # fmt: skip
         hook = HowdahHook(connection_of(context))
         if hook.settings.notifiers:
             notifiers.notify(hook, "failure", context, about)
-    except Exception:  # the task has failed already, for a reason of its own
-        log.exception("the failure of a task was not notified")
+    except Exception:  # an error here must not hide the task's own
+        log.exception("the notification of a failed task was not sent")
 
 
 ON_FAILURE = {"on_failure_callback": task_failed}
@@ -41,9 +41,9 @@ ON_FAILURE = {"on_failure_callback": task_failed}
 
 
 def connection_of(context: Mapping[str, Any]) -> str:
-    """The Connection of a task; where its field is not rendered, the param."""
-    given = getattr(context.get("task"), "conn_id", None)
-    if isinstance(given, str) and "{{" not in given:
-        return given
+    """The Connection of a task: its field, or the param where the field is not rendered."""
+    conn_id = getattr(context.get("task"), "conn_id", None)
+    if isinstance(conn_id, str) and "{{" not in conn_id:
+        return conn_id
     sent = dict(context.get("params") or {}).get("conn_id")
     return sent if isinstance(sent, str) and sent else DEFAULT_CONNECTION

@@ -1,4 +1,4 @@
-"""The notifiers of a Connection: made by their import paths, as far as the policy allows them."""
+"""The notifiers of a Connection, created from import paths that the policy allows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Event = Literal["failure", "drift"]
 
 
 class NotSent(HowdahError):
-    """Some notifiers have failed; the others have sent their notification."""
+    """At least one notifier has failed; all others have sent their notification."""
 
     exit_code = 5
 
@@ -26,36 +26,37 @@ class NotSent(HowdahError):
 def made(hook: HowdahHook, event: Event) -> list[tuple[str, BaseNotifier]]:
     """The Connection's notifiers for an event, with their import paths.
 
-    The installation's policy decides which may be named, not a policy of the Connection's own.
+    The installation's policy decides which may be named; the Connection's own policy does not.
 
     Raises:
-        ConfigError: with each that the policy refuses, that is no notifier, or that does not take
-            its arguments. HowdahCommandRefused: the Connection is not valid.
+        ConfigError: with each path that the policy refuses, that is not a notifier, or that does
+            not take its arguments.
+        HowdahCommandRefused: the Connection is not valid.
     """
     policy, name = rules.in_force()
     problems: list[HowdahError] = []
-    found = []
+    notifiers = []
     for each in hook.settings.notifiers:
         if event not in each.events:
             continue
         if not policy.may_notify_by(each.path):
             problems.append(
                 HowdahError(
-                    "a notifier is refused by the policy's rule `notifiers`: it is not one of them",
-                    where=name, expected=", ".join(policy.notifiers) or "none", got=each.path,
+                    "a notifier is refused by the policy's rule `notifiers`: it is not listed",
+                    where=name,
+                    expected=", ".join(policy.notifiers) or "none",
+                    got=each.path,
                 )
-            )  # fmt: skip
+            )
             continue
         try:
-            found.append((each.path, _made(each)))
+            notifiers.append((each.path, _made(each)))
         except ConfigError as error:
             problems.append(error)
     if problems:
-        raise ConfigError(
-            "notifiers of the Connection cannot be used",
-            where=f"Airflow Connection {hook.conn_id}, field notifiers", problems=problems,
-        )  # fmt: skip
-    return found
+        place = f"Airflow Connection {hook.conn_id}, field notifiers"
+        raise ConfigError("notifiers cannot be used", where=place, problems=problems)
+    return notifiers
 
 
 def _made(each: NotifierSettings) -> BaseNotifier:
@@ -65,52 +66,52 @@ def _made(each: NotifierSettings) -> BaseNotifier:
         kind = import_string(each.path)
     except ImportError as error:
         raise ConfigError(
-            "there is no such notifier", where=each.path, got=str(error),
+            "the notifier's class cannot be imported",
+            where=each.path,
+            got=str(error),
             remedy="install its provider where Airflow's workers run",
-        ) from None  # fmt: skip
+        ) from None
     if not (isinstance(kind, type) and issubclass(kind, BaseNotifier)):
-        raise ConfigError(
-            "this is no notifier", where=each.path, expected="an Airflow BaseNotifier"
-        )
+        raise ConfigError("this class is not an Airflow BaseNotifier", where=each.path)
     try:
         return kind(**each.arguments)
     except TypeError as error:  # names arguments, not their values
-        raise ConfigError("a notifier does not take its arguments", where=each.path,
-                          got=str(error)) from None  # fmt: skip
+        what = "the notifier does not take its arguments"
+        raise ConfigError(what, where=each.path, got=str(error)) from None
 
 
 def notify(
     hook: HowdahHook, event: Event, context: Mapping[str, Any], about: Mapping[str, Any]
 ) -> list[str]:
-    """Send an event by each notifier of the Connection; their import paths, none if it has none.
+    """Send an event by each notifier of the Connection; return the import paths of all.
 
     Args:
-        context: the task's; templates of the notifiers' arguments see it.
-        about: the event's own facts, which templates see as `howdah`: what, and more.
+        context: the task's context, for templates in the notifiers' arguments.
+        about: facts of the event, which templates see as `howdah`: `what`, and more.
     Raises:
-        NotSent: a notifier has failed; the others were tried all the same.
-        ConfigError: as `made`; none was tried.
+        NotSent: a notifier has failed; the others were still tried.
+        ConfigError: see `made`; nothing was sent.
     """
     sent: list[str] = []
     problems: list[HowdahError] = []
     for path, notifier in made(hook, event):
-        # As BaseNotifier.__call__, which logs an error of `notify` and reports success.
+        # BaseNotifier.__call__ does the same, but logs an error of `notify` and reports success.
         fields = {name: getattr(notifier, name) for name in notifier.template_fields}
         seen = {**context, **fields, "howdah": dict(about)}
         try:
             notifier.render_template_fields(seen)
             notifier.notify(seen)
         except Exception as error:
-            hook.log.exception("the notifier %s has failed", path)
-            problems.append(
-                HowdahError(f"{path} has failed", got=f"{type(error).__name__}: {error}")
-            )
+            hook.log.exception("the notifier %s failed", path)
+            problems.append(HowdahError(f"{path} failed", got=f"{type(error).__name__}: {error}"))
         else:
             hook.log.info("notified by %s", path)
             sent.append(path)
     if problems:
         raise NotSent(
-            "a notification was not sent", where=f"Airflow Connection {hook.conn_id}",
-            problems=problems, got=f"sent by {', '.join(sent) or 'none'}",
-        )  # fmt: skip
+            "notifiers failed",
+            where=f"Airflow Connection {hook.conn_id}",
+            problems=problems,
+            got=f"sent by {', '.join(sent) or 'none'}",
+        )
     return sent

@@ -1,1 +1,1 @@
-"""A new day each day: wait for its partition, score it, judge its drift; append it and retrain."""
+"""The daily DAGs: wait for a day's partition, score it, check its drift; append it and retrain."""

@@ -1,4 +1,4 @@
-"""The first task of howdah_daily: which day, and what is asked for it."""
+"""The first task of howdah_daily: choose the day and check the values that were sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from howdah.airflow.operators import HowdahOperator, run_name, safe_name
 
 
 class CheckDayOperator(HowdahOperator):
-    """Refuses what cannot be used or the policy does not allow; finds the day.
+    """Refuses values that cannot be used or that the policy does not allow; chooses the day.
 
     Returns {"partitions", "source", "output", "model", "ready", "wait", "since", "directory",
     "config"}: the same for every try of the DAG run.
@@ -25,19 +25,19 @@ class CheckDayOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        given, ti = trigger_form.own_params(context), context["ti"]
+        values, ti = trigger_form.own_params(context), context["ti"]
         with refusals():
-            form.check(given, self.hook.judge())
+            form.check(values, self.hook.judge())
             fixed = form.settings()
             day = form.day_of(
-                context, fixed.partition, given.get("partition"), timezone=fixed.timezone,
+                context, fixed.partition, values.get("partition"), timezone=fixed.timezone,
                 back=fixed.again_days,
             )  # fmt: skip
             directory = "/".join(
                 (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id))
             )
-            made = form.asked(given, day, directory)
-        self.log.info("the day: %s, named by %s", day.name, day.by)
+            made = form.request(values, day, directory)
+        self.log.info("day: %s, from %s", day.name, day.by)
         for key in ("source", "output", "model"):
             self.log.info("%s: %s", key, made[key])
         return made

@@ -1,4 +1,4 @@
-"""Which day a run is for, and what follows: pure decisions, of no file, clock or network."""
+"""Decisions about a run's day, as pure functions: they use no file, clock or network."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PARTITIONS = "data.partitions"
 
 @dataclass(frozen=True, kw_only=True)
 class Day:
-    """The partitions that a run is for, and who named them."""
+    """The partitions of a run, and the source of their names."""
 
     partitions: tuple[str, ...]
     by: str
     """"the form", "an event" or "the date"."""
 
     since: str | None = None
-    """For a date: the earliest partition that is scored again if its rows have changed."""
+    """Earliest partition that is scored again if its rows have changed; only with a date."""
 
     @property
     def name(self) -> str:
-        """All of them, for messages and names."""
+        """All partitions, for messages and names."""
         return ", ".join(self.partitions)
 
 
@@ -43,8 +43,8 @@ def of_date(pattern: str, day: datetime) -> str:
 
 
 def since(pattern: str, day: datetime, back: int) -> str | None:
-    """The partition so many days before a date, from which on `howdah score --since` walks; None:
-    `back` is 0, or the partitions are not in their order by one column.
+    """The partition `back` days before a date, where `howdah score --since` begins; None: `back` is
+    0, or sorting by one column does not put the partitions into the order of their days.
 
     >>> since("ds=%Y-%m-%d", datetime(2026, 11, 1), 3)
     'ds=2026-10-29'
@@ -53,7 +53,7 @@ def since(pattern: str, day: datetime, back: int) -> str | None:
     """
     if back < 1 or len(parse(of_date(pattern, day))) != 1:
         return None
-    # Within a month, over its end, over a year's end, from one digit to two.
+    # Pairs within a month, across its end, across a year's end, from one digit to two.
     shown = [
         next(iter(parse(of_date(pattern, day.replace(year=year, month=month, day=one))).values()))
         for year, month, one in (
@@ -66,62 +66,62 @@ def since(pattern: str, day: datetime, back: int) -> str | None:
 
 
 def of_events(extras: Iterable[Any]) -> list[str]:
-    """The partitions that Asset events name, in their order, each once.
+    """The distinct partitions that Asset events name, in the order of the events.
 
     Args:
         extras: each event's extra; under "howdah" it may hold data.partitions.
     Raises:
-        ConfigError: data.partitions of an event has another form.
+        ConfigError: data.partitions of an event is not {column: [values]}.
     """
-    found: list[str] = []
+    partitions: list[str] = []
     for extra in extras:
         named = (extra or {}).get("howdah") or {}
-        given = named.get(PARTITIONS) if isinstance(named, Mapping) else None
-        if not given:
+        value = named.get(PARTITIONS) if isinstance(named, Mapping) else None
+        if not value:
             continue
-        if not isinstance(given, Mapping):
+        if not isinstance(value, Mapping):
             raise ConfigError(
-                "an Asset's event names no partition",
+                "data.partitions of an Asset event cannot be read",
                 where=f'the event\'s extra, "howdah", {PARTITIONS}',
                 expected='{column: [values]}, such as {"ds": ["2026-11-01"]}',
-                got=repr(given),
+                got=repr(value),
             )
         columns = [(column, values if isinstance(values, list) else [values])
-                   for column, values in given.items()]  # fmt: skip
+                   for column, values in value.items()]  # fmt: skip
         for row in itertools.product(*(values for _, values in columns)):
             pairs = dict(zip((column for column, _ in columns), map(str, row), strict=True))
-            found.append(text_of(parse(text_of(pairs))))
-    return list(dict.fromkeys(found))
+            partitions.append(text_of(parse(text_of(pairs))))
+    return list(dict.fromkeys(partitions))
 
 
 def merged(partitions: Sequence[str]) -> dict[str, list[str]]:
-    """The same as `data.partitions`: {column: [values]}.
+    """The partitions as `data.partitions`: {column: [values]}.
 
     Raises:
-        ConfigError: together they name more than these partitions, or have other columns.
+        ConfigError: their columns differ, or the values also name further partitions.
     """
     rows = [parse(partition) for partition in partitions]
     columns = list(rows[0])
     if any(list(row) != columns for row in rows):
-        raise ConfigError(
-            "the partitions of one run have other columns", where="partition",
-            expected=", ".join(columns), got="; ".join(partitions),
-        )  # fmt: skip
+        got = "; ".join(partitions)
+        raise ConfigError("the partitions of one run must have the same columns",
+                          where="partition", got=got)  # fmt: skip
     values = {column: list(dict.fromkeys(row[column] for row in rows)) for column in columns}
     if len(list(itertools.product(*values.values()))) != len({text_of(row) for row in rows}):
         raise ConfigError(
-            "one run cannot append just these partitions", where="partition",
-            expected="partitions that differ in one column", got="; ".join(partitions),
+            "the partitions of one run may differ in one column only",
+            where="partition",
+            got="; ".join(partitions),
             remedy="trigger a run for each",
-        )  # fmt: skip
+        )
     return values
 
 
 def cooling(last: datetime | None, now: datetime, hours: float) -> datetime | None:
-    """Until when no alarm starts a retraining; None: it may start.
+    """End of the cool-down, in which an alarm does not start a retraining; None: it is over.
 
     Args:
-        last: when the last one began; None: there was none.
+        last: start of the last retraining; None: this is the first.
     """
     until = last + timedelta(hours=hours) if last is not None else None
     return until if until is not None and now < until else None
@@ -130,16 +130,16 @@ def cooling(last: datetime | None, now: datetime, hours: float) -> datetime | No
 def ahead(states: Mapping[str, Mapping[str, Any]], me: str, *, turn: str, last: str) -> list[str]:
     """Runs of a DAG that a run has to wait for, unless they are over.
 
-    Those that have had their turn and not ended, and of those that wait for it the ones with a
-    lesser id: the ids of a back-fill's runs have their dates in order.
+    These are the runs that have had their turn and not ended, and those that wait for it with a
+    smaller id: the ids of a back-fill's runs sort by date.
 
     Args:
         states: {run id: {task id: state}} of the tasks `turn` and `last`.
-        me: the run's own id.
+        me: id of the run that waits.
     """
-    found = []
+    runs = []
     for run, tasks in states.items():
         began, ended = (str(tasks.get(name) or "") in ENDED for name in (turn, last))
         if run != me and not ended and (began or run < me):
-            found.append(run)
-    return sorted(found)
+            runs.append(run)
+    return sorted(runs)

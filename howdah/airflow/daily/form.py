@@ -1,4 +1,4 @@
-"""The forms of the daily DAGs, and what a run of howdah_daily is asked for, checked."""
+"""The forms of the daily DAGs, and the checked request of a run of howdah_daily."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from howdah.policy.rules import Policy
 
 _OPTIONAL = {"type": ["string", "null"]}
 _KINDS = {"model": "model", "source": "rows", "output": "table"}
-"""{field: kind of its value for the policy}."""
+"""Kind of each field's value for the policy."""
 _DRIFT = "drift"
 """The section of the configuration with the thresholds of `howdah drift`."""
 
@@ -31,8 +31,8 @@ RETRAIN_KEYS = (
     "training.replay", "training.num_train_epochs", "training.max_steps", "training.learning_rate",
     "gate.minimum", "job.workers",
 )  # fmt: skip
-"""Keys of the configuration with a field in the form of howdah_retrain; others are lines of `set`,
-or the installation's defaults."""
+"""Keys with a field in the form of howdah_retrain; others are set by lines of `set` or by the
+installation's defaults."""
 
 
 def settings() -> DailySettings:
@@ -45,7 +45,7 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
     """The `params` of howdah_daily.
 
     Args:
-        policy: what it does not allow to be sent is not shown; None: every field is shown.
+        policy: fields that it does not allow to be sent are hidden; None: every field is shown.
     """
     values = _own_values()
     made = {
@@ -59,12 +59,12 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
             **_OPTIONAL,
         ),
         "output": Param(
-            values["output"], "Table for the scores of a table's rows; none: its name and _scored.",
-            **_OPTIONAL,
+            values["output"], "Table for the scores of a table's rows; empty: the table's name with"
+            " _scored.", **_OPTIONAL,
         ),
         "conn_id": trigger_form.own_param("conn_id", trigger_form.installed_defaults(), policy),
     }  # fmt: skip
-    text = "Thresholds of drift, as the section `drift` of a configuration; none: the defaults."
+    text = "Thresholds of drift, the keys of the section `drift`; empty: the defaults."
     keys = [name for name, _ in configs.keys() if name.startswith(f"{_DRIFT}.")]  # noqa: SIM118
     sendable = policy is None or any(map(policy.may_send, keys))
     # With a `const` Airflow does not show the field, and takes no other value.
@@ -76,30 +76,29 @@ def params(policy: Policy | None = None) -> dict[str, Param]:
 def retrain_params(policy: Policy | None = None) -> dict[str, Param]:
     """The `params` of howdah_retrain: the day, the form's own fields, `RETRAIN_KEYS` and `set`."""
     defaults = trigger_form.installed_defaults()
-    source = "Labelled rows: a table, or files with the partition's columns as {ds}; none: the"
+    source = "Labelled rows: a table, or files with the partition's columns as {ds}; empty: the"
     made = {
         "partition": _partition("append"),
         "source": Param(None, f"{source} installation's.", **_OPTIONAL),
     }
-    known = trigger_form.params(names=RETRAIN_KEYS, defaults=defaults, policy=policy)
-    return {**made, **known}
+    return made | trigger_form.params(names=RETRAIN_KEYS, defaults=defaults, policy=policy)
 
 
 def _partition(what: str) -> Param:
     return Param(
-        None, f"Partition to {what}: ds=2026-11-01, or a=b/c=d; none: that of the event which"
-        " started the run, else of the run's date.", **_OPTIONAL,
+        None, f"Partition to {what}: ds=2026-11-01, or a=b/c=d; empty: the partition of the event"
+        " that started the run, or else of the run's date.", **_OPTIONAL,
     )  # fmt: skip
 
 
 def _own_values() -> dict[str, Any]:
     """The installation's values of howdah_daily's fields."""
-    defaults, own = trigger_form.installed_defaults(), settings()
+    defaults, daily = trigger_form.installed_defaults(), settings()
     config = configs.from_dict(trigger_form.sections(defaults), where="the installation's defaults")
     return {
-        "model": own.model or config.model_directory,
-        "source": own.source or config.data.source,
-        "output": own.output,
+        "model": daily.model or config.model_directory,
+        "source": daily.source or config.data.source,
+        "output": daily.output,
         "conn_id": trigger_form.own_default("conn_id", defaults),
         _DRIFT: defaults.get(_DRIFT) or None,
     }
@@ -109,13 +108,13 @@ def _own_values() -> dict[str, Any]:
 def day_of(
     context: Context, pattern: str, sent: str | None, *, timezone: str = "UTC", back: int = 0
 ) -> days.Day:
-    """The day of a run: of the form, else of the events that started it, else of its date.
+    """The day of a run: from the form, or else the events that started it, or else its date.
 
     Args:
-        timezone: in which the date is the day that the interval's beginning belongs to.
-        back: days before a date's that are scored again.
+        timezone: the timezone in which the start of the run's interval is converted to a date.
+        back: days before the date that are scored again.
     Raises:
-        ConfigError: none of them names one, or names no partition.
+        ConfigError: none of the three names a partition.
     """
     if sent:
         parse(sent)
@@ -127,10 +126,10 @@ def day_of(
     date = _date(context)
     if date is None:
         raise ConfigError(
-            "nothing says which day this run is for",
+            "the day of this run is not set",
             where="partition",
-            expected="a partition from the form, an event's data.partitions, or a run with a date",
-            remedy="trigger it with partition set, such as ds=2026-11-01",
+            expected="a partition from the form, such as ds=2026-11-01, an event's data.partitions,"
+            " or a run with a date",
         )
     date = (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(ZoneInfo(timezone))
     return days.Day(
@@ -140,36 +139,36 @@ def day_of(
 
 
 def _date(context: Context) -> datetime | None:
-    """The beginning of the interval that the run is for; None: it has no date."""
+    """The start of the run's interval; None: the run has no date."""
     run = context.get("dag_run")
     return getattr(run, "data_interval_start", None) or getattr(run, "logical_date", None)
 
 
-def check(given: Mapping[str, Any], judge: Judge) -> None:
+def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    own, known = _own_values(), {*params()}
+    installed, names = _own_values(), {*params()}
     problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(sorted(known)))
-        for name in given
-        if name not in known
+        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(sorted(names)))
+        for name in values
+        if name not in names
     ]
     refused: list[HowdahError] = []
-    for name, value in given.items():
+    for name, value in values.items():
         problems += trigger_form.secrets(name, value)
-        if value and value != own.get(name):
+        if value and value != installed.get(name):
             refused += _judged(name, value, judge)
     try:
-        made = configs.from_dict(configuration(given.get(_DRIFT)), where="what was sent")
-        thresholds = given.get(_DRIFT) or {}
-        sent = [f"{_DRIFT}.{name}" for name in thresholds] if thresholds != own[_DRIFT] else []
-        refused += judge.config(made, sent=sent)
+        made = configs.from_dict(configuration(values.get(_DRIFT)), where="what was sent")
+        thresholds = values.get(_DRIFT) or {}
+        changed = {} if thresholds == installed[_DRIFT] else thresholds
+        refused += judge.config(made, sent=[f"{_DRIFT}.{name}" for name in changed])
     except ConfigError as error:
         problems += error.problems or [error]
     for name in ("model", "source"):
-        if not (given.get(name) or own[name]):
-            problems.append(HowdahError("a value is needed", where=name))
+        if not (values.get(name) or installed[name]):
+            problems.append(HowdahError("a value is required", where=name))
     if problems:
-        raise ConfigError("what was sent cannot be used", problems=problems + refused)
+        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
     judge.refuse(refused)
 
 
@@ -178,9 +177,9 @@ def _judged(name: str, value: Any, judge: Judge) -> list[HowdahError]:
         return list(judge.key(name))
     if name == _DRIFT or not isinstance(value, str):
         return []
-    # {ds} in a path is judged as it is written: a value of a partition holds no slash.
-    found = list(judge.printable(name, value))
-    return found + (list(judge.value(name, _KINDS[name], value)) if name in _KINDS else [])
+    # A path is judged with its {ds}: a partition's value cannot contain a slash.
+    problems = list(judge.printable(name, value))
+    return problems + (list(judge.value(name, _KINDS[name], value)) if name in _KINDS else [])
 
 
 def configuration(thresholds: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -196,34 +195,32 @@ def configuration(thresholds: Mapping[str, Any] | None) -> dict[str, Any]:
     return made
 
 
-def asked(given: Mapping[str, Any], day: days.Day, directory: str) -> dict[str, Any]:
-    """What the tasks of a day are asked for, of values that were checked.
+def request(values: Mapping[str, Any], day: days.Day, directory: str) -> dict[str, Any]:
+    """The arguments of a day's tasks, from values that were checked.
 
     Args:
-        directory: of the DAG run, for what a table does not hold.
+        directory: the DAG run's directory, for scores and pages that are files.
     """
     from howdah.config.options.partition import expanded, is_files
 
-    own, fixed = _own_values(), settings()
-    source = given.get("source") or own["source"]
+    installed, fixed = _own_values(), settings()
+    source = values.get("source") or installed["source"]
     files = is_files(source)
-    output = given.get("output") or own["output"] or (None if files else f"{source}_scored")
+    output = values.get("output") or installed["output"] or (None if files else f"{source}_scored")
     if files:
         if len(day.partitions) > 1:
-            raise ConfigError(
-                "files of several days are scored by a run for each", where="partition",
-                got=day.name,
-            )  # fmt: skip
+            what = "files of several days are scored by one run for each day"
+            raise ConfigError(what, where="partition", got=day.name)
         source = expanded(source, day.partitions[0])
         output = storage.join(directory, "predictions.parquet")
     return {
         "partitions": list(day.partitions),
         "source": source,
         "output": output,
-        "model": given.get("model") or own["model"],
+        "model": values.get("model") or installed["model"],
         "ready": fixed.ready,
         "wait": day.by == "the date",
         "since": None if files else day.since,
         "directory": directory,
-        "config": left_out.leave_out(configuration(given.get(_DRIFT))),
+        "config": left_out.leave_out(configuration(values.get(_DRIFT))),
     }

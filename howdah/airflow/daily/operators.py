@@ -1,4 +1,4 @@
-"""The tasks of howdah_daily: score a day's rows, judge their drift, raise the alarm, inform."""
+"""The tasks of howdah_daily: score a day's rows, check their drift, raise the alarm, notify."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from howdah.errors import ConfigError, DataError
 _SPARK_GRACE_SECONDS = 90.0
 """A killed command kills its application with Spark's client, which starts a JVM first."""
 _ALARM = "CheckFailed"
-"""The error of `howdah drift` for an alarm, exit code 1."""
+"""Error class of `howdah drift` for an alarm (exit code 1)."""
 
 
 class ScoreOperator(HowdahOperator):
-    """Classifies the rows of a day: of a table into a table by `howdah score`, of files into a file
-    by `howdah predict`.
+    """Classifies the rows of a day: a table's into a table by `howdah score`, those of files into a
+    file by `howdah predict`.
 
-    A partition is replaced whole. One that this model has scored and that has not changed since is
-    skipped, so a retried or cleared task does again only what is not done.
+    A partition is replaced as a whole. A partition that this model has scored and that has not
+    changed since is skipped, so a retried or cleared task does not repeat finished work.
 
     Args:
         model: published model, version, run directory or export.
         source: a table, or files.
-        partitions: of the table, each a=b/c=d; of files the one that they are of.
+        partitions: the table's partitions, each a=b/c=d; with files, the one that they belong to.
         target: table or file of the scores.
-        force: score again what is scored.
-        since: of a table and one partition: an earlier one, from which on all up to it are scored
-            that have changed since they were.
+        force: score again partitions that are already scored.
+        since: with a table and one partition: an earlier partition. All partitions from it up to
+            that one are scored again if they have changed.
     Returns:
         {"model", "source", "version", "run_id", "output", "files", "rows", "partitions":
         [{"partition", "state", "rows", "errors"}]}.
@@ -82,8 +82,8 @@ class ScoreOperator(HowdahOperator):
 
     def _of_files(self) -> list[str]:
         # The output belongs to the DAG run: a retry replaces what an earlier try left.
-        asked = ["predict", "--model", self.model, "--source", self.source]
-        return [*asked, "--output", self.target, "--overwrite"]
+        words = ["predict", "--model", self.model, "--source", self.source]
+        return [*words, "--output", self.target, "--overwrite"]
 
     def _of_table(self) -> list[str]:
         words = ["score", "--model", self.model, "--source", self.source, "--output", self.target]
@@ -116,21 +116,19 @@ class ScoreOperator(HowdahOperator):
         }
 
     def _of_days(self, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The day asked for, and earlier ones that were scored anew: those are judged again.
+        """The run's day, and earlier days that were scored again: their drift is checked again.
 
         Raises:
-            DataError: the table does not have the day; walking from an earlier one does not miss
-                it.
+            DataError: the table does not have the day. (`howdah score --since` does not notice.)
         """
         missing = [one for one in self.partitions if one not in {one["partition"] for one in done}]
         if missing:
             raise failures.of_error(
                 DataError(
-                    "the table has no such partition",
+                    f"the table does not have the partition {', '.join(missing)}",
                     where=self.source,
-                    got=", ".join(missing),
-                    remedy="a directory that no statement has added is not a partition (MSCK REPAIR"
-                    " TABLE); then clear this task",
+                    remedy="register a directory as a partition (MSCK REPAIR TABLE), then clear"
+                    " this task",
                 )
             )
         return [
@@ -138,7 +136,7 @@ class ScoreOperator(HowdahOperator):
         ]
 
     def lineage(self) -> touched.Touched:
-        """The day's rows in, the scores out."""
+        """Input: the day's rows. Output: the scores."""
         made = self.answered.get("score") or self.answered.get("predict") or {}
         return touched.scored(
             self.lineage_places(), source=self.source, output=self.target,
@@ -147,16 +145,16 @@ class ScoreOperator(HowdahOperator):
 
 
 class DriftOperator(HowdahOperator, SkipMixin):
-    """Judges a day's rows against those that the model was made of: a branch.
+    """Compares a day's rows with the model's training data; a branch.
 
-    An alarm runs what follows; without one it is skipped. Both ends are a success: that the rows
-    have drifted is no failure of the task.
+    The tasks that follow run only after an alarm. Both ends are a success: drift of the rows does
+    not fail the task.
 
     Args:
         scored: the output of ScoreOperator (templated).
-        model: as it was asked for.
-        directory: of the DAG run, for the pages.
-    Returns (also where what follows is skipped):
+        model: the model as the run names it.
+        directory: the DAG run's directory, for the pages.
+    Returns (also where the following tasks are skipped):
         {"alarm", "model", "version", "output", "columns", "page", "partitions": [{"partition",
         "state": "alarm"|"ok"|"too few rows", "columns", "page"}]}.
     """
@@ -191,29 +189,29 @@ class DriftOperator(HowdahOperator, SkipMixin):
         # Skipping ends the task at once, without its result.
         context["ti"].xcom_push("return_value", result)
         following = context["task"].get_flat_relatives(upstream=False)
-        self.log.info("no alarm: what follows is skipped")
+        self.log.info("no alarm: the following tasks are skipped")
         self.skip(context["ti"], list(following))
         return result
 
     def _judge(self, context: Context, partition: str) -> dict[str, Any]:
         place = f"{self.directory}/drift/{partition.replace('/', ',')}"
         if self.scored["files"]:
-            # The texts, not the predictions: those have no lengths and tokens to compare. The
-            # version that scored them, though another one may be current by now.
-            asked = ["drift", "--model", self._scorer(), "--source", self.scored["source"]]
+            # The source, not the predictions, has lengths and tokens to compare. The model is the
+            # version that scored it, since another version may be current now.
+            rows = ["drift", "--model", self._scorer(), "--source", self.scored["source"]]
         else:
-            asked = ["drift", "--model", self.model]
-            asked += ["--table", self.scored["output"], "--partition", partition]
-        words = [*asked, "--output", place, "--json"]
+            rows = ["drift", "--model", self.model]
+            rows += ["--table", self.scored["output"], "--partition", partition]
+        words = [*rows, "--output", place, "--json"]
         done = self.hook.call(words, config=self.config, task=task_key(context))
-        found = done.result or {}
-        alarm = done.code == 1 and found.get("error") == _ALARM
+        verdict = done.result or {}
+        alarm = done.code == 1 and verdict.get("error") == _ALARM
         if not alarm and (done.code != 0 or done.result is None):
             raise failures.failed(self.hook.error_of(words, done), done.code)
-        columns = columns_of(found)
-        state = "alarm" if alarm else str(found.get("state") or "ok")
+        columns = columns_of(verdict)
+        state = "alarm" if alarm else str(verdict.get("state") or "ok")
         self.log.info("%s: %s", partition, ", ".join([state, *columns]))
-        for problem in found.get("problems") or []:
+        for problem in verdict.get("problems") or []:
             self.log.warning("%s", problem.get("what"))
         page = links.file_page(self.hook.settings, self.hook.run_root, f"{place}/drift.html")
         return {
@@ -222,31 +220,31 @@ class DriftOperator(HowdahOperator, SkipMixin):
         }  # fmt: skip
 
     def _scorer(self) -> str:
-        """The model at the version that has scored; one that is not published: as it is."""
+        """The model at the version that has scored; the model itself if it is not published."""
         version = self.scored.get("version")
         model, number = split_address(self.model)
         return self.model if version is None or number is not None else f"{model}/v={version}"
 
     def lineage(self) -> touched.Touched:
-        """What was judged in; a page is no dataset."""
+        """Input: the rows or scores that were checked. A page is not a dataset: no output."""
         scored = self.scored if isinstance(self.scored, Mapping) else {}
         return touched.judged(self.lineage_places(), scored=scored)
 
 
-def columns_of(found: Mapping[str, Any]) -> list[str]:
-    """The columns with an alarm, of what `howdah drift --json` prints: a verdict, or for an alarm
-    its error, whose problems name the columns as `where`."""
-    named = found.get("alarms")
+def columns_of(verdict: Mapping[str, Any]) -> list[str]:
+    """The columns with an alarm in the JSON object of `howdah drift --json`: a verdict, or an
+    alarm's error, whose problems name the columns as `where`."""
+    named = verdict.get("alarms")
     if isinstance(named, Sequence) and not isinstance(named, str):
         return [str(each) for each in named]
-    return [str(each.get("where") or each.get("what")) for each in found.get("problems") or []]
+    return [str(each.get("where") or each.get("what")) for each in verdict.get("problems") or []]
 
 
 class AlarmOperator(HowdahOperator):
     """Raises the alarm: each of the task's outlets (the Asset howdah_drift) gets an event.
 
-    It runs only where a day has drifted. The DAG run ends well all the same: that this task ran,
-    and was not skipped, is what its page shows.
+    It runs only if a day has drifted. The DAG run still succeeds: its page shows the alarm by this
+    task, which is otherwise skipped.
 
     Args:
         judged: the output of DriftOperator (templated).
@@ -272,7 +270,7 @@ class AlarmOperator(HowdahOperator):
         }  # fmt: skip
         try:
             extra["howdah"] = {days.PARTITIONS: days.merged(partitions)}
-        except ConfigError:  # no one data.partitions has just these: the list above names them
+        except ConfigError:  # one data.partitions cannot name exactly these; the list above does
             extra["howdah"] = {}
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = extra
@@ -281,21 +279,17 @@ class AlarmOperator(HowdahOperator):
 
 
 def sentence(alarm: Mapping[str, Any]) -> str:
-    """An alarm in a line.
-
-    Args:
-        alarm: the extra of its event.
-    """
+    """One line about an alarm, from the extra of its event."""
     version = f" version {alarm['version']}" if alarm.get("version") is not None else ""
     days_, columns = ", ".join(alarm["partitions"]), ", ".join(alarm["columns"])
-    return f"drift of {days_} against {alarm['model']}{version}: {columns}"
+    return f"drift of {days_} from {alarm['model']}{version}: {columns}"
 
 
 class NotifyOperator(HowdahOperator):
-    """Informs of an alarm by the notifiers of the Connection; skipped where it has none for it.
+    """Sends an alarm by the notifiers of the Connection; skipped if none is for drift.
 
-    A task of its own after the alarm: a chat that does not answer is tried again, and at last shown
-    as a failed task, while the alarm's event is out.
+    It is a separate task after the alarm: a chat that does not answer is tried again, and in the
+    end shown as a failed task, but the alarm's event is already sent.
 
     Args:
         alarm: the output of AlarmOperator (templated).
@@ -313,5 +307,5 @@ class NotifyOperator(HowdahOperator):
         with refusals():
             sent = notifiers.notify(self.hook, "drift", context, about)
         if not sent:
-            raise AirflowSkipException(f"the Connection {self.conn_id} has no notifier for drift")
+            raise AirflowSkipException(f"no notifier for drift in the Connection {self.conn_id}")
         return {"notified": sent}

@@ -24,7 +24,7 @@ from howdah.config.splits import TEST
 from howdah.errors import ConfigError
 
 _BEGIN = "howdah_init_from"
-"""Key of the model that the run begins from in the task's state: the same for all its tries."""
+"""Key in the task's state of the model that the run begins from: the same for all its tries."""
 _BEGAN = "howdah_retrain_began"
 """Airflow Variable: {publish directory of the model: [when the last retraining began, its run]}."""
 _BETTER = "gate.better_than_published"
@@ -51,20 +51,20 @@ class TurnSensor(BaseSensorOperator):
             dag_id=ti.dag_id, task_ids=[ti.task_id, self.last]
         )
         for run in days.ahead(states, ti.run_id, turn=ti.task_id, last=self.last):
-            # Queued ones do not count: they may wait for this one.
+            # Queued runs do not count: they may wait for this one.
             if RuntimeTaskInstance.get_dr_count(ti.dag_id, run_ids=[run], states=["running"]):
-                self.log.info("the run %s is under way: one at a time", run)
+                self.log.info("waiting for the run %s: runs are serial", run)
                 return False
         return True
 
 
 class CheckRetrainOperator(CheckOperator, SkipMixin):
-    """Checks what was sent, and decides the day's keys: the source's partition, appending, the
-    model that the run begins from. Within the cool-down after the last retraining began, an alarm's
-    run is skipped whole.
+    """Checks the values that were sent, and sets the day's keys: the source's partition, appending,
+    the model that the run begins from. A run that an alarm starts within the cool-down (counted
+    from the start of the last retraining) is skipped.
 
-    Returns what CheckOperator does, and what PartitionSensor waits for: {"source", "partitions",
-    "ready", "wait"}.
+    Returns the output of CheckOperator with the arguments of PartitionSensor: {"source",
+    "partitions", "ready", "wait"}.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -75,7 +75,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         with refusals():
             until = self._cooling(context)
         if until is not None:
-            self.log.info("the last retraining began too short a time ago: skipped until %s", until)
+            self.log.info("within the cool-down of the last retraining, until %s: skipped", until)
             self.skip(context["ti"], list(context["task"].get_flat_relatives(upstream=False)))
         return {**super().execute(context), **self._awaited}
 
@@ -94,10 +94,11 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         source = source or fixed.retrain.source or installed.data.source
         if not source:
             raise ConfigError(
-                "nothing says where the labelled rows are", where="source",
-                expected="a table or files: daily.retrain.source or data.source of the"
-                " installation's defaults, or source of the form",
-            )  # fmt: skip
+                "the source of the labelled rows is not set",
+                where="source",
+                expected="a table or files: source of the form, or daily.retrain.source or"
+                " data.source of the installation's defaults",
+            )
         made = {"data.append.enabled": True, **_rows_of(source, day, installed)}
         self._awaited = _awaited(source, day, fixed.retrain.ready, installed)
         if fixed.retrain.dataset and "data.dataset" not in sent:
@@ -109,29 +110,29 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         began = self._begin(context, trigger_form.sections(defaults))
         if began:
             made["model.init_from"] = began
-        self.log.info("the day: %s, named by %s", day.name, day.by)
-        self.log.info("begins from: %s", began or "the base model: nothing is published yet")
+        self.log.info("day: %s, from %s", day.name, day.by)
+        self.log.info("begins from: %s", began or "the base model (no version is published yet)")
         self._note(context)
         return made
 
     def _begin(self, context: Context, defaults: Mapping[str, Any]) -> str | None:
-        """The current version, as it was when this run was first checked: after its own publication
-        another one is current, and the run's checkpoints belong to this one."""
+        """The version that was current when this run was first checked. After the run's own
+        publication another version is current, but its checkpoints belong to this one."""
         kept = context["task_state_store"]
-        known = kept.get(_BEGIN)
-        if isinstance(known, dict):
-            return known["model"]
-        found = self.hook.run(
+        stored = kept.get(_BEGIN)
+        if isinstance(stored, dict):
+            return stored["model"]
+        published = self.hook.run(
             ["model", "published", "--json"], config=defaults, task=task_key(context)
         )
-        current = found["current"]
-        model = f"{found['model']}@{current['version']}" if current else None
+        current = published["current"]
+        model = f"{published['model']}@{current['version']}" if current else None
         kept.set(_BEGIN, {"model": model})
         return model
 
     # ------------------------------------------------------------------------------ cool-down
     def _cooling(self, context: Context) -> datetime | None:
-        """Until when an alarm's run is skipped; None: this run begins."""
+        """End of the cool-down, if it skips this run; None: the run begins."""
         events = context.get("triggering_asset_events") or {}
         if not events or any(getattr(asset, "name", None) != DRIFT.name for asset in events):
             return None
@@ -142,11 +143,11 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         return days.cooling(datetime.fromisoformat(began[0]), datetime.now(UTC), hours)
 
     def _note(self, context: Context) -> None:
-        """Note that the run has begun; a later alarm counts from then."""
-        known, run = _began(), context["ti"].run_id
-        if (known.get(self._model()) or ["", None])[1] != run:
-            known[self._model()] = [datetime.now(UTC).isoformat(timespec="seconds"), run]
-            Variable.set(_BEGAN, known, serialize_json=True)
+        """Store the start of this run, from which the cool-down is counted."""
+        began, run = _began(), context["ti"].run_id
+        if (began.get(self._model()) or ["", None])[1] != run:
+            began[self._model()] = [datetime.now(UTC).isoformat(timespec="seconds"), run]
+            Variable.set(_BEGAN, began, serialize_json=True)
 
     def _model(self) -> str:
         sections = trigger_form.sections(trigger_form.installed_defaults())
@@ -159,9 +160,8 @@ def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str,
         table = {"data.source": source, "data.partitions": days.merged(day.partitions)}
         return table | ({} if installed.data.names_table else {"data.format": "hive"})
     if len(day.partitions) > 1:
-        raise ConfigError(
-            "files of several days are appended by a run for each", where="partition", got=day.name
-        )
+        what = "files of several days are appended by one run for each day"
+        raise ConfigError(what, where="partition", got=day.name)
     part = day.partitions[0]
     made = {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
     return made | ({"data.format": "auto"} if installed.data.names_table else {})
@@ -170,8 +170,8 @@ def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str,
 def _awaited(
     source: str, day: days.Day, ready: str | None, installed: configs.Config
 ) -> dict[str, Any]:
-    """What PartitionSensor is asked for. Tables that only Spark's connectors know (Iceberg, Delta,
-    JDBC) are waited for by the mark `ready` alone."""
+    """The arguments of PartitionSensor. For tables that need Spark's connectors (Iceberg, Delta,
+    JDBC) it can only wait for the marker `ready`."""
     hive = not installed.data.names_table or installed.data.format == "hive"
     seen = ready is not None or is_files(source) or hive
     return {
@@ -183,5 +183,5 @@ def _awaited(
 
 
 def _began() -> dict[str, Sequence[Any]]:
-    found = Variable.get(_BEGAN, default=None, deserialize_json=True)
-    return dict(found) if isinstance(found, dict) else {}
+    value = Variable.get(_BEGAN, default=None, deserialize_json=True)
+    return dict(value) if isinstance(value, dict) else {}

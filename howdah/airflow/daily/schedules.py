@@ -1,4 +1,4 @@
-"""When the daily DAGs run: events of Assets, times, or both."""
+"""Schedules of the daily DAGs: Asset events, times, or both."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def of_retrain(settings: DailySettings) -> Any:
 
 
 def _either(assets: list[Any], cron: str | None) -> Any:
-    """Any of the Assets' events starts a run, and so does the end of each interval of the time.
+    """A schedule that starts a run after each Asset event and at the end of each interval.
 
-    A run of a time is for the interval that has ended: at midnight for the day before.
+    A timed run is for the interval that has ended: at midnight, for the day before.
     """
     times = CronDataIntervalTimetable(cron, timezone="UTC") if cron else None
     if not assets:

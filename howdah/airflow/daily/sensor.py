@@ -1,4 +1,4 @@
-"""Wait for a day's partition without a worker's slot, and without a Hive client beside Airflow."""
+"""A sensor for a day's partition that needs no worker's slot and no Hive client beside Airflow."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from howdah.airflow.daily.waiting import PartitionTrigger, arguments, not_come
 from howdah.airflow.operators import HowdahOperator
 
 _DEADLINE = "howdah_deadline"
-"""Key of the deadline (seconds since 1970) in the task's state: it is the same for all tries."""
+"""Key in the task's state of the deadline (seconds since 1970), the same for all tries."""
 
 
 class PartitionSensor(HowdahOperator):
-    """Waits until partitions of a table, or a day's files, are there; returns them.
+    """Waits until partitions of a table, or a day's files, exist; returns them.
 
-    `howdah partition` looks, on the machine where commands run: once in the task itself, then from
+    `howdah partition` checks on the machine where commands run: once in the task itself, then from
     a trigger, at pauses that grow by half.
 
     Args:
-        partitions: each a=b/c=d.
+        partitions: partitions, each a=b/c=d.
         source: a table, or files with {column} for a partition's value.
-        ready: a file or directory that marks a complete day, looked for instead.
-        wait: False: the day was named by the user or process that made it; nothing is looked for.
-        wait_hours: from the first try on; then the task fails for good.
-        first_pause_seconds, longest_pause_seconds: between two looks.
+        ready: a file or directory that marks a complete day; checked instead.
+        wait: False: the partitions' writer started the run, so they exist; nothing is checked.
+        wait_hours: time limit from the first try on; then the task fails for good.
+        first_pause_seconds, longest_pause_seconds: pauses between two checks.
     """
 
     template_fields: Sequence[str] = (
@@ -57,9 +57,9 @@ class PartitionSensor(HowdahOperator):
         self.longest_pause_seconds = longest_pause_seconds
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Look once; if it is not there, this defers the task to a trigger."""
+        """Check once; if a partition is missing, defer the task to a trigger."""
         if str(self.wait).lower() == "false":
-            self.log.info("%s: named by its writer, not waited for", ", ".join(self.partitions))
+            self.log.info("%s: named by its writer, so it exists", ", ".join(self.partitions))
             return self._found()
         deadline = self._deadline(context)
         try:
@@ -67,7 +67,7 @@ class PartitionSensor(HowdahOperator):
         except failures.HowdahCommandRefused:
             raise
         except failures.HowdahCommandFailed as error:
-            self.log.warning("%s\nlooking again until the deadline", error)
+            self.log.warning("%s\nchecking again until the deadline", error)
             looked = {"there": False}
         if looked["there"]:
             return self._end(context)
@@ -82,7 +82,7 @@ class PartitionSensor(HowdahOperator):
         return float(deadline)
 
     def _defer(self, context: Context, deadline: float) -> NoReturn:
-        self.log.info("%s: not there yet, waiting", ", ".join(self.partitions))
+        self.log.info("%s: missing, waiting", ", ".join(self.partitions))
         self.defer(
             trigger=PartitionTrigger(
                 conn_id=self.conn_id, config=dict(self.config or {}),
@@ -96,17 +96,17 @@ class PartitionSensor(HowdahOperator):
         raise AssertionError("defer() raises")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
-        """The partitions are there, or the wait is over."""
+        """Return the partitions that the trigger has seen, or raise its error."""
         if event.get("there"):
             return self._end(context)
-        context["task_state_store"].delete(_DEADLINE)  # a cleared task waits anew
+        context["task_state_store"].delete(_DEADLINE)  # a cleared task gets a new deadline
         if event.get("error"):
             raise failures.failed(event["error"], int(event["code"]))
         raise failures.of_error(not_come(event, self.source, self.partitions))
 
     def _end(self, context: Context) -> dict[str, Any]:
         context["task_state_store"].delete(_DEADLINE)
-        self.log.info("%s: there", ", ".join(self.partitions))
+        self.log.info("%s: exists", ", ".join(self.partitions))
         return self._found()
 
     def _found(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The trigger of PartitionSensor: starts `howdah partition` at growing pauses.
 
-Airflow's database holds it by class path and arguments: a deferred task of an earlier version is
-resumed only while these names stay. A triggerer that takes over begins with the first pause again;
-the deadline is a moment and stays.
+Airflow's database holds it by class path and arguments, so renaming either breaks tasks that are
+deferred during an upgrade. A triggerer that takes over begins with the first pause again; the
+deadline is a point in time and stays.
 """
 
 from __future__ import annotations
@@ -24,45 +24,44 @@ from howdah.errors import DataError, HowdahError
 
 _GROWTH = 1.5
 _END_SECONDS = 5.0
-"""How long a look that is under way has to end when the trigger is cancelled."""
+"""Time limit for a running check to end when the trigger is cancelled."""
 
-# Not asyncio's own threads: a cluster that hangs would hold all of them.
+# Separate from asyncio's threads: a cluster that hangs would block all of them.
 _LOOKS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="howdah-partition")
 _ENDS = ThreadPoolExecutor(max_workers=4, thread_name_prefix="howdah-partition-end")
 
 
 def arguments(partitions: Sequence[str], source: str, ready: str | None) -> list[str]:
-    """The command that looks, without --json and --config."""
-    asked = ["partition", "--source", source]
+    """The command that checks, without --json and --config."""
+    words = ["partition", "--source", source]
     for partition in partitions:
-        asked += ["--partition", partition]
-    return asked + (["--ready", ready] if ready else [])
+        words += ["--partition", partition]
+    return words + (["--ready", ready] if ready else [])
 
 
 def not_come(event: Mapping[str, Any], source: str, partitions: Sequence[str]) -> DataError:
-    """The error of a wait that is over."""
-    got = f"missing: {', '.join(event.get('missing') or partitions)}; looks: {event['looks']}"
+    """The error after the deadline."""
+    got = f"missing after {event['looks']} checks: {', '.join(event.get('missing') or partitions)}"
     if event.get("problem"):
-        got += f"; the last look failed: {event['problem']}"
+        got += f"; the last check failed: {event['problem']}"
     return DataError(
-        "the day's rows did not come in time",
+        "the day's rows did not arrive before the deadline (daily.wait_hours)",
         where=source,
-        expected=f"{', '.join(partitions)} within the wait (daily.wait_hours)",
         got=got,
-        remedy="see what writes them; then clear this task, which waits anew, or trigger a run for"
-        " the partition",
+        remedy="check the process that writes them; then clear this task, which waits again, or"
+        " trigger a run for the partition",
     )
 
 
 class PartitionTrigger(BaseTrigger):
-    """Fires when all partitions are there, a look is refused, or the deadline has passed.
+    """Fires when all partitions exist, a check is refused, or the deadline has passed.
 
     Args:
         conn_id: Connection of the commands.
-        config: of the command, nested.
+        config: the command's configuration, nested.
         partitions, source, ready: see PartitionSensor.
         deadline: seconds since 1970.
-        pause_seconds, longest_seconds: first and longest pause between two looks.
+        pause_seconds, longest_seconds: first and longest pause between two checks.
         key: the task's dag_id, run_id, task_id and map_index.
     """
 
@@ -86,7 +85,7 @@ class PartitionTrigger(BaseTrigger):
         self._hook: HowdahHook | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """For Airflow's database."""
+        """Class path and arguments, for Airflow's database."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
             {
@@ -98,19 +97,19 @@ class PartitionTrigger(BaseTrigger):
         )  # fmt: skip
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """One event in every case: a trigger that raises fails its task without a reason."""
+        """Yield one event in every case: a trigger that raises fails its task without a reason."""
         try:
             event = await self._watch()
         except Exception as error:
-            self.log.exception("Howdah's trigger has failed")
-            found = HowdahError("the wait has failed", got=f"{type(error).__name__}: {error}")
-            event = {"error": found.as_dict(), "code": 5}
+            self.log.exception("Howdah's trigger failed")
+            failure = HowdahError("the wait failed", got=f"{type(error).__name__}: {error}")
+            event = {"error": failure.as_dict(), "code": 5}
         yield TriggerEvent(event)
 
     async def _watch(self) -> dict[str, Any]:
         pause, looks, missing, problem = self.pause_seconds, 0, None, None
         while True:
-            # Before the look: the task has just looked, and so may a triggerer that was stopped.
+            # Pause first: the task, or a triggerer that was stopped, may have checked just now.
             await asyncio.sleep(max(0.0, min(pause, self.deadline - time.time())))
             pause = min(_GROWTH * pause, self.longest_seconds)
             looks += 1
@@ -120,13 +119,13 @@ class PartitionTrigger(BaseTrigger):
                 return {"error": error.details, "code": error.code}
             except (HowdahCommandFailed, HowdahError, AirflowException, AirflowRuntimeError) as e:
                 problem = str(e)
-                self.log.warning("%s\nlooking again in %.0f s", problem, pause)
+                self.log.warning("%s\nchecking again in %.0f s", problem, pause)
             else:
                 problem, missing = None, looked["missing"]
                 if looked["there"]:
-                    self.log.info("%s: there, after %d looks", ", ".join(self.partitions), looks)
+                    self.log.info("%s: exists, after %d checks", ", ".join(self.partitions), looks)
                     return {"there": True, "looks": looks}
-                self.log.info("missing: %s; next look in %.0f s", ", ".join(missing), pause)
+                self.log.info("missing: %s; next check in %.0f s", ", ".join(missing), pause)
             if time.time() >= self.deadline:
                 return {"there": False, "looks": looks, "missing": missing, "problem": problem}
 
@@ -142,7 +141,7 @@ class PartitionTrigger(BaseTrigger):
             self._hook = None
 
     async def cleanup(self) -> None:
-        """The triggerer stops, or the task was cleared: end a look that is under way."""
+        """End a running check: the triggerer stops, or the task was cleared."""
         hook = self._hook
         if hook is not None:
             loop = asyncio.get_running_loop()

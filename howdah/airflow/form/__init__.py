@@ -1,1 +1,1 @@
-"""The trigger form: the configuration model's own schema as fields."""
+"""The trigger form: the schema of the configuration model as fields."""

@@ -32,14 +32,14 @@ class FormField:
 
 @functools.cache
 def field_of(name: str) -> FormField:
-    """The field of a key of the configuration, which takes text, a number, a choice or a mapping.
+    """The field of a configuration key, for text, a number, a choice or a mapping.
 
     Raises:
-        ConfigError: there is no such key.
+        ConfigError: the key does not exist.
     """
     info = dict(configs.keys()).get(name)
     if info is None:
-        raise ConfigError(f"there is no configuration key {name!r}", where="the form")
+        raise ConfigError(f"unknown configuration key {name!r}", where="the form")
     default = info.get_default(call_default_factory=True)
     schema = _flat(_leaf(name))
     kinds = schema["type"]
@@ -57,7 +57,7 @@ def _whole() -> dict[str, Any]:
 
 
 def _leaf(name: str) -> dict[str, Any]:
-    """The schema of a key, found through its sections."""
+    """The schema of a key."""
     at = _whole()
     for part in name.split("."):
         if "$ref" in at:
@@ -74,9 +74,9 @@ _TAKEN = ("enum", "pattern", "additionalProperties", *_LIMITS)
 
 
 def _flat(leaf: dict[str, Any]) -> dict[str, Any]:
-    """One schema without alternatives: `type` is a list of all types that are taken.
+    """One schema without alternatives: `type` lists the types of all alternatives.
 
-    The limits of the alternatives are joined: JSON Schema applies each limit to its own type alone.
+    Their limits can be merged, since JSON Schema applies each limit to its own type alone.
     """
     options = leaf.get("anyOf") or [leaf]
     flat = {key: option[key] for option in options for key in _TAKEN if key in option}

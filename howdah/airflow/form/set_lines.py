@@ -1,6 +1,6 @@
-"""The form's text field `set`: a line `key: value` for each further key of the configuration.
+"""The form's text field `set`: lines of `key: value` for keys without a field.
 
-A value is read as the command line reads that of `--set key=value`. Empty lines and lines that
+Values are parsed like those of `--set key=value` on the command line. Empty lines and lines that
 begin with # are skipped.
 """
 
@@ -23,18 +23,18 @@ _KEY = re.compile(r"\w+(\.[^\s.:={}\[\]'\"]+)*")
 
 @dataclass
 class SetLines:
-    """What the lines set, and what is wrong with them."""
+    """The values that the lines set, and the problems of the lines."""
 
     values: dict[str, Any] = field(default_factory=dict)
     """{key: value}; an entry of a mapping (`job.env.NAME: x`) is in the mapping's value."""
     typed: dict[str, Any] = field(default_factory=dict)
-    """The same without the entries of the installation's mapping, which may be secrets."""
+    """`values` without the entries of the installation's mapping, which may be secrets."""
     numbers: dict[str, int] = field(default_factory=dict)
-    """{key, or key of an entry: number of its line}."""
+    """Line number of each key and each mapping's entry."""
     problems: list[HowdahError] = field(default_factory=list)
 
     def located(self, problem: HowdahError) -> HowdahError:
-        """The problem; if it is about a key of these lines, it names the line."""
+        """The problem, with the line's number if it is about a key of these lines."""
         for part in (problem.where or "").split(", "):
             for key in sorted(self.numbers, key=len, reverse=True):  # an entry before its mapping
                 if part == key or part.startswith(f"{key}."):
@@ -50,13 +50,11 @@ def parse(text: str | None, defaults: Mapping[str, Any]) -> SetLines:
         defaults: the installation's sections; an entry of a mapping is added to theirs.
     """
     made = SetLines()
-    if text is not None and not isinstance(text, str):  # the API sends what it likes
-        made.problems.append(
-            HowdahError("this field is a text", where=SET, expected="lines of `key: value`")
-        )
+    if text is not None and not isinstance(text, str):  # the API may send any type
+        made.problems.append(HowdahError("must be a text with lines of `key: value`", where=SET))
         return made
     sections, seen, entries = copy.deepcopy(dict(defaults)), {}, {}
-    known = {name for name, _ in configs.keys()}  # noqa: SIM118 - a module
+    keys = {name for name, _ in configs.keys()}  # noqa: SIM118 - a module
     for number, line in enumerate(re.split(r"\r\n|\r|\n", text or ""), 1):
         line, where = line.strip(), f"{SET}, line {number}"
         if not line or line.startswith("#"):
@@ -65,10 +63,11 @@ def parse(text: str | None, defaults: Mapping[str, Any]) -> SetLines:
         if not colon or not _KEY.fullmatch(key):
             made.problems.append(
                 HowdahError(
-                    "a line is not `key: value`", where=where,
-                    expected="the whole key, such as training.seed: 7; lists as [a, b]",
+                    "this line is not `key: value`",
+                    where=where,
+                    expected="the full key, such as training.seed: 7; lists as [a, b]",
                 )
-            )  # fmt: skip
+            )
             continue
         if key in seen:
             what = f"{key} is set twice (first on line {seen[key]})"
@@ -82,7 +81,7 @@ def parse(text: str | None, defaults: Mapping[str, Any]) -> SetLines:
             made.problems.append(error)
             continue
         heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-        name = next((head for head in heads if head in known), key)
+        name = next((head for head in heads if head in keys), key)
         at: Any = sections
         for part in name.split("."):
             at = at[part]

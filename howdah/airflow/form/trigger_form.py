@@ -1,9 +1,9 @@
 """The trigger form: the keys that most runs set as fields, all others as lines of one text field.
 
-A field is named by its key, as in a YAML file and in `howdah config explain`; the field `set` has
-lines of `key: value` (howdah/airflow/form/set_lines.py). Through Airflow's API and in an Asset's
-event, any key may also be sent by its name. `config` checks all values again, because Airflow's API
-accepts unknown keys and does not know which keys depend on each other.
+Fields have the names of their keys, as in a YAML file and in `howdah config explain`; the field
+`set` has lines of `key: value` (howdah/airflow/form/set_lines.py). Airflow's API and an Asset's
+event may send any key by its name. `config` checks all values again, because Airflow's API accepts
+unknown keys and does not know which keys depend on each other.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ SECTIONS = (
     "data", "model", "training", "checkpoint", "evaluation", "report", "baseline", "export", "gate",
     "publish", "tracking", "job", "yarn", "run",
 )  # fmt: skip
-"""Sections whose keys may be sent. Those of the others, such as a study's search space, the limits
-of drift, who is alerted, are given by the installation's defaults alone."""
+"""Sections whose keys may be sent. Keys of other sections, such as a study's search space, the
+thresholds of drift and the recipients of alerts, are set only by the installation's defaults."""
 
 OF_THE_RUN = frozenset({"run.directory", "job.on", "ray.address"})
-"""Keys that are not sent: a DAG run has one run directory for all retries, and watches its job on
-YARN or runs on the worker (`backend`)."""
+"""Keys that may not be sent: a DAG run has one run directory for all retries, and runs its job on
+YARN or on the worker (`backend`)."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""
 
-_OF_OTHERS = frozenset({"_selective_enable_ol"})
+_FOREIGN = frozenset({"_selective_enable_ol"})
 """Params that OpenLineage's provider adds to a DAG and its tasks (`enable_lineage`)."""
 
 DAILY = "daily"
-"""Key of that file with the settings of the daily DAGs."""
+"""Key in the installation's defaults of the settings of the daily DAGs."""
 
 EVENT_KEY = "howdah"
-"""In the extra of an Asset's event: {key: value} for the runs that it starts."""
+"""Key in an Asset event's extra of {key: value} for the runs that the event starts."""
 
 
 # ------------------------------------------------------------------------------------ the fields
@@ -68,7 +68,7 @@ def fields(
     Args:
         defaults: a partial configuration, whose values replace Howdah's defaults.
     Raises:
-        ConfigError: the defaults are not a configuration, or there is no such key.
+        ConfigError: the defaults are not a configuration, or a key does not exist.
     """
     chosen = configs.from_dict(dict(defaults or {}), where="the form's defaults")
     values = chosen.model_dump(mode="json")
@@ -82,14 +82,14 @@ def params(
     own: Iterable[str] = OWN,
     policy: Policy | None = None,
 ) -> dict[str, Param]:
-    """The same as the `params` of a DAG: the form's own fields first, `set` last.
+    """The `params` of a DAG: the form's own fields first, `set` last.
 
     Args:
         names: keys that have a field.
-        defaults: may hold the form's own fields too, beside the sections.
-        own: which of the form's own fields it has.
-        policy: leaves out the keys that may not be sent; of the form's own fields, which tasks
-            read, only the default is taken then, and Airflow does not show them. None: has all.
+        defaults: a partial configuration; the form's own fields may be beside its sections.
+        own: the form's own fields that the DAG has.
+        policy: leaves out the keys that may not be sent. The form's own fields, which tasks read,
+            are then hidden and keep their defaults. None: every field is shown.
     """
     import howdah.airflow.required
 
@@ -105,7 +105,7 @@ def params(
 
 
 def own_param(name: str, defaults: Mapping[str, Any], policy: Policy | None = None) -> Param:
-    """One of the form's own fields; with its default alone where the policy lets none be sent."""
+    """One of the form's own fields; it accepts only its default if the policy forbids others."""
     import howdah.airflow.required
 
     from airflow.sdk import Param
@@ -117,7 +117,7 @@ def own_param(name: str, defaults: Mapping[str, Any], policy: Policy | None = No
 
 
 _SET_HELP = (
-    "All other keys of the configuration, one to a line, as `key: value`: training.seed: 7 or"
+    "All other keys of the configuration, one per line as `key: value`: training.seed: 7 or"
     " data.columns.text: [title, body]. `howdah config explain` lists them."
 )
 
@@ -125,13 +125,14 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
         "backend",
         None,
-        "Where it trains: local (this machine) or yarn; none: the Connection's.",
+        "Where training runs: local (this machine) or yarn; empty: the Connection's backend.",
         {"type": ["string", "null"], "enum": [*BACKENDS, None]},
     ),
     (
         "conn_id",
         DEFAULT_CONNECTION,
-        "Airflow Connection of type howdah: where commands run, where run directories lie.",
+        "Airflow Connection of type howdah: it names the machine of the commands and the parent of"
+        " the run directories.",
         {"type": "string", "minLength": 1},
     ),
     (
@@ -143,7 +144,7 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
         "launcher",
         launchers.DEFAULT,
-        "What starts several ranks on this machine.",
+        "Launcher of several ranks on this machine.",
         {"type": "string", "enum": list(launchers.LAUNCHERS)},
     ),
     (
@@ -156,10 +157,10 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
 
 
 def installation() -> dict[str, Any]:
-    """What is in the file that $HOWDAH_AIRFLOW_DEFAULTS names; {} without one.
+    """The content of the file that $HOWDAH_AIRFLOW_DEFAULTS names; {} if the variable is not set.
 
     Raises:
-        ConfigError, NotFound: the file is no mapping, no YAML, or does not exist.
+        ConfigError, NotFound: the file is not a YAML mapping, or does not exist.
     """
     path = os.environ.get(DEFAULTS)
     return configs.read(path) if path else {}
@@ -168,11 +169,11 @@ def installation() -> dict[str, Any]:
 def installed_defaults() -> dict[str, Any]:
     """This installation's defaults of the form, from the file that $HOWDAH_AIRFLOW_DEFAULTS names.
 
-    A partial configuration; the form's own fields may be beside its sections. The settings of the
-    daily DAGs, which the file may hold too, are left out (howdah/airflow/form/daily.py).
+    They are a partial configuration; the form's own fields may be beside its sections. The settings
+    of the daily DAGs (howdah/airflow/form/daily.py) are left out.
 
     Raises:
-        ConfigError, NotFound: as `installation`.
+        ConfigError, NotFound: see `installation`.
     """
     return {name: value for name, value in installation().items() if name != DAILY}
 
@@ -189,11 +190,12 @@ def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------- what was sent
 def sent(context: Context) -> dict[str, Any]:
-    """{key: value} that a DAG run was given: its params, overridden by the extra's "howdah" of the
-    Asset events that started it, in their order.
+    """{key: value} that was sent to a DAG run: its params, overridden by "howdah" in the extra of
+    the Asset events that started it, in their order.
 
     Raises:
-        ConfigError: an event's extra has another form, or sets what only a trigger can set.
+        ConfigError: "howdah" of an event is not a mapping, or sets a field that only a trigger can
+            set.
     """
     values = own_params(context)
     for events in (context.get("triggering_asset_events") or {}).values():
@@ -202,18 +204,17 @@ def sent(context: Context) -> dict[str, Any]:
             # Tasks read these fields from the DAG run's params, which an event does not change.
             if not isinstance(extra, Mapping) or set(extra) & (set(OWN) - {"backend"}):
                 raise ConfigError(
-                    "an Asset's event cannot say this",
+                    "an Asset event can only set configuration keys and backend",
                     where=f'the event\'s extra, "{EVENT_KEY}"',
-                    expected="{key: value} of the configuration, and backend",
-                    got=", ".join(map(str, extra)) if isinstance(extra, Mapping) else "no mapping",
+                    got=", ".join(map(str, extra)) if isinstance(extra, Mapping) else repr(extra),
                 )
             values |= extra
     return values
 
 
 def own_params(context: Context) -> dict[str, Any]:
-    """The DAG run's params, without those that others have added to the DAG."""
-    return {name: value for name, value in context["params"].items() if name not in _OF_OTHERS}
+    """The DAG run's params, without those that other providers have added to the DAG."""
+    return {name: value for name, value in context["params"].items() if name not in _FOREIGN}
 
 
 def config(
@@ -225,21 +226,21 @@ def config(
     defaults: Mapping[str, Any] | None = None,
     judge: Judge | None = None,
 ) -> dict[str, Any]:
-    """The complete configuration, as nested dicts, of the values that the form (or the API) sent.
+    """The complete configuration, as nested dicts, from the values that the form or the API sent.
 
     Args:
-        given: {key: value}, the form's own fields and `set` among them.
-        backend: where it trains; decides the default of Spark's master.
+        given: {key: value}, including the form's own fields and `set`.
+        backend: where training runs; decides the default of Spark's master.
         overrides: {key: value} that the DAG run sets, such as run.directory.
         own: the form's own fields, which are left out.
-        defaults: this installation's, for keys that were not sent.
-        judge: of this installation's policy; None: everything may be sent.
+        defaults: this installation's defaults, for keys that were not sent.
+        judge: the judge of this installation's policy; None: everything may be sent.
     Raises:
         ConfigError: with every problem at once: unknown keys (with the nearest known one), invalid
-            values, secrets, keys that contradict each other, and what the policy refuses.
+            values, secrets, keys that contradict each other, and refusals of the policy.
     """
     keys = [name for name, _ in configs.keys() if name not in OF_THE_RUN]  # noqa: SIM118
-    known = {name for name in keys if name.partition(".")[0] in SECTIONS}
+    sendable = {name for name in keys if name.partition(".")[0] in SECTIONS}
     installed = defaults or {}
     lines = set_lines.parse(given.get(SET), sections(installed))
     problems: list[HowdahError] = list(lines.problems)
@@ -252,7 +253,7 @@ def config(
             if judge is not None and value != own_default(name, installed):
                 refused += judge.key(name)
             continue
-        if name not in known:
+        if name not in sendable:
             problems.append(_unknown(name))
             continue
         problems += secrets(name, lines.typed.get(name, value))
@@ -260,8 +261,8 @@ def config(
             value = field_of(name).emptied
         if judge is not None and not _as_it_was(name, value, judge):
             changed.add(name)
-            if found := list(judge.key(name)):
-                refused += found
+            if refusals := list(judge.key(name)):
+                refused += refusals
                 continue
         values[name] = value
     problems += _set_twice(sendings, lines, installed)
@@ -286,9 +287,8 @@ def config(
         problems = [*map(lines.located, problems), *refused]
         count = len(problems)
         raise ConfigError(
-            f"{count} problem{'s' if count > 1 else ''} in what was sent",
+            f"{count} problem{'s' if count > 1 else ''} in the values that were sent",
             problems=problems,
-            remedy="fix these, and trigger it again",
         )
     return checked.model_dump(mode="json")
 
@@ -296,20 +296,17 @@ def config(
 def _set_twice(
     sendings: Mapping[str, Any], lines: set_lines.SetLines, installed: Mapping[str, Any]
 ) -> list[HowdahError]:
-    """Keys with a line and another value in a field: of the two, one would be lost unseen. A form
-    sends each field, so one with its default gives way to the line."""
+    """Problems of keys with a line and a different value in a field, of which one would be lost
+    silently. A form sends every field, so the line wins over a field with its default."""
     both = [name for name in sendings if name in lines.values]
     if not both:
         return []
     base = configs.from_dict(sections(installed)).model_dump(mode="json")
     return [
-        HowdahError(
-            f"{name} is sent in a field and in a line, with two values", where=name,
-            remedy="leave one of them out",
-        )
+        HowdahError(f"{name} has one value in its field and another in a line", where=name)
         for name in both
         if sendings[name] not in (_of(base, name), lines.values[name], None, "")
-    ]  # fmt: skip
+    ]
 
 
 def _as_it_was(name: str, value: Any, judge: Judge) -> bool:
@@ -323,27 +320,27 @@ def _as_it_was(name: str, value: Any, judge: Judge) -> bool:
 
 def _unknown(name: str) -> HowdahError:
     if name in OF_THE_RUN:
-        return HowdahError(f"{name} is the DAG run's own: it is not sent", where=name)
+        return HowdahError(f"{name} may not be sent: the DAG run sets it", where=name)
     if name in SECTIONS:
         example = next(key for key, _ in configs.keys() if key.startswith(name + "."))  # noqa: SIM118
-        return HowdahError(
-            "a section is sent key by key", where=name, remedy=f"send {example} and so on"
-        )
+        what = f"a section is sent as separate keys, such as {example}"
+        return HowdahError(what, where=name)
     try:
         (entry, *_) = configs.explain(name)
     except HowdahError as error:
         return HowdahError(f"unknown key {name!r}", where=name, remedy=error.remedy)
     if entry["key"] == name:
-        return HowdahError(f"{name} is the installation's defaults': it is not sent", where=name)
+        what = f"{name} may not be sent: the installation's defaults set it"
+        return HowdahError(what, where=name)
     return HowdahError(f"unknown key {name!r}", where=name, remedy="send the key with its section")
 
 
 def secrets(name: str, value: Any) -> list[HowdahError]:
-    """Secrets in a value that was sent: Airflow stores it in its database and shows it in pages."""
+    """Problems of secrets in a value: Airflow stores it in its database and shows it on pages."""
     remedy = "put it into the environment of the howdah Connection, and change the secret:"
-    remedy += " Airflow has kept what was sent"
+    remedy += " Airflow has stored it"
     return [
-        HowdahError(f"{what} is sent", where=place, remedy=remedy)
+        HowdahError(f"{what} was sent", where=place, remedy=remedy)
         for place, what in redact.find(name, value)
     ]
 

@@ -1,1 +1,1 @@
-"""What a task reads and writes, for OpenLineage: names by its specification, facets."""
+"""Inputs and outputs of tasks for OpenLineage: names by its specification, and facets."""

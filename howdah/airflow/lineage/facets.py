@@ -1,4 +1,4 @@
-"""Touched things as OpenLineage's classes. Imports the provider inside: who has none needs none."""
+"""Inputs and outputs as OpenLineage's classes. Functions import the provider, which is optional."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _input(item: Item) -> Any:
     from openlineage.client.event_v2 import InputDataset
     from openlineage.client.generated.base_subset_dataset import InputSubsetInputDatasetFacet
 
-    own = {}
+    facets = {}
     if item.partitions:
-        own["subset"] = InputSubsetInputDatasetFacet(inputCondition=_condition(item))
+        facets["subset"] = InputSubsetInputDatasetFacet(inputCondition=_condition(item))
     return InputDataset(
-        namespace=item.namespace, name=item.name, facets=_common(item), inputFacets=own
+        namespace=item.namespace, name=item.name, facets=_common(item), inputFacets=facets
     )
 
 
@@ -64,13 +64,13 @@ def _output(item: Item) -> Any:
         OutputStatisticsOutputDatasetFacet,
     )
 
-    own: dict[str, Any] = {}
+    facets: dict[str, Any] = {}
     if item.partitions:
-        own["subset"] = OutputSubsetOutputDatasetFacet(outputCondition=_condition(item))
+        facets["subset"] = OutputSubsetOutputDatasetFacet(outputCondition=_condition(item))
     if item.rows is not None:
-        own["outputStatistics"] = OutputStatisticsOutputDatasetFacet(rowCount=item.rows)
+        facets["outputStatistics"] = OutputStatisticsOutputDatasetFacet(rowCount=item.rows)
     return OutputDataset(
-        namespace=item.namespace, name=item.name, facets=_common(item), outputFacets=own
+        namespace=item.namespace, name=item.name, facets=_common(item), outputFacets=facets
     )
 
 

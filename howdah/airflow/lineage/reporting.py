@@ -1,4 +1,4 @@
-"""What Airflow's OpenLineage provider asks an operator for, from `lineage` of its class."""
+"""The interface of operators to Airflow's OpenLineage provider."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from howdah.airflow.lineage import facets, touched
 
 
 class ReportsLineage:
-    """Base of operators: START, COMPLETE and FAIL events name what the task reads and writes.
+    """Base of operators: START, COMPLETE and FAIL events name the task's inputs and outputs.
 
-    `answered` has what the commands of this execution printed, by command. It is filled in the
-    process that ends the task, also after a deferral; nothing is read of what was there before it.
+    `answered` has the JSON object that each command of this execution printed. It is filled in the
+    process that ends the task, also after a deferral; results of earlier tries are not used.
     """
 
     config: Any
     answered: dict[str, dict[str, Any]]
 
     def lineage(self) -> touched.Touched:
-        """What the task reads and writes, as far as its fields and answers say; here nothing."""
+        """The task's inputs and outputs, from its fields and answers; the base class has none."""
         return touched.Touched()
 
     def lineage_places(self) -> touched.Places:
-        """Where this task's paths and tables lie."""
+        """The storage and metastore that this task's paths and tables belong to."""
         from howdah.errors import HowdahError
         from howdah.hadoop import conf
 
         try:
-            known = conf.load(os.environ, names=("core-site.xml", "hive-site.xml")).values
+            hadoop = conf.load(os.environ, names=("core-site.xml", "hive-site.xml")).values
         except HowdahError:
-            known = {}
+            hadoop = {}
         config = self.config if isinstance(self.config, Mapping) else {}
-        return touched.places_of(config, known, os.environ.get("AIRFLOW_HOME") or os.getcwd())
+        return touched.places_of(config, hadoop, os.environ.get("AIRFLOW_HOME") or os.getcwd())
 
     def get_openlineage_facets_on_start(self) -> Any:
-        """Asked before the task runs."""
+        """Inputs and outputs before the task runs."""
         return facets.of(self.lineage())
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Asked when it has succeeded."""
+        """Inputs and outputs after a success."""
         return facets.of(self.lineage())
 
     def get_openlineage_facets_on_failure(self, task_instance: Any) -> Any:
-        """Asked when it has failed: what it would have read and written, without versions."""
+        """Inputs and outputs after a failure: those that the task would have had, without
+        versions."""
         return facets.of(self.lineage())

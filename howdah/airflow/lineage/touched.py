@@ -1,5 +1,5 @@
-"""What a task reads and writes, from its fields and its commands' answers. Pure: imports neither
-Airflow nor OpenLineage, opens nothing.
+"""Inputs and outputs of a task, from its fields and its commands' answers. Pure functions: they
+import neither Airflow nor OpenLineage and open no files.
 
 Names follow OpenLineage's naming specification (openlineage.io/docs/spec/naming): a file is the
 storage's namespace and the path, a Hive table is hive://<metastore> and database.table.
@@ -26,14 +26,14 @@ _METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A dataset of OpenLineage's: a table, files, a dataset version, a run, a model."""
+    """A dataset in OpenLineage's sense: a table, files, a dataset version, a run, a model."""
 
     namespace: str
     name: str
     version: str | None = None
-    """Of the data: a manifest's hash, a model's number, a snapshot."""
+    """Version of the data: a manifest's hash, a model's number, a snapshot."""
     partitions: tuple[Mapping[str, str], ...] = ()
-    """{column: value} of each partition, of a table that was touched in part."""
+    """{column: value} of each partition, for a part of a table."""
     rows: int | None = None
     kind: str = "data"
     """data, run or model."""
@@ -41,7 +41,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Touched:
-    """Inputs and outputs of a task, and facts of its run."""
+    """Inputs and outputs of a task, and facts about its run."""
 
     inputs: tuple[Item, ...] = ()
     outputs: tuple[Item, ...] = ()
@@ -51,21 +51,21 @@ class Touched:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where names lie."""
+    """The storage, metastore and directory that names are resolved by."""
 
     hdfs: str | None = None
     """host:port, or the name service, of fs.defaultFS."""
     metastore: str | None = None
     """host:port of the Hive metastore."""
     directory: str = "/"
-    """Of relative paths on the machine where commands run."""
+    """Base of relative paths on the machine where commands run."""
 
     def of(self, name: str, **more: Any) -> Item:
         """A table or a path as an Item.
 
         Args:
             name: database.table, table:NAME, or a path.
-            more: of the Item.
+            more: further fields of the Item.
         """
         bare = name.removeprefix("table:")
         if bare != name or not is_files(bare):
@@ -73,7 +73,7 @@ class Places:
         return self.path(name, **more)
 
     def table(self, name: str, **more: Any) -> Item:
-        """A table of the metastore; a bare name is of the database default."""
+        """A table of the metastore; a name without a database is in the database default."""
         parts = name.split(".")[-2:]
         full = ".".join(parts if len(parts) == 2 else ["default", *parts])
         space = f"hive://{self.metastore}" if self.metastore else "hive"
@@ -88,7 +88,7 @@ class Places:
             return Item(namespace="file", name=name, **more)
         host = parts.netloc.rpartition("@")[2] or (self.hdfs if parts.scheme == "hdfs" else "")
         space = f"{parts.scheme}://{host}" if host else parts.scheme
-        # Of an object store the name is the key, which has no slash before it.
+        # In an object store the name is the key, which does not begin with a slash.
         name = parts.path if parts.scheme.endswith("hdfs") else parts.path.lstrip("/")
         return Item(namespace=space, name=name.rstrip("/") or "/", **more)
 
@@ -100,14 +100,14 @@ def places_of(
 
     Args:
         config: nested; Spark's settings may name the metastore.
-        hadoop: settings of Hadoop's client on Airflow's machine, if there are any.
-        directory: of relative paths.
+        hadoop: settings of Hadoop's client on Airflow's machine, if it has any.
+        directory: base of relative paths.
     """
     conf = ((config.get("data") or {}).get("spark") or {}).get("conf") or {}
-    known = hadoop or {}
+    client = hadoop or {}
     uris = next((conf[key] for key in _METASTORE if conf.get(key)), None)
-    uris = uris or known.get("hive.metastore.uris") or ""
-    default = urlsplit(str(known.get("fs.defaultFS") or ""))
+    uris = uris or client.get("hive.metastore.uris") or ""
+    default = urlsplit(str(client.get("fs.defaultFS") or ""))
     return Places(
         hdfs=default.netloc if default.scheme == "hdfs" else None,
         metastore=urlsplit(uris.split(",")[0].strip()).netloc or None,
@@ -120,7 +120,7 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
     """`howdah etl`: source rows in, a version of the dataset out.
 
     Args:
-        made: what it printed; None: it has not, or has failed.
+        made: the command's JSON object; None: it has not ended, or has failed.
     """
     if not isinstance(config, Mapping):
         return Touched()
@@ -128,11 +128,11 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
     source = data.get("source")
     inputs = ()
     if source:
-        given = data.get("partitions") or {}
+        partitions = data.get("partitions") or {}
         rows = [{}]
-        for column, values in given.items():
+        for column, values in partitions.items():
             rows = [{**row, column: value} for row in rows for value in values]
-        more: dict[str, Any] = {"partitions": tuple(rows) if given else ()}
+        more: dict[str, Any] = {"partitions": tuple(rows) if partitions else ()}
         if data.get("as_of") is not None:
             more["version"] = str(data["as_of"])
         table = data.get("format") in ("hive", "jdbc", *LAKES) and not is_files(source)
@@ -146,7 +146,7 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
 
 
 def trained(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
-    """`howdah train`: the dataset and what the weights began as in, the run out."""
+    """`howdah train`: the dataset and the initial weights in, the run out."""
     if not isinstance(config, Mapping):
         return Touched()
     model, directory = config["model"], config["run"]["directory"]
@@ -192,7 +192,7 @@ def scored(
     """`howdah score` and `howdah predict`: rows and model in, scores out.
 
     Args:
-        made: what the command printed; empty: it has not, or has failed.
+        made: the command's JSON object; empty: it has not ended, or has failed.
     """
     specs = () if is_files(source) else tuple(map(parse, partitions))
     rows = made.get("rows")
@@ -211,7 +211,7 @@ def scored(
 
 
 def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
-    """`howdah drift`: the scores in; of files their rows, which it classifies itself."""
+    """`howdah drift`: the scores in, or the rows of files, which it classifies itself."""
     read = scored.get("source" if scored.get("files") else "output")
     if not read:
         return Touched()
@@ -222,5 +222,5 @@ def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
 
 
 def _is_path(name: str) -> bool:
-    """True for a directory: not for a name of the hub, which has one slash at most."""
+    """True for a directory, False for a name of the hub, which has at most one slash."""
     return "://" in name or name.startswith(("/", ".", "~")) or name.count("/") > 1

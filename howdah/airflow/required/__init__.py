@@ -1,6 +1,6 @@
-"""Imported first by every module of this package that imports Airflow: checks the Airflow there is.
+"""A check of the installed Airflow, imported first by every module here that imports Airflow.
 
-Where Airflow is missing or too old, the import then says so, instead of failing on the first name
+If Airflow is missing or too old, this import reports that, instead of failing on the first name
 that this Airflow lacks. Ruff sorts it before all other imports (pyproject.toml).
 """
 

@@ -1,1 +1,1 @@
-"""Run a `howdah` command for a task: on this machine, or on an edge node by SSH."""
+"""Runners of `howdah` commands for tasks: on this machine, or on an edge node by SSH."""

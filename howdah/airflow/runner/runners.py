@@ -1,8 +1,8 @@
-"""Run a `howdah` command for a task: the base class, and the runner of this machine.
+"""The base class of runners, and the runner of this machine.
 
-Every command runs under `howdah guard` (howdah/process/supervisor.py), connected by its stdin,
-stdout and stderr, and never outlives the task's process: when that dies, the guard's stdin closes,
-and the guard ends the command.
+Every command runs under `howdah guard` (howdah/process/supervisor.py), which is connected by stdin,
+stdout and stderr. No command outlives the task's process: when that process dies, the guard's stdin
+closes, and the guard ends the command.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ OnLine = Callable[[str], None]
 _HELLO_SECONDS = 120.0
 """Time limit for the guard's first line; a login that asks for input never sends it."""
 _HEARTBEAT_SECONDS = 10.0
-"""Between two heartbeats; a guard over SSH waits SshRunner.silence_seconds for one."""
+"""Interval of heartbeats; a guard over SSH waits SshRunner.silence_seconds for one."""
 _KEPT_LINES = 20
 _KEPT_BYTES = 64 * 2**20
-"""Most bytes of stdout that are kept: a command's one JSON object is far smaller."""
+"""Most bytes of stdout that are kept; a command's JSON object is far smaller."""
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command that has ended left."""
+    """Exit code and output of a command."""
 
     code: int
     """Exit code."""
     result: dict[str, Any] | None
-    """The JSON object that it printed on stdout; None: it printed none."""
+    """The JSON object that it printed on stdout, if any."""
     tail: tuple[str, ...]
     """Its last lines on stderr."""
 
@@ -52,7 +52,7 @@ class Streams(ABC):
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Write to its stdin; OSError: the process does not read it any more."""
+        """Write to its stdin; OSError: the process no longer reads it."""
 
     @abstractmethod
     def out(self) -> Iterator[bytes]:
@@ -64,7 +64,7 @@ class Streams(ABC):
 
     @abstractmethod
     def wait(self) -> int:
-        """Wait until it has ended; its exit code, -1 if the connection was lost before."""
+        """Wait for its end; return its exit code, or -1 if the connection was lost before."""
 
     @abstractmethod
     def close(self) -> None:
@@ -97,14 +97,14 @@ class Runner(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """Where commands run, for messages."""
+        """The machine of the commands, for messages."""
 
     @abstractmethod
     def open(self, argv: Sequence[str]) -> Streams:
         """Start a program.
 
         Raises:
-            HowdahError: it cannot be started, or the machine cannot be reached.
+            HowdahError: the program cannot be started, or the machine cannot be reached.
         """
 
     def run(
@@ -124,10 +124,11 @@ class Runner(ABC):
             config: the configuration's text.
             policy: text of the policy to apply to the command; None: no policy.
             on_line: called with each line of stderr as it comes, from another thread.
-            lock: two commands with one lock do not run at once on one machine: the later waits.
-            grace_seconds: how long it has for an orderly end.
+            lock: name of a lock that the command holds: of two commands with the same lock on one
+                machine, the later one waits.
+            grace_seconds: time limit for an orderly end.
         Raises:
-            HowdahError: the program does not exist, is another version or cannot be reached, or
+            HowdahError: the program does not exist, has another version or cannot be reached, or
                 the connection was lost.
         """
         streams = self.open([self.command, "guard", "--", *arguments])
@@ -154,15 +155,14 @@ class Runner(ABC):
             self._session = None
         if session.code == -1:
             raise ClusterError(
-                "the connection was lost while a command ran; it is ended there",
+                f"the connection was lost while `howdah {arguments[0]}` ran; the guard ends it",
                 where=self.where,
-                got=f"no exit code of `howdah {arguments[0]}`",
-                remedy="start it again: it goes on from what is saved, or finds what it submitted",
+                remedy="start it again: it resumes from its checkpoint, or finds its application",
             )
         return CommandResult(session.code, session.result(), tuple(session.tail))
 
     def cancel(self, seconds: float = 60.0) -> None:
-        """End the running command in order and wait up to `seconds` for its end."""
+        """End the running command gracefully, and wait up to `seconds` for that."""
         session = self._session
         if session is not None:
             session.stop(seconds)
@@ -175,36 +175,30 @@ class Runner(ABC):
         major_minor = [text.split(".")[:2] for text in (version, __version__)]
         if major_minor[0] != major_minor[1]:
             raise UsageError(
-                "the howdah program is another version than Airflow's howdah",
+                "the howdah program and Airflow's howdah have different versions",
                 where=f"{self.command} on {self.where}",
-                expected=f"version {'.'.join(major_minor[1])}, as beside Airflow ({__version__})",
+                expected=f"version {'.'.join(major_minor[1])} ({__version__} beside Airflow)",
                 got=f"version {version}",
-                remedy="install the same version in both places",
             )
 
     def _no_guard(self, session: _GuardSession) -> HowdahError:
-        said = "\n".join(session.tail) or "nothing"
+        output = "\n".join(session.tail) or "nothing"
         where = f"{self.command} on {self.where}"
-        if session.code == 127 or (session.code == 126 and "ermission" not in said):
+        if session.code == 127 or (session.code == 126 and "ermission" not in output):
             return UsageError(
-                "there is no howdah program",
+                "the howdah program does not exist",
                 where=where,
-                got=said,
+                got=output,
                 remedy="install Howdah there, and name its program (an absolute path) in the"
                 " Connection's field command",
             )
         if session.code is None:
-            got = f"no answer within {_HELLO_SECONDS:.0f} s; it said: {said}"
+            got = f"no answer within {_HELLO_SECONDS:.0f} s; output: {output}"
         else:
-            got = f"exit code {session.code}; it said: {said}"
+            got = f"exit code {session.code}; output: {output}"
         kind = ClusterError if session.code in (None, -1) else UsageError
-        return kind(
-            "the howdah program does not answer as this version does",
-            where=where,
-            expected=f"howdah {__version__}",
-            got=got,
-            remedy="look what `howdah --version` says there",
-        )
+        what = f"this program does not answer like howdah {__version__}"
+        return kind(what, where=where, got=got, remedy="check `howdah --version` there")
 
 
 class _GuardSession:
@@ -230,8 +224,8 @@ class _GuardSession:
 
     def _follow(self) -> None:
         """Read all output, then store the exit code; in a thread."""
-        # A command blocks at the first full pipe, so after an error in a reader its stream is read
-        # on and dropped.
+        # A command blocks at the first full pipe, so after an error in a reader the rest of its
+        # stream is read and dropped.
         readers = [
             threads.start(read, name=name, failed=partial(_drop, stream))
             for name, read, stream in (
@@ -252,7 +246,7 @@ class _GuardSession:
         os.close(self._over_end)
 
     def _send_heartbeats(self) -> None:
-        """Until the command has ended: without heartbeats the guard ends it."""
+        """Send heartbeats until the command has ended; without them the guard ends it."""
         while not _readable(self._over, _HEARTBEAT_SECONDS):
             if self._version is not None and not self._closed:
                 self.send(b"\n")
@@ -282,9 +276,9 @@ class _GuardSession:
             self._on_line(line)
 
     def version(self, seconds: float) -> str | None:
-        """The guard's version; None: it has sent none within `seconds`, or has ended before."""
+        """The guard's version; None: it did not send one within `seconds`, or has ended before."""
         if _readable(self._hello, seconds) and self._version is None:
-            self.wait()  # for its exit code
+            self.wait()  # to have its exit code
         return self._version
 
     def send(self, data: bytes) -> None:
@@ -298,7 +292,7 @@ class _GuardSession:
             pass
 
     def stop(self, seconds: float) -> None:
-        """Ask for an orderly end and wait `seconds` for it; then the guard ends the command."""
+        """Request an orderly end; the guard ends a command that has not ended after `seconds`."""
         if self._closed:
             return
         self.send(b"stop\n")
@@ -310,18 +304,18 @@ class _GuardSession:
         self._closed = True
         self._streams.close()
 
-    def __del__(self) -> None:  # not earlier: threads wait on these pipes until they end
+    def __del__(self) -> None:  # `close` would be too early: threads wait on these pipes
         os.close(self._hello)
         os.close(self._over)
 
     def result(self) -> dict[str, Any] | None:
-        """The JSON object on the last line of stdout (a login may have printed lines before)."""
+        """The JSON object on the last line of stdout (a login may have printed lines above it)."""
         lines = b"".join(self._out).decode(errors="replace").strip().splitlines()
         for text in ("\n".join(lines), lines[-1] if lines else ""):
             with contextlib.suppress(ValueError):
-                found = json.loads(text)
-                if isinstance(found, dict):
-                    return found
+                value = json.loads(text)
+                if isinstance(value, dict):
+                    return value
         return None
 
 
@@ -348,8 +342,8 @@ class LocalRunner(Runner):
                 "the howdah program cannot be started",
                 where=argv[0],
                 got=error.strerror,
-                remedy="install Howdah with what the run needs, and name its program (an absolute"
-                " path) in the Connection's field command",
+                remedy="install Howdah, and name its program (an absolute path) in the Connection's"
+                " field command",
             ) from None
 
 
@@ -398,8 +392,7 @@ def _chunks(stream: Any) -> Iterator[bytes]:
 
 def _environment() -> dict[str, str]:
     """This process's environment without Airflow's settings, some of which are secrets, and without
-    the PYTHONPATH of its DAGs: the program may be another Python's
-    (howdah/process/isolation.py)."""
+    the PYTHONPATH of its DAGs: the program may use another Python (howdah/process/isolation.py)."""
     hidden = (
         "AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "HOWDAH_TTY", "PYTHONPATH"
     )  # fmt: skip
@@ -407,6 +400,6 @@ def _environment() -> dict[str, str]:
 
 
 def local_command() -> str:
-    """The howdah program beside this Python; if there is none, its name, for the PATH."""
+    """The howdah program beside this Python, or its bare name to be found on the PATH."""
     beside = os.path.join(os.path.dirname(sys.executable), "howdah")
     return beside if os.access(beside, os.X_OK) else "howdah"

@@ -1,4 +1,4 @@
-"""The fields of a Connection of type "howdah": where commands run, and with which settings."""
+"""The fields of a Connection of type "howdah": the machine of the commands and their settings."""
 
 from __future__ import annotations
 
@@ -13,54 +13,56 @@ from howdah.errors import ConfigError
 
 
 class NotifierSettings(Section):
-    """A notifier of Airflow's: who is informed, and of what."""
+    """An Airflow notifier and the events that it sends."""
 
     path: str = Field(pattern=r"^[A-Za-z_][\w.]*\.[A-Za-z_]\w*$")
     """Import path of its class: airflow.providers.smtp.notifications.smtp.SmtpNotifier."""
     events: list[Literal["failure", "drift"]] = Field(default=["failure", "drift"], min_length=1)
     """failure: a task has failed for good. drift: an alarm of howdah_daily."""
     arguments: dict[str, Any] = Field(default={})
-    """Of its class; texts may have Airflow's templates, and {{ howdah.what }}."""
+    """Arguments of its class; texts may have Airflow's templates, and {{ howdah.what }}."""
 
 
 class ConnectionSettings(Section):
     """The extra fields of a Connection; the defaults are this machine, without a cluster."""
 
     backend: Literal["local", "yarn"] = "local"
-    """Where training runs unless the run names a backend: this machine, or YARN."""
+    """Backend of runs that name none: this machine, or YARN."""
     command: str | None = None
-    """The howdah program, an absolute path or a name on the PATH; none: the one beside Airflow's
+    """The howdah program, an absolute path or a name on the PATH; empty: the one beside Airflow's
     Python (on an edge node: `howdah`)."""
     environment: dict[str, str] = Field(default={})
     """Additional environment variables of the program: HADOOP_CONF_DIR, JAVA_HOME..."""
     ssh_conn_id: str | None = None
     """SSH Connection of an edge node: the program runs there."""
     resourcemanager: list[str] = Field(default=[])
-    """URLs of YARN's ResourceManager (of both, with high availability); none: HADOOP_CONF_DIR's."""
+    """URLs of YARN's ResourceManager (of both, with high availability); empty: those of
+    HADOOP_CONF_DIR."""
     run_root: str | None = None
-    """Directory of the run directories, e.g. hdfs:///user/me/howdah/runs; none: howdah-runs in
+    """Parent of the run directories, e.g. hdfs:///user/me/howdah/runs; empty: howdah-runs in
     Airflow's home directory."""
     files_url: str | None = None
-    """URL under which run_root can be read in a browser, for links to reports; none: a cluster's
-    own pages."""
+    """URL under which a browser can read run_root, for links to reports; empty: links lead to the
+    cluster's pages."""
     working_directory: str | None = None
-    """Directory for the relative paths of a configuration; none: Airflow's home directory (on an
-    edge node: the login's)."""
+    """Base of relative paths in a configuration; empty: Airflow's home directory (on an edge node:
+    the login's)."""
     policy: str | None = None
-    """Policy for what is sent to DAGs with this Connection: a file (YAML) on Airflow's machines, or
-    on any storage; none: the installation's ($HOWDAH_AIRFLOW_POLICY)."""
+    """Policy for values sent to DAGs with this Connection: a YAML file on Airflow's machines or on
+    any storage; empty: the installation's ($HOWDAH_AIRFLOW_POLICY)."""
     keytab: str | None = None
-    """Keytab on Airflow's machines for a Kerberised ResourceManager; none: the process's ticket."""
+    """Keytab on Airflow's machines for a Kerberised ResourceManager; empty: the process's
+    ticket."""
     principal: str | None = None
     """Principal of the keytab."""
     notifiers: list[NotifierSettings] = Field(default=[])
-    """Airflow's notifiers for failed tasks and alarms of drift: [{"path": "airflow.providers...",
-    "events": ["failure", "drift"], "arguments": {...}}]; the installation's policy says which."""
+    """Airflow's notifiers for failed tasks and drift alarms: [{"path": "airflow.providers...",
+    "events": ["failure", "drift"], "arguments": {...}}]; the installation's policy limits them."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _left_empty(cls, value: Any, info: Any) -> Any:
-        """Airflow's form sends an empty field as an empty text or null: it has its default."""
+        """Replace an empty field, which Airflow's form sends as "" or null, by its default."""
         if value is None or (isinstance(value, str) and not value.strip()):
             return cls.model_fields[info.field_name].get_default()
         return value
@@ -96,11 +98,9 @@ class ConnectionSettings(Section):
     @model_validator(mode="after")
     def _together(self) -> ConnectionSettings:
         if (self.keytab is None) != (self.principal is None):
-            raise ValueError("give keytab and principal together, or neither")
+            raise ValueError("set both keytab and principal, or neither")
         if self.ssh_conn_id is not None and self.run_root is None:
-            raise ValueError(
-                "an edge node (ssh_conn_id) needs run_root: its directories are others"
-            )
+            raise ValueError("an edge node (ssh_conn_id) needs run_root")
         return self
 
 
@@ -115,8 +115,8 @@ def from_extra(extra: Mapping[str, Any], conn_id: str) -> ConnectionSettings:
     """The extra fields, checked.
 
     Raises:
-        ConfigError: with every problem; for an unknown field it names the nearest known one.
-            Values are not shown, since they may be secrets.
+        ConfigError: with every problem, and the nearest name for an unknown field. Values are not
+            shown, since they may be secrets.
     """
     try:
         return ConnectionSettings.model_validate(dict(extra))
@@ -128,7 +128,7 @@ def from_extra(extra: Mapping[str, Any], conn_id: str) -> ConnectionSettings:
         raise ConfigError(
             f"the Airflow Connection {conn_id} is not valid",
             problems=problems,
-            remedy="Admin > Connections shows the fields and what they mean",
+            remedy="see the fields' descriptions under Admin > Connections",
         ) from None
 
 

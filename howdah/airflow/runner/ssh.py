@@ -19,8 +19,8 @@ class SshRunner(Runner):
     """
 
     silence_seconds = 60.0
-    """Without heartbeats for so long the guard ends the command: a network that drops all packets
-    closes no stdin."""
+    """Time without heartbeats after which the guard ends the command: a network that drops all
+    packets does not close its stdin."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SshRunner(Runner):
         except paramiko.BadHostKeyException as error:
             raise self._refused("the edge node's host key is not the known one", error) from None
         except paramiko.AuthenticationException as error:
-            raise self._refused("the edge node does not let Airflow log in", error) from None
+            raise self._refused("the edge node refuses Airflow's login", error) from None
         except (paramiko.SSHException, OSError, EOFError) as error:
             if "known_hosts" in str(error):
                 raise self._refused("the edge node's host key is not known", error) from None
@@ -59,7 +59,7 @@ class SshRunner(Runner):
                 "the edge node cannot be reached by SSH",
                 where=self.where,
                 got=str(error) or type(error).__name__,
-                remedy=f"look at the Connection {self._conn_id} and at the node",
+                remedy=f"check the Connection {self._conn_id} and the node",
             ) from None
         try:
             return _Channel(client, shlex.join(argv))
@@ -92,15 +92,14 @@ class SshRunner(Runner):
                 "the SSH Connection of the edge node cannot be used",
                 where=self._conn_id,
                 got=str(error),
-                remedy="make it under Admin > Connections: type ssh, with host, login and a key",
+                remedy="create it under Admin > Connections: type ssh, with host, login and a key",
             ) from None
         if made.no_host_key_check:  # the provider's default before version 7
             raise ConfigError(
-                "the SSH Connection of the edge node checks no host key: any machine that answers"
-                " at its address would get the Connection's secrets",
+                "the SSH Connection does not check the edge node's host key: any machine that"
+                " answers at its address would get the Connection's secrets",
                 where=f"{self._conn_id}, extra no_host_key_check",
-                expected="false",
-                remedy='give it {"no_host_key_check": false} and the host_key of the node',
+                remedy='set {"no_host_key_check": false} and the host_key of the node',
             )
         self._made = made
         return made
@@ -110,7 +109,7 @@ class SshRunner(Runner):
             what,
             where=self.where,
             got=str(error),
-            remedy=f"look at login, key and host_key of the Connection {self._conn_id}",
+            remedy=f"check login, key and host_key of the Connection {self._conn_id}",
         )
 
 
@@ -120,7 +119,7 @@ class _Channel(Streams):
     def __init__(self, client: Any, command: str) -> None:
         self._client = client
         transport = client.get_transport()
-        transport.set_keepalive(15)  # notice a dead connection on this side too
+        transport.set_keepalive(15)  # to notice a dead connection on this side too
         self._channel = transport.open_session()
         self._channel.exec_command(command)
 

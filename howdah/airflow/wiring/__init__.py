@@ -1,1 +1,1 @@
-"""Parts that several DAG files put together from operators in the same way."""
+"""Groups of tasks that several DAG files share."""

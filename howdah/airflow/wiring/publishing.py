@@ -1,5 +1,4 @@
-"""From a checked configuration to a published model: the tasks of howdah_finetune and
-howdah_retrain."""
+"""The tasks from a checked configuration to a published model (howdah_finetune, howdah_retrain)."""
 
 from __future__ import annotations
 
@@ -36,10 +35,10 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
 
     Args:
         checked: the output of the task `check`.
-        here: {"conn_id"}, as `check` has it.
-        split: that the gate judges.
+        here: the `conn_id` of all tasks.
+        split: the split that the gate judges.
     Returns:
-        The first of them; the others follow it.
+        The first task, which the others follow.
     """
     backend, directory = checked["backend"], checked["run_directory"]
     ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
@@ -48,7 +47,7 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
     preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)
     with TaskGroup("etl") as etl:
         build = EtlOperator(task_id="build", **run)
-        # Without a source `build` is skipped, and the dataset is taken as it is.
+        # Without a source `build` is skipped, and the existing dataset is used.
         DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
     train = HowdahTrainOperator(
         task_id="train", backend=backend, pool=pool(), retries=TRAINING_RETRIES, **ranks, **run
@@ -57,7 +56,7 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
     gate = GateOperator(task_id="gate", **run)
     approve = ApproveOperator(
         task_id="approve",
-        asked="{{ params.approval }}",
+        required="{{ params.approval }}",
         verdict=gate.output,
         run_directory=directory,
     )

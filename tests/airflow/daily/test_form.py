@@ -37,7 +37,7 @@ def test_the_form_names_the_day_before_an_event_and_an_event_before_the_date():
     assert (west.name, west.since) == ("ds=2026-11-02", "ds=2026-10-31")
     east = day_of(dated("2026-11-03"), pattern, None, timezone="Asia/Tokyo", back=2)
     assert (east.name, east.since) == ("ds=2026-11-03", "ds=2026-11-01")
-    with pytest.raises(ConfigError, match="which day"):
+    with pytest.raises(ConfigError, match="day of this run"):
         day_of(dated(), pattern, None)
 
 
@@ -50,10 +50,10 @@ def test_what_is_asked_comes_from_the_form_and_the_installation(installed):
         daily={"ready": "/w/ds={ds}/_SUCCESS"},
     )
     day = days.Day(partitions=("ds=1",), by="the date")
-    asked = form.asked({}, day, "/runs/r")
+    asked = form.request({}, day, "/runs/r")
     assert (asked["source"], asked["output"]) == ("news.texts", "news.texts_scored")
     assert (asked["model"], asked["wait"]) == ("hdfs:///models/news", True)
-    files = form.asked({"source": "/in/{ds}.csv"}, day, "/runs/r")
+    files = form.request({"source": "/in/{ds}.csv"}, day, "/runs/r")
     assert (files["source"], files["output"]) == ("/in/1.csv", "/runs/r/predictions.parquet")
 
 

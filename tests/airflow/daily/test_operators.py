@@ -130,7 +130,7 @@ def test_days_whose_rows_came_late_are_scored_again_and_judged(context):
     assert [one["partition"] for one in scored["partitions"]] == ["ds=2026-11-01", "ds=2026-11-03"]
     # The day itself must be there: a walk from an earlier day does not miss it.
     answer = {**answer, "partitions": answer["partitions"][:2]}
-    with pytest.raises(Exception, match="no such partition"):
+    with pytest.raises(Exception, match="does not have the partition"):
         task(answer)[1].execute(context)
 
 
@@ -213,7 +213,7 @@ def test_the_installations_policy_decides_which_notifiers_may_be_named(
     with pytest.raises(ConfigError) as caught:
         notifiers.made(Hook(notifiers=wrong), "drift")
     said = str(caught.value)
-    for part in ("rule `notifiers`", "os.system", "no notifier", "massage"):
+    for part in ("rule `notifiers`", "os.system", "not an Airflow BaseNotifier", "massage"):
         assert part in said
     assert len(notifiers.made(Hook(notifiers=[{"path": recorder}]), "drift")) == 1
     (tmp_path / "policy.yaml").write_text("notifiers: [my.chat.Tell]\n")
@@ -231,7 +231,7 @@ def test_a_failed_task_informs_and_a_failing_notifier_raises_nothing(
     task = SimpleNamespace(conn_id="howdah_informs")
     error = RuntimeError("no space left\nmore")
     callbacks.task_failed({**context, "task": task, "exception": error})
-    assert SENT == [{"message": "d.t has failed: no space left", "event": "failure"}]
+    assert SENT == [{"message": "d.t failed: no space left", "event": "failure"}]
 
     listed[0]["arguments"] = {"broken": True}
     connection("howdah_informs", {"notifiers": listed})

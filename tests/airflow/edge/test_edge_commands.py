@@ -67,9 +67,9 @@ def test_a_failure_on_the_edge_node_has_its_own_message(remote):
 @pytest.mark.parametrize(
     ("how", "said", "again"),
     [
-        ({"command": "/nowhere/howdah"}, "there is no howdah program", False),
+        ({"command": "/nowhere/howdah"}, "the howdah program does not exist", False),
         ({"command": "other-version"}, "version 9.9.0", False),
-        ({"key": "stranger"}, "does not let Airflow log in", False),
+        ({"key": "stranger"}, "refuses Airflow's login", False),
         ({"host_key": "stranger"}, "host key is not the known one", False),
         ({"port": 1}, "cannot be reached by SSH", True),
     ],
@@ -101,7 +101,7 @@ def test_an_edge_node_whose_host_key_is_not_checked_gets_nothing(edge, connectio
     connection("edge", fields, **ssh)
     settings = {"ssh_conn_id": "edge", "command": HOWDAH, "run_root": "hdfs:///runs"}
     hook = HowdahHook(connection("howdah_unchecked", settings))
-    with pytest.raises(HowdahCommandRefused, match="checks no host key"):
+    with pytest.raises(HowdahCommandRefused, match="does not check the edge node's host key"):
         hook.run(["doctor", "--json"])
     assert set(edge.sessions()) <= before
 

@@ -211,7 +211,7 @@ def test_a_cluster_started_on_the_command_line(tmp_path):
         other = start_process(place, "--kerberos", "--port", "namenode=1", "--json")
         out, err = other.communicate()
         assert other.returncode == 2 and "Kerberos True, namenode 1" in err, err
-        with pytest.raises(ClusterError, match="running in this directory already"):
+        with pytest.raises(ClusterError, match="already runs in this directory"):
             cluster.start()
 
         cluster.make_dir("/other/below")
@@ -277,7 +277,7 @@ def test_what_a_killed_start_left_is_ended_by_stop(tmp_path):
     starting.kill()
     starting.communicate()
     assert cluster.is_running()
-    with pytest.raises(ClusterError, match="running in this directory already"):
+    with pytest.raises(ClusterError, match="already runs in this directory"):
         cluster.start()
     cluster.stop()
     assert not cluster.is_running()

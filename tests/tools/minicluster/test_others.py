@@ -25,7 +25,7 @@ def machine(tmp_path):
     def ask(*accounts, shadow=None, proc=proc):
         if shadow is not None:
             (etc / "shadow").write_text("".join(f"{n}:{p}:1:0:::::\n" for n, p in shadow.items()))
-        return others.others(accounts, etc=str(etc), proc=str(proc), own=frozenset({0}))
+        return others.others(accounts, etc=str(etc), proc=str(proc), own_ids=frozenset({0}))
 
     ask.home = tmp_path / "home"
     ask.home.mkdir()
@@ -95,7 +95,7 @@ def test_a_process_of_another_user_counts(machine):
         found = machine(ada, person(machine, "ben", 54322), shadow={"ada": "!", "ben": "!"},
                         proc="/proc")  # fmt: skip
         assert found == ["ada (has processes)"]
-        assert others.others([ada], own=frozenset({uid})) == []  # who called sudo
+        assert others.others([ada], own_ids=frozenset({uid})) == []  # who called sudo
     finally:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""Jars fetched once with Maven, held to a committed list of hashes, kept in the cache: Hadoop's."""
+"""Hadoop's jars: fetched once with Maven, checked by a committed list of hashes, and cached."""
 
 from __future__ import annotations
 
@@ -28,72 +28,72 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A set of jars: what resolves to it, and the list that it is held to."""
+class JarSet:
+    """A set of jars: the pom.xml that resolves to it, and the list of its hashes."""
 
     name: str
     pom: Path
     hashes: Path
     pages: str | None = None
-    """The jar that is there for its web pages alone."""
+    """The jar that is used only for its web pages."""
 
 
-def fetch(say: Say, wanted: Wanted | None = None) -> Path:
-    """The directory with `lib/*.jar` and `webapps/`: fetched and verified where it is not there.
+def fetch(say: Say, jar_set: JarSet | None = None) -> Path:
+    """The directory with `lib/*.jar` and `webapps/`, fetched and verified if it does not exist.
 
-    It is whole or absent, however a fetch ends: everything in it has been held to its hash.
+    It is complete or absent, however a fetch ends: every file was checked by its hash.
 
     Args:
-        wanted: the mini cluster's own, if not given.
+        jar_set: the jars; None: those of the mini cluster.
 
     Raises:
-        ClusterError: no mvn, mvn failed, or a jar is not the one listed.
+        ClusterError: mvn is missing or failed, or a jar differs from the list.
     """
-    wanted = wanted or Wanted(f"hadoop-{HADOOP_VERSION}", POM, HASHES, WEB_PAGES)
-    listed = wanted.hashes.read_bytes()
-    home = Path(cache_root()) / f"{wanted.name}-{hashlib.sha256(listed).hexdigest()[:12]}"
+    jar_set = jar_set or JarSet(f"hadoop-{HADOOP_VERSION}", POM, HASHES, WEB_PAGES)
+    listed = jar_set.hashes.read_bytes()
+    home = Path(cache_root()) / f"{jar_set.name}-{hashlib.sha256(listed).hexdigest()[:12]}"
 
     def make(fresh: str) -> None:
         attempt = Path(fresh)
         attempt.mkdir()
         lib = attempt / "lib"
-        say(f"fetching {wanted.name} with Maven (once; up to 160 MB)")
-        _copy_dependencies(attempt, lib, say, wanted.pom)
-        verify(lib, parse_hashes(listed.decode()), wanted.hashes)
-        if wanted.pages is not None:
-            _unpack_web_pages(lib / wanted.pages, attempt)
-            # Its classes are shaded copies of those in the other jars: it was wanted for its pages.
-            (lib / wanted.pages).unlink()
+        say(f"fetching {jar_set.name} with Maven (once; up to 160 MB)")
+        _copy_dependencies(attempt, lib, say, jar_set.pom)
+        verify(lib, parse_hashes(listed.decode()), jar_set.hashes)
+        if jar_set.pages is not None:
+            _unpack_web_pages(lib / jar_set.pages, attempt)
+            # Its classes are shaded copies of those in the other jars.
+            (lib / jar_set.pages).unlink()
 
     return Path(commit.cached(str(home), make))
 
 
 def parse_hashes(text: str) -> dict[str, str]:
-    """{file name: SHA-256 in hex} of a list in sha256sum's format."""
+    """{file name: SHA-256 in hex} from a list in sha256sum's format."""
     return {name: digest for digest, name in (line.split() for line in text.splitlines() if line)}
 
 
 def verify(lib: Path, listed: dict[str, str], hashes: Path = HASHES) -> None:
-    """Hold the files of a directory to a list: the same names, the same bytes.
+    """Compare the files of a directory with a list: the same names, the same bytes.
 
     Raises:
-        ClusterError: names what is missing, not listed, or different.
+        ClusterError: with the files that are missing, not listed, or different.
     """
-    there = {path.name for path in lib.iterdir()} if lib.is_dir() else set()
-    wrong = [f"{name} is missing" for name in sorted(listed.keys() - there)]
-    wrong += [f"{name} is not listed" for name in sorted(there - listed.keys())]
-    for name in sorted(there & listed.keys()):
+    present = {path.name for path in lib.iterdir()} if lib.is_dir() else set()
+    wrong = [f"{name} is missing" for name in sorted(listed.keys() - present)]
+    wrong += [f"{name} is not listed" for name in sorted(present - listed.keys())]
+    for name in sorted(present & listed.keys()):
         with open(lib / name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != listed[name]:
             wrong.append(f"{name} has SHA-256 {digest}, not {listed[name]}")
     if wrong:
         raise ClusterError(
-            "Hadoop's jars are not the ones that this version was made with; none was kept",
+            "Hadoop's jars differ from this version's list; none was kept",
             where=str(hashes),
             got="\n".join(wrong[:5] + ([f"... {len(wrong) - 5} more"] if len(wrong) > 5 else [])),
             remedy="remove org/apache/hadoop from Maven's local repository (~/.m2/repository) and "
-            "try again; behind a mirror, see that it passes files on unchanged",
+            "try again; a mirror must pass files on unchanged",
         )
 
 
@@ -110,11 +110,11 @@ def _unpack_web_pages(jar: Path, target: Path) -> None:
             if re.fullmatch(r"webapps/[\w./-]*", name) and ".." not in name.split("/"):
                 archive.extract(name, target)
     if not (target / "webapps" / "hdfs").is_dir():
-        raise ClusterError("the jar holds no web pages", where=str(jar), expected="webapps/hdfs")
+        raise ClusterError("the jar lacks the web pages webapps/hdfs", where=str(jar))
 
 
 def main(pom: str | Path = POM, hashes: str | Path = HASHES) -> None:
-    """Write the list of hashes anew from what a pom.xml resolves to; for who changes that."""
+    """Rewrite the list of hashes after a change of pom.xml."""
     with tempfile.TemporaryDirectory() as directory:
         lib = Path(directory, "lib")
         say = functools.partial(print, file=sys.stderr)
