@@ -23,17 +23,7 @@ from howdah.errors import ConfigError, DataError
 from howdah.etl import counting
 from howdah.etl.history import judge
 from howdah.etl.history.past import Past
-from howdah.etl.rows import (
-    dedup,
-    forgotten,
-    gate,
-    labels,
-    leakage,
-    near,
-    numbering,
-    split,
-    units,
-)
+from howdah.etl.rows import dedup, forgotten, gate, labels, leakage, near, numbering, split, units
 from howdah.etl.rows import images as image_rows
 from howdah.etl.sources import given, images, reading
 from howdah.etl.sources.source import Source

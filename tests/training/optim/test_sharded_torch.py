@@ -24,7 +24,7 @@ STEPS, LR = 4, 0.01
 SHAPE = DISTILBERT.complete({"dim": 16, "hidden_dim": 32, "n_heads": 4, "n_layers": 2,
                              "vocab_size": 40, "max_position_embeddings": 12})  # fmt: skip
 LABELS = 3
-NONE = ModelSection(dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
+NONE = ModelSection(dropout=0.0)
 
 
 def weights() -> dict[str, np.ndarray]:

@@ -22,7 +22,6 @@ GRADIENT = Gradient(
     without_words=(60_000_000,),
     vocabulary=30_000,
     width=300,
-    choice="auto",
 )
 LINK = Network(byte_seconds=1e-9, message_seconds=1e-3, hop_seconds=5e-5)
 MICRO = Work(rows=64, tokens=8000, unique_ids=4000)
@@ -82,12 +81,10 @@ def test_the_accumulation_for_90_is_the_least_that_reaches_it(workers, byte_seco
 def test_sparse_or_dense_is_decided_as_in_the_loops():
     assert not GRADIENT.sparse(10, 1)
     assert GRADIENT.sparse(2000, 2) and not GRADIENT.sparse(2000, 64)
-    always = Gradient(**{**GRADIENT.__dict__, "choice": "dense"})
-    assert not always.sparse(10, 2)
-    frozen = Gradient(**{**GRADIENT.__dict__, "vocabulary": 0, "choice": "sparse"})
+    frozen = Gradient(**{**GRADIENT.__dict__, "vocabulary": 0})
     assert not frozen.sparse(10, 2)
     # rows cost bytes for each rank, dense ones do not: few ranks gain
-    assert GRADIENT.seconds(LINK, 2000, 2) < always.seconds(LINK, 2000, 2)
+    assert GRADIENT.seconds(LINK, 2000, 2) < GRADIENT.seconds(LINK, 15_000, 2)
 
 
 def test_the_fit_is_robust_to_an_outlier():
