@@ -23,6 +23,7 @@ Kind = Literal["parquet", "orc", "avro"]
 
 
 _NAMES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
+_A_FILE = {"parquet": "a Parquet file", "orc": "an ORC file", "avro": "an Avro file"}
 
 
 def check_alike(
@@ -125,7 +126,7 @@ def readable(path: str, kind: Kind) -> Iterator[None]:
     except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"a file of the source is not a {_NAMES[kind]} file",
+            f"a file of the source is not {_A_FILE[kind]}",
             where=path,
             got=reason.splitlines()[0][:200],
             remedy="remove it, name the files by a narrower pattern, or set data.format",

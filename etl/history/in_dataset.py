@@ -143,7 +143,7 @@ def directory(path: str, manifest: DatasetManifest | None, targets: Targets) -> 
         relative = entry.path[len(path.rstrip("/")) + 1 :]
         top = relative.partition("/")[0]
         if staging.LEASE.fullmatch(relative):
-            contents.live = contents.live or staging.is_live(path)
+            contents.live = contents.live or staging.is_live(entry.path)
         elif relative in named:
             continue
         elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):

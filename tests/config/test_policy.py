@@ -142,7 +142,7 @@ def test_the_example_in_the_documentation_is_a_policy():
         ("hub_models: [../x]", "hub name"),
         ("defaults: {run: {nme: x}}", "did you mean run.name?"),
         ("trusted: perhaps", "bool"),
-        ("- keys", "no YAML mapping"),
+        ("- keys", "not a YAML mapping"),
         ("keys: [", "the policy is not YAML"),
         ("roots: [{{ root }}]", "a key is itself a mapping"),
         ("name: 2026-13-45", "YAML's timestamp"),

@@ -110,7 +110,7 @@ def test_records_and_index_hold_them(tmp_path, task, labels):
         ({"task": "multi_label", "format": "tfrecord"}, "records of another writer"),
         ({"task": "multi_label", "balance": "upsample"}, "one class a row"),
         ({"task": "regression", "dedup": {"conflict": "majority"}}, "counts labels"),
-        ({"task": "regression", "expect": {"min_rows_per_class": 3}}, "count labels"),
+        ({"task": "regression", "expect": {"min_rows_per_class": 3}}, "counts labels"),
         ({"kind": "image", "columns": {"text_pair": "b"}}, "for texts"),
         ({"format": "tfrecord", "columns": {"text_pair": "b"}}, "ids of both sides"),
     ],

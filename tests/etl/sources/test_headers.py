@@ -107,7 +107,7 @@ def test_parquet_files_of_another_kind_are_named(spark, tmp_path):
         read(spark, source=str(tmp_path))
     assert "data.columns.id: key" in caught.value.where and caught.value.got == "int64"
     (tmp_path / "c.parquet").write_text("no parquet")
-    with pytest.raises(DataError, match="no Parquet file") as caught:
+    with pytest.raises(DataError, match="not a Parquet file") as caught:
         read(spark, source=str(tmp_path))
     assert caught.value.where == f"{tmp_path}/c.parquet"
 
@@ -178,7 +178,7 @@ def test_avro_files_of_another_kind_are_named(tmp_path):
 def test_a_file_that_is_no_avro_is_named(tmp_path, data):
     _avro_file(tmp_path / "a.avro", [{"name": "text", "type": "string"}])
     (tmp_path / "b.avro").write_bytes(data + b"\x80" * 20 if data else b"x")
-    with pytest.raises(DataError, match="no Avro file") as caught:
+    with pytest.raises(DataError, match="not an Avro file") as caught:
         _check(tmp_path)
     assert caught.value.where.endswith("b.avro")
 
@@ -193,5 +193,5 @@ def test_orc_files_of_another_kind_are_named(tmp_path):
         _check(tmp_path)
     assert "data.columns.label" in caught.value.where
     (tmp_path / "c.orc").write_bytes(b"ORC and nothing else")
-    with pytest.raises(DataError, match="no ORC file"):
+    with pytest.raises(DataError, match="not an ORC file"):
         _check(tmp_path)

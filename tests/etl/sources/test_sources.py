@@ -339,7 +339,7 @@ def test_sources_that_are_not_there_or_empty(tmp_path):
     ):
         with pytest.raises(kind, match=what):
             sources.resolve(section(source=source))
-    with pytest.raises(ConfigError, match="no table name"):
+    with pytest.raises(ConfigError, match="not a table name"):
         sources.resolve(section(source="drop table; x", format="hive"))
 
 
