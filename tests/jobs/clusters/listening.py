@@ -12,7 +12,7 @@ DRIVER, RELAY, RANKS, SPARK, RAY = (
     "Ray (GCS, raylet, workers, agents; the job's driver is one of its workers)",
 )  # fmt: skip
 _ROLES = (  # by what is in the command line, the first that fits
-    (RELAY, " places agent "), (RANKS, " training --config "),
+    (RELAY, " howdah.jobs.clusters agent "), (RANKS, " howdah.training --config "),
     (SPARK, "pyspark"), (SPARK, "org.apache.spark"), (RAY, "ray"),
 )  # fmt: skip
 
