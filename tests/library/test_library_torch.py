@@ -15,5 +15,5 @@ def test_an_opened_model_scores_texts(tmp_path, tiny_model_dir):
     assert scores_NC.shape == (2, len(LABELS))
     assert scores_NC.sum(axis=1) == pytest.approx(1.0, abs=1e-5)
     assert model.scores([]).shape == (0, len(LABELS))
-    with pytest.raises(ModelError, match="no model"):
+    with pytest.raises(ModelError, match="no such model"):
         library.open_model(str(tmp_path / "none"))

@@ -107,8 +107,10 @@ ENTRIES = {
     ),
     "serve --on ray": command("serve", "--on", "ray", "--model", "{}"),
     "serve --on ray --and": command("serve", "--on", "ray", "--model", "{}", "--and", "{}"),
-    "serve --yarn": command("serve", "--yarn", "--model", "{}"),
-    "register": command("register", "--model", "{}", "--uri", "sqlite:///none.db"),
+    "serve --on yarn": command("serve", "--on", "yarn", "--model", "{}"),
+    "model register": command(
+        "model", "register", "--model", "{}", "--set", "tracking.mlflow.uri=sqlite:///none.db"
+    ),
     "score": command(
         "score", "--model", "{}", "--source", "d.a", "--output", "d.b", "--partition", "ds=1"
     ),
@@ -121,8 +123,8 @@ ENTRIES = {
     "drift --table": command("drift", "--model", "{}", "--table", "d.t", "--partition", "ds=1"),
     "drift --make-reference": lambda address, models: make_reference(config_with(models), address),
     "evaluate": command("evaluate", "--model", "{}"),
-    "threshold": command("threshold", "--model", "{}", "--reject-below", "0.5"),
-    "lineage": command("lineage", "--model", "{}"),
+    "model threshold": command("model", "threshold", "--model", "{}", "--reject-below", "0.5"),
+    "model lineage": command("model", "lineage", "--model", "{}"),
     "model.base": lambda address, models: with_pinned_base(config_with(models, base=address)),
     "model.init_from": lambda address, models: with_pinned_base(
         config_with(models, init_from=address)

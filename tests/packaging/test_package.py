@@ -99,7 +99,8 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
 _PREDICTION = """
 import json, sys
 from howdah.models.opened.opened import open_model, serving_framework
-chosen = serving_framework(sys.argv[2])
+from howdah.models.version import open_version
+chosen = serving_framework(open_version(sys.argv[2], "none"))
 served = open_model(sys.argv[2], framework=chosen, threads=1)
 scores = served.scores(json.loads(sys.argv[3]))
 import pyarrow.parquet, howdah.serving.prediction.executor
@@ -183,7 +184,7 @@ def test_what_is_missing_is_named():
         package_env.parts("cooking")
     with pytest.raises(ClusterError) as caught:
         package_env.closure(["numpy", "no-such-distribution"])
-    assert "no-such-distribution" in caught.value.expected
+    assert "no-such-distribution" in caught.value.remedy
 
 
 def test_an_environment_names_the_glibc_that_an_older_node_lacks(environment, tmp_path):

@@ -20,6 +20,7 @@ from howdah.models.export import formats, onnx_graph
 from howdah.models.export.export import INFO
 from howdah.models.forward import forward_numpy
 from howdah.models.opened.opened import choose_framework, open_model, serving_framework
+from howdah.models.version import open_version
 from tests import ROOT
 from tests.support.models.exported import FAMILIES, base_of, info_of, weights_of, write_export
 from tests.support.models.tiny_families import LOGITS, batch
@@ -112,7 +113,8 @@ class Refused:
 
 sys.meta_path.insert(0, Refused())
 from howdah.models.opened.opened import open_model, serving_framework
-chosen = serving_framework(sys.argv[1])
+from howdah.models.version import open_version
+chosen = serving_framework(open_version(sys.argv[1], "none"))
 scores = open_model(sys.argv[1], framework=chosen, threads=1).scores(json.loads(sys.argv[2]))
 frameworks = sorted({name.split(".")[0] for name in sys.modules} & {"torch", "tensorflow", "onnx"})
 print(json.dumps({"chosen": chosen, "scores": scores.tolist(), "frameworks": frameworks}))
@@ -184,15 +186,15 @@ def test_formats_near_the_model_say_how_near(tmp_path):
 def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypatch):
     base, said = base_of(str(tmp_path / "base"), "distilbert"), []
     path = write_export(tmp_path / "export", base)
-    assert serving_framework(path) == "onnx"
-    assert serving_framework(path, "torch") == "torch"
+    assert serving_framework(open_version(path, "none")) == "onnx"
+    assert serving_framework(open_version(path, "none"), "torch") == "torch"
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "onnx" else find(name, *a)
     )
     without = write_export(tmp_path / "without", base, progress=said.append)
     assert "model.onnx" not in os.listdir(without) and "`onnx` is not installed" in said[0]
-    assert serving_framework(without) == "torch"
+    assert serving_framework(open_version(without, "none")) == "torch"
     with pytest.raises(ModelError, match="not installed"):
         open_model(without, framework="onnx")
     with pytest.raises(UsageError, match="cannot be written here") as caught:

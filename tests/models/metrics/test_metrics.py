@@ -152,7 +152,7 @@ def test_the_metric_table_decides_selection_and_comparison():
     assert [name for name in SHOWN if name in SINGLE] == ["loss", "accuracy", "macro_f1"]
     lower = [name for name, metric in METRICS.items() if metric.lower]
     help_text = GateSection.model_fields["minimum"].description
-    listed = f"for {', '.join(lower[:-1])} and {lower[-1]} the value is the maximum"
+    listed = f"For {', '.join(lower[:-1])} and {lower[-1]} the value is the maximum"
     assert listed in " ".join(help_text.split())
 
 

@@ -204,7 +204,7 @@ class ServingContract:
     def test_evaluate_refusals(self, place, tmp_path, tiny_model_dir):
         with pytest.raises(DataError, match="no rows in dev"):
             evaluate_run(place["config"], split="dev", framework=self.framework)
-        with pytest.raises(ModelError, match="no model"):
+        with pytest.raises(ModelError, match="no such model"):
             evaluate_run(place["config"], model=str(tmp_path), framework=self.framework)
         build_dataset(
             str(tmp_path / "three" / "v=1"), model_dir=tiny_model_dir, classes=3, rows={"test": 8}
