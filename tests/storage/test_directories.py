@@ -130,7 +130,7 @@ def test_on_hdfs_too(cluster, hdfs_dir, monkeypatch, web):
         with pytest.raises(PermissionDenied):
             storage.list_dir(f"{directory}/mine")
         storage.make_dirs(f"{directory}/shared/run/job/requests", mode=0o700)
-        for place in ("run", "run/yarn"):
+        for place in ("run", "run/job"):
             assert storage.entry(f"{directory}/shared/{place}").owner == "mallory"
     with pytest.raises(PermissionDenied) as caught:
         take(f"{directory}/shared/run")

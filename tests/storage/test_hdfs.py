@@ -403,7 +403,7 @@ def test_wrong_addresses_fail_at_once(cluster, monkeypatch, tmp_path, seconds):
     with pytest.raises(ConfigError, match="names no cluster"):
         storage.read_bytes("hdfs:///x")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "none"))
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match="not a directory"):
         storage.read_bytes(cluster.hdfs_url + "/x")
 
 

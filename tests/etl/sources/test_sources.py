@@ -312,7 +312,7 @@ def test_columns_of_another_type(spark, tmp_path):
 def test_a_file_that_is_no_parquet_and_a_table_that_is_not_there(spark, tmp_path):
     (tmp_path / "a.parquet").write_text("no parquet at all")
     settings = section(source=str(tmp_path / "a.parquet"))
-    with pytest.raises(DataError, match="no Parquet file"):
+    with pytest.raises(DataError, match="not a Parquet file"):
         reading.read(spark, sources.resolve(settings), settings)
     settings = section(source="no_such_table", format="hive")
     with pytest.raises(DataError, match="no such table"):

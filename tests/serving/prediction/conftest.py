@@ -7,6 +7,7 @@ import pytest
 from howdah.config.data import CleanOptions, Columns
 from howdah.data.encode import Encoder
 from howdah.models.opened.opened import ServedModel
+from howdah.models.version import Version
 from howdah.serving.prediction import predict as predictor
 from tests.serving.prediction.parity import LABELS, parity_forward
 
@@ -19,4 +20,9 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
         gpu=False, forward=parity_forward, positions=512,
     )  # fmt: skip
     monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
+    monkeypatch.setattr(
+        predictor,
+        "open_version",
+        lambda address, directory: Version(address=address, path="somewhere"),
+    )
     return model

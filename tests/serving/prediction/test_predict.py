@@ -408,7 +408,7 @@ def test_a_parquet_file_with_a_damaged_page_is_refused(served, tmp_path, form, m
     with open(source, "r+b") as file:
         file.seek(6)
         file.write(b"XXXXXXXX")
-    with pytest.raises(DataError, match="no Parquet file") as caught:
+    with pytest.raises(DataError, match="not a Parquet file") as caught:
         predictor.predict("somewhere", source, str(tmp_path / f"out.{form}"))
     assert caught.value.where == source and caught.value.got and caught.value.remedy
     assert os.listdir(tmp_path) == ["in.parquet"]
