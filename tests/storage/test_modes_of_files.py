@@ -57,8 +57,8 @@ def test_a_stricter_umask_holds(tmp_path, fresh_umask):
 
 def test_the_bits_are_those_of_runs_and_datasets():
     assert from_dict({}).most_open == 0o750
-    assert from_dict({"data": {"mode": "0755"}}).most_open == 0o755
-    assert from_dict({"run": {"mode": "0700"}, "data": {"mode": "0700"}}).most_open == 0o700
+    assert from_dict({"run": {"mode": "0755"}}).most_open == 0o755
+    assert from_dict({"run": {"mode": "0700"}}).most_open == 0o700
 
 
 def test_predictions_and_published_models_are_not_for_everybody(tmp_path, tiny_model_dir):
