@@ -27,7 +27,7 @@ def shown_command(argv: Sequence[str]) -> str:
     folder, name = os.path.split(program)
     if name == "__main__.py":  # of python -m
         package = os.path.basename(folder)
-        name = "howdah" if package == "cli" else f"python -m {package}"
+        name = "howdah" if package == "cli" else f"python -m howdah.{package}"
     # each word by itself: joined, what stands behind a secret would be taken for a part of it
     words = [_masked(word) for word in rest]
     return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[

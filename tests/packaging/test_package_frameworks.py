@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.full]
 _RANK = """
 import importlib, json, os, sys
 framework = sys.argv[1]
-from howdah.training.process import env
+from howdah.process import env
 env.prepare(framework, threads=1)
 short = {"torch": "torch", "tensorflow": "tf"}[framework]
 importlib.import_module("howdah.training.loop_" + short)

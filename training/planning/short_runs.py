@@ -53,7 +53,7 @@ def short(config: Config, directory: str, batch: int, threads: int) -> Config:
             "checkpoint": type(config.checkpoint)(
                 every_minutes=None, every_epoch=False, resume="never"
             ),
-            "evaluation": type(config.evaluation)(splits=[VALIDATION], predictions=False),
+            "evaluation": type(config.evaluation)(splits=[VALIDATION]),
             "tracking": type(config.tracking)(tensorboard=False),
         }
     )

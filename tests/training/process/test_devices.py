@@ -16,9 +16,9 @@ from tests import ROOT as REPOSITORY
 ROOT = str(REPOSITORY)
 _FIND = """
 import json, sys
-from howdah.training.process import env
+from howdah.process import env
 env.prepare(sys.argv[1])
-from howdah.training.process import devices
+from howdah.process import devices
 found = devices.find(sys.argv[1])
 try:
     devices.require(sys.argv[1], found)

@@ -69,7 +69,7 @@ def prepared(framework: str, **variables: str) -> dict[str, str]:
     script = f"""
 import json, os, sys
 sys.path.insert(0, {ROOT!r})
-from howdah.training.process import env
+from howdah.process import env
 from howdah.errors import HowdahError
 try:
     env.prepare({framework!r}, threads=3)
