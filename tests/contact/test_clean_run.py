@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from howdah.core.processes import LIMITS
 from tests import ROOT
 from tests.support.rows.word_rows import write_rows
 
@@ -25,7 +26,7 @@ _ETL = [
     r"report: \S+/report\.html",
 ]
 _TRAIN = [
-    r"\+ \S+ .*-m training.*",
+    r"\+ \S+ .*-m howdah\.training.*",
     r"185 rows, 12 steps an epoch, 14 in all; (1 rank; fp32|2 ranks by \S+ \(gloo\); fp32; .*)",
     r"starting from the base model",
     r"step 10/14 loss .*",
@@ -43,7 +44,8 @@ def howdah(*words: str, cwd) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", "howdah.cli", *words], cwd=cwd, text=True, timeout=280,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", LIMITS: "{}"},  # as a user has it
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()

@@ -163,8 +163,7 @@ def test_real_training_goes_on_without_the_node(tmp_path, tiny_model_dir, fault,
     asked = {"workers": 3, "commit_every": 5, "node_failures": 1}
     if fault == "broken GPU":
         env["BROKEN"] = "b:15"
-    if kind == "elastic":
-        asked |= {"min_workers": 1, "max_workers": 3}
+    asked |= {"min_workers": 1, "max_workers": 3} if kind == "elastic" else {"max_restarts": 1}
     with disk_of_b(tmp_path, fault == "full disk"):
         with LocalJob(
             tmp_path / "job", light=False, nodes="a,b,c", env=env, job=asked, **_nested(values)

@@ -151,7 +151,7 @@ def test_a_stopped_rank_that_the_others_gave_up_before_hang_seconds_is_named(job
     """Gloo's limit is shorter: the rank that waited ends first. (Where only the main thread hangs,
     Horovod's own still answers, and hang_seconds finds it.)"""
     stop = {"phase": "evaluate", "how": "SIGSTOP", "rank": 0}
-    limits = {"job.max_restarts": 1, "limit.gloo_timeout_seconds": 3}
+    limits = {"job.max_restarts": 1, "job.gloo_timeout_seconds": 3}
     one = job(framework, elastic=False, stop=stop, hang=120, **limits)
     code, verdict, status = one.end(LIMIT)
     events = [event["what"] for event in status["events"]]
