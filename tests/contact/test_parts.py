@@ -38,7 +38,7 @@ class Etl:
         self.dataset, self.base = str(tmp_path / "dataset"), base
 
     def __call__(self, source: str, **data):
-        append = {"enabled": True, "buckets": 1, **data.pop("append", {})}
+        append = {"enabled": True, **data.pop("append", {})}
         columns = {"id": "id", **data.pop("columns", {})}
         settings = {"source": source, "dataset": self.dataset, "columns": columns,
                     "append": append, "max_length": 16, **FEW_JOBS, **data}  # fmt: skip

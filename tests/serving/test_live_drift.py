@@ -16,7 +16,7 @@ samples = pytest.importorskip("tests.serving.drift.samples")
 
 
 def generation(path: str):
-    return SimpleNamespace(variant=SimpleNamespace(path=path))
+    return SimpleNamespace(version=SimpleNamespace(path=path))
 
 
 @pytest.fixture

@@ -129,7 +129,9 @@ def test_a_stop_is_answered_while_an_earlier_training_saves(worker, tmp_path, si
     with saving(tmp_path / "study", 0) as lock:
 
         def act():
-            wait_until(lambda: any("waits until" in line for line in said), 15)
+            wait_until(
+                lambda: any("waiting for its earlier training to save" in line for line in said), 15
+            )
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -154,7 +156,7 @@ def test_a_trial_that_is_still_trained_after_its_time_leaves_its_place_to_others
 
         with meanwhile(act):
             one.run()
-    assert any(line.startswith("trial 0: it is still being trained") for line in said)
+    assert any(line.startswith("trial 0: its earlier training still runs") for line in said)
     assert states(study) == ["COMPLETE"] * 3
 
 

@@ -122,7 +122,7 @@ def test_a_valid_job_passes_and_no_file_stays(job, tmp_path):
 def test_a_staging_directory_that_others_may_write_to_is_refused(job, tmp_path):
     (tmp_path / "staging").mkdir()
     (tmp_path / "staging").chmod(0o777)
-    with pytest.raises(ConfigError, match="others may write") as caught:
+    with pytest.raises(ConfigError, match="other users may write") as caught:
         checked(job())
     assert caught.value.where.startswith("yarn.staging")
 
@@ -262,7 +262,7 @@ def test_later_limits_are_reported(job):
         "hadoop.security.authentication": "kerberos",
         "dfs.namenode.delegation.token.max-lifetime": "7200000",
     }
-    said = checked(job(job={"attempts": 5}), Manager(conf))
+    said = checked(job(job={"max_restarts": 5}), Manager(conf))
     assert any("2 times at most" in line for line in said)
     assert any("2.0 h at most" in line for line in said)
 
