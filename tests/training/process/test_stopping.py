@@ -13,6 +13,7 @@ from howdah.training.process.stopping import StopSignals
 
 @pytest.fixture
 def signals():
+    before = signal.getsignal(signal.SIGINT)
     made = []
 
     def make(several_ranks: bool) -> tuple[StopSignals, threading.Event]:
@@ -25,7 +26,7 @@ def signals():
     yield make
     for stop in made:
         stop.uninstall()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(
