@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from howdah.config.loader import from_dict
+from howdah.config.loader import Config, from_dict
 from howdah.process.devices import CPU
 from howdah.process.env import RankEnv
 from howdah.training.checkpoint.elastic_state import ElasticState
@@ -53,6 +53,15 @@ class Training:
         self.comm, self.console = SoloComm(), io.StringIO()
         self.run = Run(config, RankEnv(), console=self.console)
         self.run.open()
+        try:
+            self._prepare(config)
+        except (
+            BaseException
+        ):  # as a rank's process ends: its run is closed, its signals are given back
+            self.run.close("failed")
+            raise
+
+    def _prepare(self, config: Config) -> None:
         self.job = prepare(config, self.comm, self.run, device=CPU)
         self.weights: dict[str, np.ndarray] = {}
         memory = ElasticState(every=50)

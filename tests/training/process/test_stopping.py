@@ -13,7 +13,6 @@ from howdah.training.process.stopping import StopSignals
 
 @pytest.fixture
 def signals():
-    before = signal.getsignal(signal.SIGINT)
     made = []
 
     def make(several_ranks: bool) -> tuple[StopSignals, threading.Event]:
@@ -26,7 +25,7 @@ def signals():
     yield make
     for stop in made:
         stop.uninstall()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize(
