@@ -42,6 +42,7 @@ def _open_backend(path: str) -> Backend:
             f"unsupported storage scheme {kind}://",
             where=path,
             expected="a plain path, file://, hdfs://, webhdfs://, swebhdfs:// or s3://",
+            remedy="give the path with one of these schemes, or none for a file of this machine",
         )
     return OPENERS[kind](path)
 

@@ -62,8 +62,9 @@ def _configured_seconds() -> float:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
         raise ConfigError(
-            "not a number of seconds", where=ENVIRONMENT, expected="0 or more", got=repr(text)
-        )
+            "not a number of seconds", where=ENVIRONMENT, expected="0 or more", got=repr(text),
+            remedy=f"set ${ENVIRONMENT} to a number such as 120, or unset it",
+        )  # fmt: skip
     return seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -101,25 +101,3 @@ class Spool:
                 raise OSError(f"the file of the state ends at byte {offset + done}")
             done += got
         return data
-
-
-def spooled(
-    directory: str, arrays: Iterable[tuple[str, np.ndarray]], *, keeps: bool
-) -> dict[str, StoredArray] | None:
-    """Put arrays into a Spool, one in memory at a time; by name.
-
-    Args:
-        directory: of the Spool.
-        arrays: drawn to their end also where they are not kept: each may take a collective.
-        keeps: this rank has the Spool; others get None.
-    Raises:
-        StorageFull: a write has failed; raised after the last array.
-    """
-    spool, found = Spool(directory) if keeps else None, {}
-    for name, array in arrays:
-        if spool is not None:
-            found[name] = spool.add(array)
-    if spool is None:
-        return None
-    spool.check()
-    return found
