@@ -226,6 +226,6 @@ def test_what_a_place_refuses_ends_the_study_with_its_own_error(studies):
     assert done.returncode == 2, done.stderr
     assert "one that every node sees" in done.stdout and "Traceback" not in done.stderr
     done = run(["--config", str(study.config), "--set", "tune.on=local", "--np", "2", "--json"])
-    assert done.returncode == 2 and "job.workers" in done.stdout
+    assert done.returncode == 2 and "job.workers" in json.loads(done.stdout)["what"]
     done = run(["--config", str(study.config), "--set", "tune.on=slurm", "--json"])
     assert done.returncode == 2 and "tune.on" in done.stdout
