@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 
@@ -31,6 +32,8 @@ def main() -> None:
     world = int(sys.argv[1])
     with open(sys.argv[2], encoding="utf-8") as file:
         words = json.load(file)
+    # Spark's tasks take the first python3 of PATH otherwise, which need not have torch.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master(f"local[{world}]")
         .config("spark.driver.memory", "1g")
