@@ -17,6 +17,8 @@ from howdah.core import gpus, machine
 from howdah.errors import UsageError
 
 __all__ = [
+    "JOIN_SECONDS",
+    "RENDEZVOUS",
     "RankEnv",
     "STORE",
     "prepare",
@@ -29,6 +31,13 @@ STORE = "HOWDAH_STORE"
 """Environment variable of ranks of one machine: a file, new for each start, through which they find
 each other for torch.distributed. It takes the place of torch's TCPStore, which listens on all
 interfaces and knows no password."""
+
+
+RENDEZVOUS = "HOWDAH_RENDEZVOUS"
+"""Environment variable of a job's ranks: host:port on loopback where their agent answers for the
+job's rendezvous (training/comm/store_torch.py is its client)."""
+JOIN_SECONDS = "HOWDAH_JOIN_SECONDS"
+"""Environment variable of a job's ranks: how long one waits for the others while a world forms."""
 
 
 @dataclass(frozen=True)

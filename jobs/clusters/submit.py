@@ -188,7 +188,6 @@ def _checked(config: Config, etl: bool, progress: Progress) -> Config:
         lambda: _writable(config),
         lambda: checks.batch(config),
         lambda: checks.carrier(config, here=ranks_are_here(config)),
-        lambda: checks.parallel(config),
         lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),
         lambda: checks.begins(config),
