@@ -279,23 +279,28 @@ def train(
     config: ConfigPath = None,
     set: Overrides = None,
     np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
-    launcher: Annotated[str, typer.Option(help=f"{launchers.either()}.")] = launchers.DEFAULT,
+    launcher: Annotated[str | None, typer.Option(hidden=True)] = None,
     resume: Annotated[
         str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train on this machine with Horovod or torch.distributed; prints the launcher's command."""
-    launchers.require(launcher, where="--launcher")
+    """Train on this machine; two ranks or more are a job that the command waits for."""
+    if launcher is not None:
+        launchers.refuse(launcher, np)
     overrides = list(set or [])
     if resume is not None:
         overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
     checked = load_to_begin(chosen(config, set), overrides)
     note_command()
-    from howdah.training.launch.launch import train as launch
-
     alerting.begun("train")
-    raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
+    if np > 1:
+        from howdah.cli import local_job
+
+        raise typer.Exit(local_job.train(checked, np=np, json=json))
+    from howdah.training.launch.launch import train as in_one_process
+
+    raise typer.Exit(in_one_process(checked, json=json))
 
 
 @app.command()

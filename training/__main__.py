@@ -121,7 +121,7 @@ def _standby(args: argparse.Namespace) -> int:
         return error.exit_code
     waits = Waits()
     heartbeat = Heartbeat(channel, waits)
-    console = ChannelConsole(channel)
+    console = ChannelConsole(channel, output.terminal_of_command())
     run = Run(config, env.RankEnv(), console=console, log=sys.stderr, heartbeat=heartbeat)
     _configure_storage(config, run.say)
     worlds = Worlds(config.training.framework, run, channel, waits)

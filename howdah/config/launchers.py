@@ -14,7 +14,7 @@ from typing import Literal
 from howdah.errors import ConfigError, UsageError
 
 __all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
-           "either", "require", "require_carrier", "started_by"]  # fmt: skip
+           "either", "refuse", "require", "require_carrier", "started_by"]  # fmt: skip
 
 CommKind = Literal["horovod", "torch"]
 """What carries the ranks' collectives, Horovod or torch.distributed: training/comm/backends.py has
@@ -46,6 +46,8 @@ class Launcher:
     title: str
     """Name in messages."""
     variables: RankVariables
+    command: str
+    """How it starts `np` ranks of a Python module, up to `-m`."""
     comm: CommKind
     """What carries the collectives of its ranks, unless `training.comm` names another."""
     package: str
@@ -65,6 +67,7 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables(
             "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
         ),
+        command="horovodrun --gloo -np {np} python",
         comm="horovod",
         package="the Horovod wheel",
         checks=("Horovod",),
@@ -78,6 +81,7 @@ LAUNCHERS: dict[str, Launcher] = {
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
         ),
+        command="mpirun -np {np} --bind-to none python",
         comm="horovod",
         package="openmpi-bin",
         checks=("MPI", "Horovod"),
@@ -87,6 +91,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher(
         title="torchrun",
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        command="torchrun --nproc-per-node {np}",
         comm="torch",
         package="PyTorch, as pip install 'howdah[torch]' does",
         # Not its other warnings: what follows them is the ranks'. torch 2.13
@@ -122,6 +127,23 @@ def require(name: str, *, where: str | None = None) -> Launcher:
     if name not in LAUNCHERS:
         raise UsageError("unknown launcher", where=where, expected=either(), got=repr(name))
     return LAUNCHERS[name]
+
+
+def refuse(name: str, np: int) -> None:
+    """Say how ranks are started with a launcher of one's own.
+
+    Raises:
+        UsageError: always.
+    """
+    row = require(name, where="--launcher")
+    command = row.command.format(np=np)
+    raise UsageError(
+        "`howdah train` starts its ranks itself, as a job on this machine",
+        where=f"--launcher {name}",
+        expected="no --launcher",
+        remedy=f"leave it out, or start {row.title} yourself: {command} -m howdah.training"
+        " --config run.yaml",
+    )
 
 
 def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> None:

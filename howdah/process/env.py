@@ -21,6 +21,7 @@ __all__ = [
     "RENDEZVOUS",
     "RankEnv",
     "STORE",
+    "TERMINAL",
     "prepare",
     "rank_env",
     "threads_per_rank",
@@ -33,6 +34,9 @@ each other for torch.distributed. It takes the place of torch's TCPStore, which 
 interfaces and knows no password."""
 
 
+TERMINAL = "HOWDAH_TTY"
+"""Environment variable of ranks that `howdah train` starts: the terminal that rank 0 may draw its
+bar on."""
 RENDEZVOUS = "HOWDAH_RENDEZVOUS"
 """Environment variable of a job's ranks: host:port on loopback where their agent answers for the
 job's rendezvous (training/comm/store_torch.py is its client)."""

@@ -36,8 +36,8 @@ from howdah.jobs.status import status_file
 from howdah.jobs.status.text import duration, job_lines, run_summary
 
 __all__ = [
-    "container_logs", "find", "follow", "job_status", "kill", "list_jobs", "rank_log", "scale",
-    "status_lines",
+    "container_logs", "failure_of", "find", "follow", "job_status", "kill", "list_jobs",
+    "rank_log", "request_stop", "scale", "status_lines",
 ]  # fmt: skip
 
 _POLL_SECONDS = 0.5
@@ -232,7 +232,7 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
         return _state(job, driver_status(job))[0]
     before = (driver_status(job).get("last_checkpoint") or {}).get("step")
     if save and driver_status(job).get("state") in ("running", "resizing", "restarting"):
-        _request(job, {"type": "stop", "save": True})
+        request_stop(job)
         _wait(job, save_seconds)
         saved = driver_status(job).get("last_checkpoint") or {}
         new = saved.get("step") is not None and saved["step"] != before
@@ -253,6 +253,11 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
             os.kill(job.pid, number)
             _wait(job, _SIGNAL_SECONDS)
     return _state(job, driver_status(job))[0]
+
+
+def request_stop(job: Record) -> None:
+    """Ask a job's driver to save a checkpoint and end."""
+    _request(job, {"type": "stop", "save": True})
 
 
 def _require_ours(job: Record, what: str) -> None:
@@ -316,11 +321,11 @@ def _follow(job: Record, progress: Progress) -> dict[str, Any]:
         time.sleep(_POLL_SECONDS)
     status = job_status(job)
     if status["final_status"] != "SUCCEEDED":
-        raise _failure(status)
+        raise failure_of(status)
     return status
 
 
-def _failure(status: dict[str, Any]) -> HowdahError:
+def failure_of(status: dict[str, Any]) -> HowdahError:
     """Why a job did not succeed: its driver's own error, else what is known of its end."""
     driver = status["job"] or {}
     if driver.get("error"):

@@ -24,6 +24,8 @@ __all__ = [
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
 """Files in a job's own directory."""
 ETL = "--etl"
+ATTENDED = "--attended"
+"""The driver ends with the command that started it: its standard input then ends."""
 """The driver's argument: it makes the dataset first."""
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
 _NO_ROWS_MEMORY = "512m"

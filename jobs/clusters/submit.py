@@ -30,6 +30,7 @@ from howdah.jobs.clusters import dataset as making
 from howdah.jobs.clusters import record
 from howdah.jobs.clusters.record import Record
 from howdah.jobs.clusters.settings import (
+    ATTENDED,
     CHECKS,
     CONFIG,
     ETL,
@@ -115,11 +116,15 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitted:
+def submit(
+    config: Config, progress: Progress, *, etl: bool = False, command_pipe: int | None = None
+) -> Submitted:
     """Start the job of a configuration, or attach to its live one.
 
     Args:
         etl: the job makes its dataset first, unless it is there.
+        command_pipe: a descriptor whose end of file says that the command is gone: the job saves
+            and ends then. None: the job outlives its command.
     Raises:
         ConfigError, DataError, ModelError, StorageError: a check failed.
         ClusterError: another job holds the run directory; the driver did not start.
@@ -143,7 +148,7 @@ def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitte
             record.refuse_live_on_yarn(config.run.directory)
             if config.job.on == "spark":  # what is built and uploaded here, the driver finds
                 shipped_for_spark(config, etl=etl, progress=progress)
-            there, page = _start(config, digest, etl, progress)
+            there, page = _start(config, digest, etl, progress, command_pipe)
     seconds = time.monotonic() - began
     return Submitted(record=there, page=page, attached=attached, seconds=seconds)
 
@@ -234,7 +239,9 @@ def _writable(config: Config) -> None:
 
 
 # ---------------------------------------------------------------------------------- the driver
-def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[Record, str | None]:
+def _start(
+    config: Config, digest: str, etl: bool, progress: Progress, command_pipe: int | None
+) -> tuple[Record, str | None]:
     """Start the driver and wait for its first status; the job's record and its page.
 
     A failure and an interrupt end the driver.
@@ -248,11 +255,13 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[
     _write(os.path.join(directory, CONFIG), loader.dump_yaml(config))
     _write(os.path.join(directory, JOB), application)
     log = os.path.join(directory, LOG)
+    words = [ETL] if etl else [] if command_pipe is None else [ATTENDED]
     with open(log, "ab") as output:
         # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
         process = subprocess.Popen(
-            isolation.module("howdah.jobs.clusters", "driver", directory, *([ETL] if etl else [])),
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            isolation.module("howdah.jobs.clusters", "driver", directory, *words),
+            stdin=subprocess.DEVNULL if command_pipe is None else command_pipe,
+            stdout=output, stderr=output, start_new_session=True,
             env=isolation.environment(),
         )  # fmt: skip
     try:

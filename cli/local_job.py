@@ -1,0 +1,215 @@
+"""`howdah train --np N`: a job of this machine that the command waits for.
+
+Everything is as with `howdah submit --on local`, and three things differ: the job ends with its
+command, however that ends; two commands never wait for one job; the terminal is rank 0's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as _json
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from howdah.cli.common import say
+from howdah.config import loader
+from howdah.config.model import Config
+from howdah.core import gpus, machine
+from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated, UsageError
+from howdah.job_log import Position, new_lines
+from howdah.jobs.clusters import control, record
+from howdah.jobs.clusters import submit as submission
+from howdah.jobs.clusters.record import Record, driver_status
+from howdah.models.runs import settings
+from howdah.process.env import TERMINAL
+from howdah.training.launch import outcome
+from howdah.training.run.local_dir import RunLock, local_directory
+
+__all__ = ["train"]
+
+_POLL_SECONDS = 0.2
+_PAGE_SECONDS = 2.0
+_END_SECONDS = 30.0
+"""What the driver may need besides `checkpoint.grace_seconds`: to read the request to stop, to end
+its workers and to write its last status."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def train(config: Config, *, np: int, json: bool) -> int:
+    """Train with `np` ranks and wait for the end.
+
+    Args:
+        np: ranks, 2 or more.
+        json: print one JSON object about the run to stdout.
+    Returns:
+        0; every other end is raised.
+    Raises:
+        HowdahError: why the job failed, with its exit code.
+        Interrupted, Terminated: it was stopped.
+    """
+    config = _of_job(config, np)
+    directory = config.run.directory
+    done = settings.already_finished(config)
+    if done is not None:
+        print("\n".join(done), file=sys.stderr, flush=True)
+    else:
+        lock = RunLock(local_directory(directory), ".launch.lock", directory)
+        lock.take()
+        try:
+            _run(config)
+        finally:
+            lock.release()
+    if json:
+        print(_json.dumps(outcome.summary(directory), ensure_ascii=False))
+    return 0
+
+
+def _of_job(config: Config, np: int) -> Config:
+    """The configuration of the job: what `job` says of a cluster's network, ports and containers
+    does not hold for processes of this machine.
+
+    Raises:
+        ConfigError, UsageError: there are fewer rows in a step, or GPUs, than ranks.
+    """
+    rows = config.training.global_batch_size
+    if rows < np:
+        raise ConfigError(
+            "training.global_batch_size is smaller than the world",
+            where="training.global_batch_size",
+            expected=f"at least {np}, one row for each rank",
+            got=str(rows),
+            remedy="raise it, or start fewer ranks",
+        )
+    values = config.model_dump(mode="json")
+    job = values["job"]
+    devices = gpus.usable().devices
+    if devices and len(devices) < np:
+        raise UsageError(
+            "more ranks than GPUs on this machine",
+            expected=f"at most {len(devices)} ranks (GPUs {', '.join(devices)})",
+            got=f"{np} ranks",
+            remedy="start fewer ranks, or train on the CPU with CUDA_VISIBLE_DEVICES=''",
+        )
+    job |= {
+        "on": "local",
+        "workers": np,
+        "controller": "gloo",
+        "network_interface": None,
+        "ports": None,
+        "secret_env": [name for name in job["secret_env"] if name in os.environ],
+    }
+    if config.job.elastic:
+        job |= {"min_workers": min(config.job.fewest, np), "max_workers": max(config.job.most, np)}
+    threads = config.training.threads_per_rank or max(1, machine.cores() // np)
+    job["worker"] |= {"vcores": threads, "gpus": int(bool(devices))}
+    return loader.from_dict(values)
+
+
+def _run(config: Config) -> None:
+    directory = config.run.directory
+    live = record.read(directory)
+    if live is not None and live.alive:
+        raise record.in_use(live)
+    os.environ.pop(TERMINAL, None)
+    with contextlib.suppress(OSError):
+        os.environ[TERMINAL] = os.ttyname(2)
+    read, write = os.pipe()
+    try:  # this process alone holds the other end: where it is killed, the driver reads its end
+        submitted = submission.submit(config, say, command_pipe=read)
+        if submitted.attached:
+            raise record.in_use(submitted.record)
+        asked_by = _wait(submitted.record, config)
+    finally:
+        os.close(read)
+        os.close(write)
+    status = control.job_status(submitted.record)
+    if status["final_status"] == "SUCCEEDED":
+        return
+    if asked_by is not None:
+        raise _stopped(config, asked_by)
+    raise control.failure_of(status)
+
+
+def _wait(job: Record, config: Config) -> int | None:
+    """Show the job's events and rank 0's lines until it is over; the signal that stopped it."""
+    position, handled, deadline = Position(), 0, float("inf")
+    with _signals() as signals:
+        while True:
+            over = not job.alive
+            status = driver_status(job) if over else _live(job)
+            lines, position = new_lines(_shown(status), position)
+            for line in lines:
+                say(line)
+            if over:
+                return signals[0] if signals else None
+            if len(signals) > handled:
+                again = handled > 0
+                # Up to here it is one request: `timeout` and a closing terminal send theirs twice.
+                handled = len(signals)
+                deadline = 0.0 if again else _ask_to_stop(job, config, signals[0])
+            if time.monotonic() > deadline:
+                control.kill(job, save=False, save_seconds=0, progress=say)
+            time.sleep(_POLL_SECONDS)
+
+
+def _ask_to_stop(job: Record, config: Config, number: int) -> float:
+    """Ask the driver to save and end; when it must have ended (time.monotonic)."""
+    seconds = config.checkpoint.grace_seconds
+    control.request_stop(job)
+    name = signal.Signals(number).name
+    say(f"{name}: saving a checkpoint, at most {seconds:g} s (once more: kill)")
+    return time.monotonic() + seconds + _END_SECONDS
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Inside, signals that ask to stop are collected."""
+    came: list[int] = []
+    old = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        if old[number] is not signal.SIG_IGN:  # nohup stays nohup
+            signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield came
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+def _live(job: Record) -> dict[str, Any]:
+    """The driver's status from its page, newer than its file; from the file where it is away."""
+    status = driver_status(job)
+    page = status.get("page") or ""
+    if not page.startswith("http://127.0.0.1:"):
+        return status
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with (
+        contextlib.suppress(OSError, ValueError),
+        opener.open(page + "status.json", timeout=_PAGE_SECONDS) as answer,
+    ):
+        return _json.loads(answer.read())
+    return status
+
+
+def _shown(status: dict[str, Any]) -> dict[str, Any]:
+    """Without rank 0's lines where rank 0 itself writes to the terminal."""
+    return status | {"lines": []} if TERMINAL in os.environ else status
+
+
+def _stopped(config: Config, number: int) -> HowdahError:
+    kind = Interrupted if number == signal.SIGINT else Terminated
+    what = "training was interrupted" if kind is Interrupted else "training was asked to end"
+    newest = outcome.newest_checkpoint(config)
+    got = f"the newest checkpoint is {newest}"
+    remedy = "start it again in the same way: it goes on from there"
+    if newest == outcome.NONE:
+        got = "no checkpoint had been saved yet"
+        remedy = "start it again in the same way: it begins with the base model"
+    return kind(
+        what + outcome.cut_short(config), where=config.run.directory, got=got, remedy=remedy
+    )
