@@ -40,7 +40,7 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
 
 
 def terminal_of_command() -> TextIO | None:
-    """The terminal that `howdah train` runs in: ranks have pipes and files, which can't show a bar."""
+    """The terminal that `howdah train` runs in: ranks have pipes and files, which show no bar."""
     path = os.environ.get(TERMINAL)
     if path is None:
         return None
