@@ -17,7 +17,6 @@ from howdah.cli.common import (
     load_to_begin,
     say,
 )
-from howdah.config import launchers
 from howdah.config.data import MOST_FOLDS
 from howdah.config.splits import VALIDATION
 from howdah.errors import UsageError
@@ -62,16 +61,12 @@ def crossval(
         int, typer.Option(min=2, max=MOST_FOLDS, help="Parts of the duplicate clusters.")
     ] = 5,
     np: Annotated[int, typer.Option("--np", min=1, help="Ranks of each fold's training.")] = 1,
-    launcher: Annotated[
-        str, typer.Option(help=f"{', '.join(launchers.LAUNCHERS)}.")
-    ] = launchers.DEFAULT,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Fold the baseline instead of the model.")
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Train and evaluate once for each fold of the source; print mean and standard deviation."""
-    launchers.require(launcher, where="--launcher")
     if baseline and np != 1:
         raise UsageError(
             "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
@@ -80,9 +75,7 @@ def crossval(
     from howdah.tuning.crossval.folds import cross_validate
     from howdah.tuning.crossval.summary import table
 
-    found = cross_validate(
-        checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say
-    )
+    found = cross_validate(checked, folds=folds, np=np, baseline=baseline, progress=say)
     answer(found, json, [*table(found), f"cross-validation: {found['path']}"])
 
 

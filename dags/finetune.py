@@ -18,7 +18,7 @@ POLICY, _ = policy.in_force()
 DOC = """
 Fine-tunes a DistilBERT, BERT or RoBERTa: **check** what was sent, **preflight**, **etl** (Spark; an
 unchanged dataset is found and not made again, without `data.source` it is taken as it is),
-**train** (on this machine by the launcher, or on YARN), **evaluate** the export, **gate**,
+**train** (on this machine, or on YARN), **evaluate** the export, **gate**,
 **approve** (only with the param `approval`), **publish**, **teardown**.
 
 A retried or cleared task resumes: the run directory belongs to the DAG run. Fields are the keys of

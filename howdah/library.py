@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
-from howdah.config import launchers
 from howdah.config import loader as _loader
 from howdah.config.model import Config
 from howdah.core.child import Child
@@ -103,7 +102,6 @@ def train(
     config: Config,
     *,
     np: int = 1,
-    launcher: str = launchers.DEFAULT,
     resume: str | None = None,
     say: Say | None = None,
 ) -> dict[str, Any]:
@@ -111,7 +109,6 @@ def train(
 
     Args:
         np: ranks.
-        launcher: of several ranks; a name of howdah/config/launchers.py.
         resume: auto, never, or a checkpoint; None: checkpoint.resume of the configuration.
         say: takes each line of progress; None: they are printed.
     Returns:
@@ -119,10 +116,9 @@ def train(
     Raises:
         Interrupted: after a KeyboardInterrupt; the last step is saved. Interrupted once more, the
             command kills its ranks.
-        HowdahError: the error of the rank that failed first, as itself.
+        HowdahError: why training failed, as itself.
     """
-    launchers.require(launcher, where="launcher")
-    words = ["train", "--np", str(np), "--launcher", launcher]
+    words = ["train", "--np", str(np)]
     return _command(words if resume is None else [*words, "--resume", resume], config, say)
 
 

@@ -36,7 +36,6 @@ def tune(
     *,
     join: bool = False,
     np: int | None = None,
-    launcher: str | None = None,
     evaluate: Evaluate,
     refused: Callable[[Config], Iterator[HowdahError]] = lambda config: iter(()),
     say: Callable[[str], None],
@@ -46,7 +45,6 @@ def tune(
     Args:
         join: only work on a study that another process has begun.
         np: ranks of each trial that this machine trains; None: one.
-        launcher: one of launchers.LAUNCHERS, for them; None: the default, and one rank needs none.
         evaluate: how the gate evaluates a published model, for `tune.publish`.
         refused: problems that policies have with a trial's configuration.
         say: takes lines of progress.
@@ -58,7 +56,7 @@ def tune(
         Interrupted, Terminated: asked to stop; trials are saved, the same command goes on.
     """
     studies.library()
-    way = way_of(config, np=np, launcher=launcher)
+    way = way_of(config, np=np)
     directory = config.run.directory
     if storage.exists(storage.join(directory, RUN_JSON)):
         raise ConfigError(

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from howdah.config import launchers
 from howdah.config.job import Place
 from howdah.config.loader import Config
 from howdah.core import machine
@@ -61,15 +60,14 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Here:
-    """Trials are trainings of this machine.
+    """Trials are trainings of this machine; those of several ranks are jobs that end with their
+    command.
 
     Args:
         ranks: of each trial.
-        launcher: one of launchers.LAUNCHERS.
     """
 
     ranks: int = 1
-    launcher: str = launchers.DEFAULT
     locks = (".launch.lock", ".lock")
     keeps_lock = False
     ending_seconds = 30.0
@@ -77,21 +75,22 @@ class Here:
 
     def command(self, config: str) -> list[str]:
         """As Way."""
-        words = ["train", "--config", config, "--json", "--np", str(self.ranks)]
-        return [*HOWDAH, *words, "--launcher", self.launcher]
+        return [*HOWDAH, "train", "--config", config, "--json", "--np", str(self.ranks)]
 
     def threads(self, parallel: int) -> int | None:
         """Trials that run at once share the machine's cores."""
         return max(1, machine.cores() // (parallel * self.ranks))
 
     def own_failure(self, error: HowdahError | None, local: str) -> bool:
-        """A rank has written an error that no other rank's end has caused."""
+        """Of one rank: it has written an error. Of a job, the driver says whose failure it is."""
+        if self.ranks > 1:
+            return not isinstance(error, WorkersLost)
         failed = failure.first(local)
         return failed is not None and not failed.consequence
 
     def lost(self, error: HowdahError | None) -> bool:
-        """As Way."""
-        return False
+        """The driver of several ranks has died, or another process has killed it."""
+        return isinstance(error, JobLost)
 
 
 @dataclass(frozen=True)
@@ -127,24 +126,23 @@ class Job:
         return isinstance(error, JobLost)
 
 
-def way_of(config: Config, *, np: int | None, launcher: str | None) -> Way:
+def way_of(config: Config, *, np: int | None) -> Way:
     """How a study's trials are run.
 
     Args:
-        np, launcher: of trainings on this machine; None: not given.
+        np: ranks of trainings on this machine; None: not given.
     Raises:
-        UsageError: they are given, and trials are jobs.
+        UsageError: it is given, and trials are jobs.
     """
     if config.tune.on is None:
-        return Here(np or 1, launcher or launchers.DEFAULT)
-    given = [f"--np {np}" if np else "", f"--launcher {launcher}" if launcher else ""]
-    if any(given):
+        return Here(np or 1)
+    if np:
         raise UsageError(
             "trials are jobs, whose ranks are the job's workers",
             where=f"tune.on: {config.tune.on}",
-            expected="job.workers and job.worker instead of --np and --launcher",
-            got=" ".join(filter(None, given)),
-            remedy="leave them out, or tune.on, so that this machine trains the trials",
+            expected="job.workers and job.worker instead of --np",
+            got=f"--np {np}",
+            remedy="leave it out, or tune.on, so that this machine trains the trials",
         )  # fmt: skip
     return Job(config.tune.on, config.job.most)
 

@@ -20,7 +20,6 @@ from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
 from howdah.airflow.lineage import touched  # noqa: E402
 from howdah.airflow.lineage.reporting import ReportsLineage  # noqa: E402
 from howdah.airflow.local_training import scalars  # noqa: E402
-from howdah.config import launchers  # noqa: E402
 from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 from howdah.hadoop.resourcemanager import APPLICATION  # noqa: E402
@@ -241,35 +240,31 @@ class PreflightOperator(HowdahOperator):
 
     Args:
         backend: "local" or "yarn".
-        np, launcher: ranks of the local backend, and the launcher that starts them.
+        np: ranks of the local backend.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np", "launcher")
+    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np")
 
     def __init__(
         self,
         *,
         backend: str = "local",
         np: int | str = 1,
-        launcher: str = launchers.DEFAULT,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.backend, self.np, self.launcher = backend, np, launcher
+        self.backend, self.np = backend, np
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah.airflow import preflight
 
         self.command(context, "config", "check")
-        launcher = None
+        horovod = False
         if self.backend == "local":
             with refusals():
                 preflight.ranks(self.config, int(self.np))
-                row = launchers.require(self.launcher, where="launcher")
-                if int(self.np) > 1:
-                    preflight.carrier(self.config, row)
-            launcher = self.launcher if int(self.np) > 1 else None
-        found = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
+            horovod = int(self.np) > 1 and preflight.over_horovod(self.config)
+        found = preflight.doctor(self.hook, self.backend, self.log, horovod=horovod)
         if self.backend == "yarn":
             found["yarn"] = preflight.resource_manager(self.hook, self.log)
         if not has_source(self.config):

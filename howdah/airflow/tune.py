@@ -13,7 +13,6 @@ from airflow.sdk import Context  # noqa: E402
 
 from howdah.airflow.local_training import grace_seconds  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
-from howdah.config.launchers import DEFAULT  # noqa: E402
 
 __all__ = ["TuneOperator"]
 
@@ -30,22 +29,22 @@ class TuneOperator(HowdahOperator):
     event with its version and metrics.
 
     Args:
-        np, launcher: ranks of each trial, and the launcher that starts them; not for trials that
-            are jobs (`tune.on`), which have the section `job`.
+        np: ranks of each trial; not for trials that are jobs (`tune.on`), which have the section
+            `job`.
     Returns:
         {"run_directory", "trials", "best", "page", "published"}.
     """
 
-    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "np", "launcher")
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "np")
 
-    def __init__(self, *, np: int | str = 1, launcher: str = DEFAULT, **kwargs: Any) -> None:
+    def __init__(self, *, np: int | str = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.np, self.launcher = np, launcher
+        self.np = np
 
     def execute(self, context: Context) -> dict[str, Any]:
         config = self.config or {}
         jobs = (config.get("tune") or {}).get("on") is not None
-        words = [] if jobs else ["--np", str(int(self.np)), "--launcher", self.launcher]
+        words = [] if jobs else ["--np", str(int(self.np))]
         made = self.command(
             context, "tune", *words,
             grace_seconds=grace_seconds(config) + (_JOBS_SECONDS if jobs else _LEASES_SECONDS),

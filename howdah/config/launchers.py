@@ -161,7 +161,7 @@ def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> N
             f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
             where=f"training.framework: {framework}",
             expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
-            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
+            remedy=f"start it with {' or '.join(able)}; `howdah train` needs none",
         )
     if launcher.comm == "torch" and choice == "horovod":
         raise ConfigError(

@@ -18,7 +18,6 @@ from howdah.errors import (
     DataError,
     Interrupted,
     NotFound,
-    UsageError,
 )
 from tests import ROOT
 from tests.support.waiting import wait_until
@@ -89,14 +88,12 @@ def test_a_report_is_shown_in_a_frame_without_scripts(tmp_path, config):
 
 
 def test_a_commands_error_is_raised_as_itself(config, tmp_path):
-    """In a process of its own the ETL refuses its source; a wrong launcher is refused here."""
+    """In a process of its own the ETL refuses its source."""
     lines = []
     bad = library.load(config.model_dump(mode="json"), {"data.source": str(tmp_path / "no.csv")})
     with pytest.raises(DataError, match=r"no\.csv"):
         library.etl(bad, say=lines.append)
     assert any("no.csv" in line for line in lines)
-    with pytest.raises(UsageError):
-        library.train(config, launcher="ssh")
 
 
 @pytest.fixture

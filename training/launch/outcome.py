@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import Any
 
 from howdah import redact, storage
 from howdah.config.loader import Config
-from howdah.core import machine
 from howdah.errors import (
     CheckpointError,
     ClusterError,
@@ -114,19 +112,9 @@ def cause(job: Ranks, config: Config, local: str) -> HowdahError | None:
             where=os.path.join(local, "logs"),
             expected="exit code 0",
             got=f"exit code {job.exit_code}\n{job.launcher_message()}".rstrip(),
-            remedy=_launcher_remedy(job.program),
+            remedy="its log says what it did last; `howdah doctor` checks this machine",
         )
     return None
-
-
-def _launcher_remedy(program: str) -> str:
-    host = socket.gethostname()
-    if program == "mpirun" and not machine.is_host_name(host):
-        return (
-            f"Open MPI takes letters, digits, dots and hyphens in the name of a host, and this one"
-            f" is {host}: rename it, or take --launcher torchrun (framework torch) or horovodrun"
-        )
-    return "`howdah doctor` checks the launcher; --np 1 needs none"
 
 
 def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> HowdahError:

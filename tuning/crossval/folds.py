@@ -61,7 +61,6 @@ class _Job:
     """What is done to each fold."""
 
     np: int
-    launcher: str
     baseline: bool
     grace: float
 
@@ -74,17 +73,17 @@ class _Job:
         """The `howdah` command of a fold."""
         if self.baseline:
             return ["baseline"]
-        return ["train", "--np", str(self.np), "--launcher", self.launcher]
+        return ["train", "--np", str(self.np)]
 
 
 def cross_validate(
-    config: Config, *, folds: int, np: int, launcher: str, baseline: bool, progress: Progress
+    config: Config, *, folds: int, np: int, baseline: bool, progress: Progress
 ) -> dict:
     """All folds, one after the other; the summary, which is also written.
 
     Args:
         folds: number of folds, N.
-        np, launcher: of each training.
+        np: ranks of each training.
         baseline: measure the baseline of each fold; train nothing.
     Returns:
         {folds, of, metric, mean, std, metrics, each, path, ...}: plain JSON.
@@ -97,7 +96,7 @@ def cross_validate(
     directory = storage.join(config.run.directory, f"crossval-{folds}")
     directories.take(config.run.directory, config.run.mode, key="run.directory")
     job = _Job(
-        np=np, launcher=launcher, baseline=baseline,
+        np=np, baseline=baseline,
         grace=config.checkpoint.grace_seconds + _GRACE_SECONDS,
     )  # fmt: skip
     each: list[dict[str, Any]] = []

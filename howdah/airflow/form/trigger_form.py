@@ -25,7 +25,6 @@ from howdah.airflow.form.schema_fields import (
     all_fields,
     bytes_text,
 )
-from howdah.config import launchers
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN, OWN
 from howdah.config.types import parse_bytes
@@ -136,12 +135,6 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
         1,
         "Ranks on this machine, with backend local (at least 1). On YARN: job.workers.",
         {"type": "integer", "minimum": 1},
-    ),
-    (
-        "launcher",
-        launchers.DEFAULT,
-        "What starts several ranks on this machine.",
-        {"type": "string", "enum": list(launchers.LAUNCHERS)},
     ),
     (
         "approval",

@@ -46,7 +46,7 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
         The first of them; the others follow it.
     """
     backend, directory = checked["backend"], checked["run_directory"]
-    ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
+    ranks = {"np": "{{ params.np }}"}
     run = {**here, "config": checked["config"]}
 
     preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)
