@@ -1,8 +1,7 @@
-"""The launchers that `howdah train` can start ranks with, in one table.
+"""The launchers whose ranks find their place by environment variables, in one table.
 
-The command line, Airflow's form and tasks, help, the ranks' environment (howdah/process/env.py)
-and the choice of a Comm (training/comm/backends.py) read it. `training/launch/command.py` makes the
-command lines.
+The ranks' environment (howdah/process/env.py), the choice of a Comm (training/comm/backends.py) and
+help read it. `training/launch/command.py` makes the command lines of the planner's short runs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal
 
 from howdah.errors import ConfigError, UsageError
 
-__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
+__all__ = ["CARRIES", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
            "either", "refuse", "require", "require_carrier", "started_by"]  # fmt: skip
 
 CommKind = Literal["horovod", "torch"]
@@ -102,12 +101,6 @@ LAUNCHERS: dict[str, Launcher] = {
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
 variables of both, and the agent's (Horovod's) are right: Open MPI takes a container for a host."""
-
-DEFAULT = "mpirun"
-"""Default of the command line and of Airflow: steps of several ranks are fastest with it
-(docs/benchmarks.md), and horovodrun's rendezvous unpickles what it gets (CVE-2024-10190). mpirun
-and its ranks listen on all interfaces too, for Open MPI's own messages; only torchrun as `howdah
-train` starts it opens no port to other machines (SECURITY.md)."""
 
 
 def either() -> str:

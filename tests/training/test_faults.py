@@ -19,6 +19,7 @@ from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.checkpoint.manager import Checkpoints
 from tests.fixtures.launched import Job, jobs, table
 from tests.runs.training_runs import SETTINGS, launcher
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 
@@ -83,6 +84,29 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(star
     assert f"step-{newest}" in last
     if framework == "torch":
         finish(start, framework, kind, newest)
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
+def test_a_killed_rank_is_replaced(start, framework, kind, elastic):
+    """An elastic job goes on from memory, one of a fixed size from its newest checkpoint."""
+    job = start(framework, kind, **({"job.min_workers": 1} if elastic else {}))
+    job.wait_for_checkpoint()
+    before, survivor = job.status(), job.rank(0)
+    os.kill(job.rank(1), signal.SIGKILL)
+
+    def goes_on() -> bool:
+        assert job.process.poll() is None, job.end() or job.stderr
+        now = job.status()
+        newer = now["generation"] > before["generation"] and now["world_size"] == 2
+        return newer and (now["step"] or 0) > before["step"]
+
+    wait_until(goes_on, seconds=200)
+    assert (job.rank(0) == survivor) == elastic
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.stderr
+    job.wait_until_nothing_is_left()
+    assert "rank 1" in job.stderr and "was lost" in job.stderr
 
 
 @pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))

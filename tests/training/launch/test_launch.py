@@ -14,7 +14,7 @@ import pytest
 from howdah import storage
 from howdah.cli import local_job
 from howdah.config import launchers
-from howdah.config.launchers import DEFAULT, LAUNCHERS, Launcher, RankVariables
+from howdah.config.launchers import LAUNCHERS, Launcher, RankVariables
 from howdah.config.loader import from_dict
 from howdah.errors import (
     ClusterError,
@@ -94,7 +94,7 @@ def test_a_launcher_of_something_else():
 
 
 def test_each_launcher_of_the_table_can_be_started_and_has_a_comm():
-    assert set(launch_command._ARGUMENTS) == set(LAUNCHERS) and DEFAULT in LAUNCHERS
+    assert set(launch_command._ARGUMENTS) == set(LAUNCHERS)
     for name, row in LAUNCHERS.items():
         assert words(launcher=name)[-len(RANK) :] == RANK
         assert row.comm in backends.COMMS
