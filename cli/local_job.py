@@ -132,7 +132,11 @@ def _run(config: Config) -> None:
         return
     if asked_by is not None:
         raise _stopped(config, asked_by)
-    raise control.failure_of(status)
+    error = control.failure_of(status)
+    newest = outcome.newest_checkpoint(config)
+    if newest != outcome.NONE:
+        error.got = "\n".join([*filter(None, [error.got]), f"the newest checkpoint is {newest}"])
+    raise error
 
 
 def _wait(job: Record, config: Config) -> int | None:
@@ -210,6 +214,6 @@ def _stopped(config: Config, number: int) -> HowdahError:
     if newest == outcome.NONE:
         got = "no checkpoint had been saved yet"
         remedy = "start it again in the same way: it begins with the base model"
-    return kind(
-        what + outcome.cut_short(config), where=config.run.directory, got=got, remedy=remedy
-    )
+    if cut_short := outcome.cut_short(config):
+        what += f", and its ranks were killed before they had saved{cut_short}"
+    return kind(what, where=config.run.directory, got=got, remedy=remedy)
