@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+from howdah import redact
 from howdah.cli.common import say
 from howdah.config import loader
 from howdah.config.model import Config
@@ -26,6 +27,7 @@ from howdah.jobs.clusters import control, record
 from howdah.jobs.clusters import submit as submission
 from howdah.jobs.clusters.record import Record, driver_status
 from howdah.models.runs import settings
+from howdah.models.runs.run_json import RunFile
 from howdah.process.env import TERMINAL
 from howdah.training.launch import outcome
 from howdah.training.run.local_dir import RunLock, local_directory
@@ -115,6 +117,7 @@ def _run(config: Config) -> None:
     live = record.read(directory)
     if live is not None and live.alive:
         raise record.in_use(live)
+    before = len(outcome.attempts(directory))
     os.environ.pop(TERMINAL, None)
     with contextlib.suppress(OSError):
         os.environ[TERMINAL] = os.ttyname(2)
@@ -130,13 +133,29 @@ def _run(config: Config) -> None:
     status = control.job_status(submitted.record)
     if status["final_status"] == "SUCCEEDED":
         return
+    error = _error(config, status, asked_by)
+    _write_end(submitted.record, before, error)
+    raise error
+
+
+def _error(config: Config, status: dict[str, Any], asked_by: int | None) -> HowdahError:
     if asked_by is not None:
-        raise _stopped(config, asked_by)
+        return _stopped(config, asked_by)
     error = control.failure_of(status)
     newest = outcome.newest_checkpoint(config)
     if newest != outcome.NONE:
         error.got = "\n".join([*filter(None, [error.got]), f"the newest checkpoint is {newest}"])
-    raise error
+    return error
+
+
+def _write_end(job: Record, before: int, error: HowdahError) -> None:
+    """Put the job's end into run.json: what a rank wrote as it ended was its own end, not the
+    job's. A later attempt on another machine keeps what it has written."""
+    file = RunFile(job.run_directory)
+    attempts = file.values.get("attempts", [])
+    if len(attempts) > before and attempts[-1].get("host") == job.host:
+        stopped = isinstance(error, Interrupted | Terminated)
+        file.end("interrupted" if stopped else "failed", redact.text(error.what))
 
 
 def _wait(job: Record, config: Config) -> int | None:
