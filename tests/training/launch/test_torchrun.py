@@ -203,7 +203,7 @@ def test_without_a_meeting_point_the_error_names_the_launchers_that_give_one(tmp
     script = """
 import os
 from howdah.errors import ClusterError
-from howdah.training.process import env
+from howdah.process import env
 env.prepare("torch", threads=1)
 from howdah.training.comm import backends
 try:
