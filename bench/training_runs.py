@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from bench.data import write_dataset, write_texts
 from howdah.config import loader
 from howdah.core.machine import cpu_gains_by_bf16
 from howdah.data.encode import Encoder
+from tests.runs.training_runs import launcher
 from tools import minilm
 
 BATCH = int(os.environ.get("BENCH_BATCH", "32"))
@@ -77,10 +79,11 @@ class Bench:
 
     # ------------------------------------------------------------------------------------ runs
     def ours(
-        self, framework: str, *, ranks: int = 1, launcher: str = "mpirun", batch: int = BATCH,
+        self, framework: str, *, ranks: int = 1, launched_by: str | None = None, batch: int = BATCH,
         set_: tuple[str, ...] = (), warm: int = _WARM,
     ) -> Steps:  # fmt: skip
-        """`howdah train`; the first `warm` steps of the process are not counted."""
+        """`howdah train`, or ranks of a bare launcher; the first `warm` steps of the process are
+        not counted."""
         directory = tempfile.mkdtemp(dir=self.folder)
         settings = {
             "run": {"name": "bench", "directory": directory},
@@ -97,10 +100,11 @@ class Bench:
         with open(f"{directory}.yaml", "w", encoding="utf-8") as file:
             file.write(loader.dump_yaml(loader.from_dict(settings)))
         arguments = [word for one in set_ for word in ("--set", one)]
-        _run(
-            "howdah.cli", "train", "--config", f"{directory}.yaml", "--np", str(ranks),
-            "--launcher", launcher, *arguments,
-        )  # fmt: skip
+        words = ["--config", f"{directory}.yaml", *arguments]
+        if launched_by is None or ranks == 1:
+            _run("howdah.cli", "train", "--np", str(ranks), *words)
+        else:
+            _run("howdah.training", *words, under=bare(launched_by, ranks))
         with open(f"{directory}/metrics.jsonl", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
         lines = [line for line in lines if line.get("examples_per_second")]
@@ -245,11 +249,19 @@ def _random_base(like: str, target: str) -> str:
     return target
 
 
-def _run(module: str, *arguments: str) -> str:
+def bare(name: str, ranks: int) -> list[str]:
+    """The command of a launcher in front of its ranks' own."""
+    program, *words = launcher(name, ranks)
+    beside = os.path.join(os.path.dirname(sys.executable), program)
+    return [beside if os.path.exists(beside) else program, *words]
+
+
+def _run(module: str, *arguments: str, under: Sequence[str] = ()) -> str:
     """A module's stdout; what it says besides is shown only where it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
-    )
+        [*under, sys.executable, "-m", module, *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{module} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return done.stdout

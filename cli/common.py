@@ -13,7 +13,6 @@ import typer
 
 from howdah import redact
 from howdah.cli import streams
-from howdah.config import launchers
 from howdah.core.terminal import shown
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ RunWith = Annotated[
 
 
 Ranks = Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")]
-Launcher = Annotated[str, typer.Option(help=f"What starts the ranks: {launchers.either()}.")]
 Folds = Annotated[
     int | None,
     typer.Option(
@@ -202,14 +200,13 @@ def cross_validate(
     as_json: bool,
     *,
     np: int = 1,
-    launcher: str = launchers.DEFAULT,
     baseline: bool = False,
 ) -> None:
     """Train and evaluate, or measure the baseline, once for each fold; print mean and deviation."""
     from howdah.tuning.crossval.folds import cross_validate as run
     from howdah.tuning.crossval.summary import table
 
-    summary = run(checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say)
+    summary = run(checked, folds=folds, np=np, baseline=baseline, progress=say)
     answer(summary, as_json, [*table(summary), f"cross-validation: {summary['path']}"])
 
 

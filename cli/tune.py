@@ -17,7 +17,6 @@ from howdah.cli.common import (
     say,
 )
 from howdah.cli.models import evaluator
-from howdah.config import launchers
 from howdah.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,14 +44,9 @@ def tune(
     np: Annotated[
         int | None, typer.Option("--np", min=1, help="Ranks of each trial here; none: 1.")
     ] = None,
-    launcher: Annotated[
-        str | None, typer.Option(help=f"{launchers.either()}; none: {launchers.DEFAULT}.")
-    ] = None,
     json: AsJson = False,
 ) -> None:
     """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
-    if launcher is not None:
-        launchers.require(launcher, where="--launcher")
     if join and status:
         raise UsageError("give --join or --status, not both")
     checked = load_to_begin(config, set, _section)
@@ -64,7 +58,7 @@ def tune(
             answer(study, json, _lines(study, study["all"]))
             return
         made = studies.tune(
-            checked, join=join, np=np, launcher=launcher, evaluate=evaluator(checked),
+            checked, join=join, np=np, evaluate=evaluator(checked),
             refused=refused, say=say,
         )  # fmt: skip
     lines = [*_lines(made, []), f"page: {made['page']}"]

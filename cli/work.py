@@ -15,7 +15,6 @@ from howdah.cli.common import (
     ConfigPath,
     Folds,
     IdColumn,
-    Launcher,
     Overrides,
     Ranks,
     RunWith,
@@ -309,21 +308,26 @@ def train(
     config: ConfigPath = None,
     set: Overrides = None,
     np: Ranks = 1,
-    launcher: Launcher = launchers.DEFAULT,
+    launcher: Annotated[str | None, typer.Option(hidden=True)] = None,
     folds: Folds = None,
     json: AsJson = False,
 ) -> None:
-    """Train on this machine with Horovod or torch.distributed; prints the launcher's command."""
-    launchers.require(launcher, where="--launcher")
+    """Train on this machine; two ranks or more are a job that the command waits for."""
+    if launcher is not None:
+        launchers.refuse(launcher, np)
     checked = load_to_begin(chosen(config, set), set)
     if folds is not None:
-        cross_validate(checked, folds, json, np=np, launcher=launcher)
+        cross_validate(checked, folds, json, np=np)
         return
     note_command()
-    from howdah.training.launch.launch import train as launch
-
     alerting.begun("train")
-    raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
+    if np > 1:
+        from howdah.cli import local_job
+
+        raise typer.Exit(local_job.train(checked, np=np, json=json))
+    from howdah.training.launch.launch import train as in_one_process
+
+    raise typer.Exit(in_one_process(checked, json=json))
 
 
 @app.command()

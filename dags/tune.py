@@ -34,7 +34,7 @@ with DAG(
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
     check = CheckOperator(task_id="check", backend="local", multiple_outputs=True, **here)
-    ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
+    ranks = {"np": "{{ params.np }}"}
     run = {**here, "config": check.output["config"]}
     preflight = PreflightOperator(task_id="preflight", backend="local", **ranks, **run)
     with TaskGroup("etl") as etl:
@@ -52,7 +52,7 @@ with DAG(
     check >> preflight >> etl >> tune
 # Set last: Airflow copies a DAG's params into each task that is created after them.
 dag.params = trigger_form.params(
-    own=("conn_id", "np", "launcher"),
+    own=("conn_id", "np"),
     defaults=trigger_form.installed_defaults(),
     policy=policy.in_force()[0],
 )

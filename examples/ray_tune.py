@@ -36,7 +36,7 @@ def trial(params: dict, words: dict) -> None:
     ours = trial_config(
         config, params, number=number, directory=directory, datasets=words["datasets"], threads=1
     )
-    train = ["train", "--config", freeze_config(ours, directory), "--launcher", "torchrun"]
+    train = ["train", "--config", freeze_config(ours, directory)]
     log, seen, over = f"{directory}/train.log", 0, False
     command = [sys.executable, "-m", "howdah.cli", *train]
     with Child(command, output=log, grace=config.checkpoint.grace_seconds) as child:

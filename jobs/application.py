@@ -219,7 +219,7 @@ class Application(ABC):
             time.sleep(_POLL_SECONDS)
         status = self.status()
         if status["final_status"] != "SUCCEEDED":
-            raise _failure(status)
+            raise failure_of(status)
         return status
 
     def follow(
@@ -259,7 +259,7 @@ class Application(ABC):
         return self.directory
 
 
-def _failure(status: Mapping[str, Any]) -> HowdahError:
+def failure_of(status: Mapping[str, Any]) -> HowdahError:
     """Why an application did not succeed: its driver's own error, else the cluster's report."""
     job = status["job"] or {}
     if job.get("error"):

@@ -17,7 +17,7 @@ from howdah.core.activity import Progress
 from howdah.data.family import FAMILIES, IMAGE_FILES, ModelFamily, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
-from howdah.doctor.packages import require_horovod
+from howdah.doctor.packages import carrier_of_job, require_torch_job
 from howdah.errors import (
     CheckpointError,
     ClusterError,
@@ -30,9 +30,6 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.models.version import open_version
-
-__all__ = ["base_config", "batch", "begins", "carrier", "dataset", "free_space", "gathered",
-           "model", "parallel", "raise_all"]  # fmt: skip
 
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
 
@@ -77,40 +74,31 @@ def batch(config: Config) -> None:
         )
 
 
-def parallel(config: Config) -> None:
-    """The ranks of a job's agents meet by Horovod (jobs/world.py), which divides no model."""
-    if config.training.parallel.shard == "full":
-        raise ConfigError(
-            "jobs on a cluster do not divide a model among their ranks: Horovod connects these,"
-            " and torch.distributed is needed",
-            where="training.parallel.shard",
-            expected="none or optimizer",
-            got="full",
-            remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
-            " train --launcher torchrun` (torchrun -m howdah.training on several machines)",
-        )
-
-
 def carrier(config: Config, *, here: bool) -> None:
-    """Horovod carries the sums of a job's ranks: their agents make worlds of Horovod's ranks.
+    """What carries the sums of the job's ranks is installed, and can do what the job needs.
 
     Args:
-        here: the ranks run in the environment of this Python. Elsewhere a rank itself says that
-            it has no Horovod, which ends the job (training/__main__.py).
+        here: the ranks run in the environment of this Python. Elsewhere a rank itself reports that
+            its environment lacks the carrier, which ends the job (training/__main__.py).
     Raises:
-        ConfigError: training.comm is torch, or Horovod is not installed.
+        ConfigError: it is not, or cannot.
     """
-    if config.training.comm == "torch":
+    if config.job.most == 1:
+        return
+    kind = config.training.comm
+    if here:
+        kind = carrier_of_job(config)
+    elif kind == "torch":
+        require_torch_job(config)
+    if config.training.parallel.shard == "full" and kind != "torch":
         raise ConfigError(
-            "the ranks of a job sum over Horovod, wherever it runs",
-            where="training.comm",
-            expected="auto or horovod",
-            got="torch",
-            remedy="leave it out; for torch.distributed start the ranks with `howdah train"
-            " --launcher torchrun` (torchrun -m howdah.training on several machines)",
+            "only torch.distributed divides a model among ranks",
+            where="training.parallel.shard: full",
+            expected="training.comm: torch",
+            got=f"training.comm: {config.training.comm}",
+            remedy="set training.comm to torch; training.parallel.shard: optimizer works with"
+            " Horovod too",
         )
-    if here and config.job.most > 1:
-        require_horovod(config.training.framework)
 
 
 def dataset(config: Config) -> None:

@@ -110,7 +110,7 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
     return Submitted(application=application, page=page, attached=attached, seconds=seconds)
 
 
-def _in_use(record: Record) -> ClusterError:
+def in_use(record: Record) -> ClusterError:
     """The error for a submission to the run directory of another live application."""
     return ClusterError(
         "another job is using this run directory", where=record.run_directory,
@@ -125,7 +125,7 @@ def _attached(cluster: Cluster, record: Record, ours: Record) -> Application:
     """The live application, if it has the same configuration."""
     same = ("on", "kind", "fingerprint")
     if any(getattr(record, name) != getattr(ours, name) for name in same):
-        raise _in_use(record)
+        raise in_use(record)
     return cluster.application(record)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from howdah.config.launchers import LAUNCHERS
+from howdah.process.env import JOIN_SECONDS, RENDEZVOUS
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def variables(
     elastic: bool,
     controller: str = "gloo",
 ) -> dict[str, str]:
-    """Horovod's environment variables of a rank.
+    """A rank's environment variables, for Horovod and for torch.distributed.
 
     Args:
         relay_port: of the rendezvous' relay on the rank's own loopback interface.
@@ -127,6 +128,9 @@ def variables(
         "HOROVOD_CONTROLLER": controller,
         "HOROVOD_CPU_OPERATIONS": controller,
         "NCCL_SOCKET_IFNAME": interface,
+        "GLOO_SOCKET_IFNAME": interface,
+        RENDEZVOUS: f"127.0.0.1:{relay_port}",
+        JOIN_SECONDS: gloo_timeout_seconds,
         "HOROVOD_ELASTIC": int(elastic),
     }
     return {name: str(value) for name, value in found.items()}

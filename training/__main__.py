@@ -29,7 +29,7 @@ from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
 from howdah.data.splits.shard_files import TRAFFIC
-from howdah.doctor.packages import require_horovod
+from howdah.doctor.packages import carrier_of_job
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
 from howdah.models.runs import settings
 from howdah.models.runs.run_json import NEEDED
@@ -107,8 +107,9 @@ def _standby(args: argparse.Namespace) -> int:
             )
         config = load_config(args.config, args.set)
         _configure_storage(config)
+        carrier = None
         if config.job.most > 1:  # before the framework's import: the job ends at once
-            require_horovod(config.training.framework)
+            carrier = carrier_of_job(config)
         threads = config.training.threads_per_rank or int(os.environ.get("HOWDAH_THREADS", 0))
         env.prepare(config.training.framework, threads=threads or None)
     except HowdahError as error:
@@ -119,7 +120,7 @@ def _standby(args: argparse.Namespace) -> int:
         return error.exit_code
     waits = Waits()
     heartbeat = Heartbeat(channel, waits)
-    console = ChannelConsole(channel)
+    console = ChannelConsole(channel, output.terminal_of_command())
     run = Run(config, env.RankEnv(), console=console, log=sys.stderr, heartbeat=heartbeat)
     _configure_storage(config, run.say)
     worlds = Worlds(config.training.framework, run, channel, waits)
@@ -138,7 +139,7 @@ def _standby(args: argparse.Namespace) -> int:
         heartbeat.start(run.say)
         heartbeat.watch_data(TRAFFIC.counts)
         started = time.monotonic()
-        _import(config.training.framework)
+        _import(config.training.framework, carrier)
         channel.send("ready", import_seconds=round(time.monotonic() - started, 3))
         _train(config, run, worlds)
         channel.send("finished")
@@ -149,15 +150,19 @@ def _standby(args: argparse.Namespace) -> int:
     os._exit(0)  # all is reported and closed; a framework's own exit takes time and may fail
 
 
-def _import(framework: str) -> None:
+def _import(framework: str, carrier: launchers.CommKind | None) -> None:
     """Load what a rank needs, before it waits for its world.
+
+    Args:
+        carrier: carries the sums of its worlds; None: a job of one rank.
 
     Raises:
         ClusterError: the agent has asked for a GPU, and the framework sees none.
     """
     device = _start_framework(framework)
-    with contextlib.suppress(ClusterError):  # a world of one needs no Horovod
-        backends.implementation("horovod", framework)  # in the worlds of agents (jobs/world.py)
+    if carrier is not None:
+        with contextlib.suppress(ClusterError):  # the world that needs it raises the error
+            backends.implementation(carrier, framework)
     devices.require(framework, device)
 
 

@@ -120,8 +120,8 @@ class Worlds:
         self._elastic = run.elastic = self.memory.on = world.elastic
         self._connections, run.loss_known = Connections(), False
         self._comm = backends.init(
-            self._framework, self._waits, self._connections, choice="horovod"
-        )  # a job's agents speak Horovod's language (jobs/world.py)
+            self._framework, self._waits, self._connections, choice=run.config.training.comm
+        )
         channel.send("joined", generation=world.generation, rank=self._comm.rank)
         self._limit_collectives()
         run.heartbeat.enter("prepare")

@@ -34,7 +34,6 @@ def tune(
     *,
     join: bool = False,
     np: int | None = None,
-    launcher: str | None = None,
     evaluate: Evaluate,
     refused: Callable[[Config], Iterator[HowdahError]] = lambda config: iter(()),
     say: Callable[[str], None],
@@ -44,7 +43,6 @@ def tune(
     Args:
         join: work only on a study that another process has started.
         np: ranks of each trial on this machine; None: one.
-        launcher: launcher of these ranks, one of launchers.LAUNCHERS; None: the default.
         evaluate: function by which the gate evaluates a published model, for `tune.publish`.
         refused: problems that policies have with a trial's configuration.
         say: takes lines of progress.
@@ -56,7 +54,7 @@ def tune(
         Interrupted, Terminated: the study was asked to stop; the same command continues it.
     """
     studies.library()
-    way = way_of(config, np=np, launcher=launcher)
+    way = way_of(config, np=np)
     directory = config.run.directory
     if storage.exists(storage.join(directory, RUN_JSON)):
         raise ConfigError(

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from howdah.config import launchers
 from howdah.config.job import Place
 from howdah.config.loader import Config
 from howdah.core import machine
@@ -58,37 +57,39 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Here:
-    """Trials are trainings on this machine.
+    """Trials are trainings on this machine; several ranks are a job that ends with its command.
 
     Args:
         ranks: ranks of each trial.
-        launcher: one of launchers.LAUNCHERS.
     """
 
     ranks: int = 1
-    launcher: str = launchers.DEFAULT
     locks = (".launch.lock", ".lock")
     keeps_lock = False
     ending_seconds = 30.0
     on = None
 
     def command(self, config: str) -> list[str]:
-        """`howdah train`, with the ranks and their launcher."""
-        words = ["train", "--config", config, "--json", "--np", str(self.ranks)]
-        return [*HOWDAH, *words, "--launcher", self.launcher]
+        """`howdah train`, with the ranks."""
+        return [*HOWDAH, "train", "--config", config, "--json", "--np", str(self.ranks)]
 
     def threads(self, parallel: int) -> int | None:
         """This rank's share of the cores: concurrent trials share the machine."""
         return max(1, machine.cores() // (parallel * self.ranks))
 
     def own_failure(self, error: HowdahError | None, local: str) -> bool:
-        """True if a rank has written an error that is not a consequence of another rank's end."""
+        """True if a rank has written an error that is not a consequence of another rank's end.
+
+        For several ranks the job's driver says whose failure it is.
+        """
+        if self.ranks > 1:
+            return not isinstance(error, WorkersLost)
         failed = failure.first(local)
         return failed is not None and not failed.consequence
 
     def lost(self, error: HowdahError | None) -> bool:
-        """False: only the exit code of a local training tells that it was ended from outside."""
-        return False
+        """True if the driver of several ranks has died, or another process has killed it."""
+        return isinstance(error, JobLost)
 
 
 @dataclass(frozen=True)
@@ -124,22 +125,21 @@ class TrialJobs:
         return isinstance(error, JobLost)
 
 
-def way_of(config: Config, *, np: int | None, launcher: str | None) -> Way:
+def way_of(config: Config, *, np: int | None) -> Way:
     """The way in which a study's trials are run.
 
     Args:
-        np, launcher: ranks and launcher of trainings on this machine; None: the defaults.
+        np: ranks of trainings on this machine; None: one.
     Raises:
-        UsageError: one of them is set, but trials are jobs.
+        UsageError: it is set, but trials are jobs.
     """
     if config.tune.on is None:
-        return Here(np or 1, launcher or launchers.DEFAULT)
-    options = [f"--np {np}" if np else "", f"--launcher {launcher}" if launcher else ""]
-    if any(options):
+        return Here(np or 1)
+    if np:
         raise UsageError(
-            "trials are jobs, so job.workers and job.worker replace --np and --launcher",
+            "trials are jobs, so job.workers and job.worker replace --np",
             where=f"tune.on: {config.tune.on}",
-            got=" ".join(filter(None, options)),
+            got=f"--np {np}",
         )
     return TrialJobs(config.tune.on, config.job.most)
 

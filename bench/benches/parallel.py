@@ -74,7 +74,7 @@ def _launch(directory: str, config: dict, steps: int) -> list[tuple[float, dict[
     sampler = Sampler(lambda: {one.rank: one.pid for one in RankRecord.read_all(directory)}).start()
     done = subprocess.run(
         [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--np", str(RANKS),
-         "--launcher", "torchrun"],
+         "--set", "training.comm=torch"],
         env=os.environ | _ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     samples = sampler.stop()

@@ -36,7 +36,7 @@ def _round(bench: Bench) -> dict[str, float]:
         for launcher, row in LAUNCHERS.items():
             if framework not in CARRIES[row.comm]:
                 continue
-            both = bench.ours(framework, ranks=2, launcher=launcher, set_=ONE_THREAD).seconds
+            both = bench.ours(framework, ranks=2, launched_by=launcher, set_=ONE_THREAD).seconds
             found[f"{framework} {launcher}"] = _added_ms(both, alone)
     return found
 

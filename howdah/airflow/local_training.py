@@ -1,4 +1,4 @@
-"""Train on the machine where the command runs: `howdah train` under Horovod, until it ends."""
+"""Train on the machine where the command runs: `howdah train`, until it ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from howdah.airflow.hook import HowdahHook
-from howdah.config.launchers import DEFAULT
 from howdah.config.splits import SPLITS
 
 _TEARDOWN_SECONDS = 30.0
@@ -19,7 +18,6 @@ def train(
     *,
     task: str,
     np: int = 1,
-    launcher: str = DEFAULT,
     on_line: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Train, from the newest checkpoint if there is one; the run directory and scalar metrics.
@@ -28,13 +26,12 @@ def train(
         config: the whole configuration, nested.
         task: names the task (operators.task_key): the command waits for an earlier try's end.
         np: ranks.
-        launcher: one of launchers.LAUNCHERS, for more than one rank.
         on_line: called with each line of rank 0; none: the task's log.
     Raises:
         HowdahCommandFailed: with the error of the first rank that failed.
     """
     result = hook.run(
-        ["train", "--json", "--np", str(int(np)), "--launcher", launcher],
+        ["train", "--json", "--np", str(int(np))],
         config=config, task=task, on_line=on_line, grace_seconds=grace_seconds(config),
     )  # fmt: skip
     return {

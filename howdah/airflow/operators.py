@@ -18,7 +18,6 @@ from howdah.airflow.hook import HowdahHook, refusals
 from howdah.airflow.lineage import touched
 from howdah.airflow.lineage.reporting import ReportsLineage
 from howdah.airflow.local_training import scalars
-from howdah.config import launchers
 from howdah.config.splits import TEST
 from howdah.errors import ConfigError
 from howdah.hadoop.resourcemanager import APPLICATION
@@ -226,35 +225,31 @@ class PreflightOperator(HowdahOperator):
 
     Args:
         backend: "local" or "yarn".
-        np, launcher: ranks of the local backend, and their launcher.
+        np: ranks of the local backend.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np", "launcher")
+    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np")
 
     def __init__(
         self,
         *,
         backend: str = "local",
         np: int | str = 1,
-        launcher: str = launchers.DEFAULT,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.backend, self.np, self.launcher = backend, np, launcher
+        self.backend, self.np = backend, np
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah.airflow import preflight
 
         self.command(context, "config", "check")
-        launcher = None
+        horovod = False
         if self.backend == "local":
             with refusals():
                 preflight.ranks(self.config, int(self.np))
-                row = launchers.require(self.launcher, where="launcher")
-                if int(self.np) > 1:
-                    preflight.carrier(self.config, row)
-            launcher = self.launcher if int(self.np) > 1 else None
-        result = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
+            horovod = int(self.np) > 1 and preflight.over_horovod(self.config)
+        result = preflight.doctor(self.hook, self.backend, self.log, horovod=horovod)
         if self.backend == "yarn":
             result["yarn"] = preflight.resource_manager(self.hook, self.log)
         if not has_source(self.config):

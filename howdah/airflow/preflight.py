@@ -7,7 +7,7 @@ from typing import Any
 
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
-from howdah.config.launchers import LAUNCHERS, Launcher, require_carrier
+from howdah.config.launchers import LAUNCHERS
 from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 
@@ -17,7 +17,7 @@ _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
 """Checks that a machine must pass to submit. A skipped check fails here: the cluster is not
 configured."""
 _LAUNCHERS = {check for row in LAUNCHERS.values() for check in row.checks}
-"""Checks that a machine must pass if a launcher that needs them starts ranks there."""
+"""Checks that only ranks of Horovod or of a bare launcher need."""
 
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
@@ -36,23 +36,17 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
         )
 
 
-def carrier(config: Mapping[str, Any], launcher: Launcher) -> None:
-    """Refuse a framework whose ranks the launcher does not start.
-
-    Raises:
-        ConfigError: see `launchers.require_carrier`.
-    """
+def over_horovod(config: Mapping[str, Any]) -> bool:
+    """Whether nothing but Horovod can carry the sums of several ranks."""
     training = TrainingSection.model_validate(config["training"])
-    require_carrier(launcher, training.framework, training.comm)
+    return training.framework == "tensorflow" or training.comm == "horovod"
 
 
-def doctor(
-    hook: HowdahHook, backend: str, log: Any, *, launcher: str | None = None
-) -> dict[str, Any]:
+def doctor(hook: HowdahHook, backend: str, log: Any, *, horovod: bool = False) -> dict[str, Any]:
     """Run `howdah doctor` on the machine of the commands and log each of its findings.
 
     Args:
-        launcher: the launcher of the ranks; None: no ranks are started.
+        horovod: ranks that sum over Horovod are started there.
     Raises:
         HowdahCommandRefused: with every check that this backend needs and the machine fails.
     """
@@ -62,7 +56,7 @@ def doctor(
     checks = done.result["checks"]
     for check in checks:
         log.info("%-4s  %s: %s", check["status"], check["name"], check["found"])
-    failing = [check for check in checks if _stops(check, backend, launcher)]
+    failing = [check for check in checks if _stops(check, backend, horovod)]
     if failing:
         raise failures.failed(
             {
@@ -79,12 +73,12 @@ def doctor(
     return {"ok": True, "to_look_at": warned}
 
 
-def _stops(check: Mapping[str, Any], backend: str, launcher: str | None) -> bool:
-    """True if a failed check prevents a run on this backend, started by this launcher."""
+def _stops(check: Mapping[str, Any], backend: str, horovod: bool) -> bool:
+    """True if a finding prevents a run on this backend."""
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
         return backend == "yarn" and status in ("fail", "skip")
-    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {*LAUNCHERS[launcher].checks}
+    needless = _LAUNCHERS - {"Horovod"} if horovod else _LAUNCHERS
     if backend == "yarn":
         needless = _LAUNCHERS | _TRAINING
     return status == "fail" and name not in needless

@@ -28,7 +28,6 @@ from howdah.airflow.lineage import touched
 from howdah.airflow.local_training import scalars, train
 from howdah.airflow.operators import HowdahOperator, task_key
 from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger
-from howdah.config.launchers import DEFAULT
 from howdah.core import threads
 from howdah.errors import ClusterError, ConfigError, HowdahError
 from howdah.hadoop.resourcemanager import LIVE
@@ -42,13 +41,13 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     Args:
         backend: "yarn" or "local"; none: the Connection's.
-        np, launcher: of the local backend, see local_training.
+        np: ranks of the local backend, see local_training.
         poll_seconds: between two reports of the application.
     `execution_timeout` limits one try, waiting for the cluster included; when it has passed, the
     application is killed.
     """
 
-    template_fields = (*HowdahOperator.template_fields, "backend", "np", "launcher")
+    template_fields = (*HowdahOperator.template_fields, "backend", "np")
     external_id_key = "howdah_application"
     operator_extra_links = (
         links.ApplicationLink(),
@@ -63,12 +62,11 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         *,
         backend: str | None = None,
         np: int | str = 1,
-        launcher: str = DEFAULT,
         poll_seconds: float = 2.0,
         **more: Any,
     ) -> None:
         super().__init__(**more)
-        self.backend, self.np, self.launcher = backend, np, launcher
+        self.backend, self.np = backend, np
         self.poll_seconds = poll_seconds
         self._deadline: float | None = None
         self._own: TaskApplication | None = None
@@ -236,7 +234,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
         result = train(
             self.hook, self.config, task=task_key(context), np=int(self.np),
-            launcher=self.launcher, on_line=on_line,
+            on_line=on_line,
         )  # fmt: skip
         self._push_report(key, None, report=True)
         self.answered["train"] = result

@@ -11,7 +11,6 @@ from airflow.sdk import Context
 
 from howdah.airflow.local_training import grace_seconds
 from howdah.airflow.operators import HowdahOperator
-from howdah.config.launchers import DEFAULT
 
 _LEASES_SECONDS = 30.0
 """Time that a stopped study needs after its trainings to store outcomes and release leases."""
@@ -26,22 +25,22 @@ class TuneOperator(HowdahOperator):
     event with its version and metrics.
 
     Args:
-        np, launcher: ranks of each trial, and the launcher that starts them. Trials that are jobs
-            (`tune.on`) use the section `job` instead.
+        np: ranks of each trial; not for trials that are jobs (`tune.on`), which have the section
+            `job`.
     Returns:
         {"run_directory", "trials", "best", "page", "published"}.
     """
 
-    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "np", "launcher")
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "np")
 
-    def __init__(self, *, np: int | str = 1, launcher: str = DEFAULT, **kwargs: Any) -> None:
+    def __init__(self, *, np: int | str = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.np, self.launcher = np, launcher
+        self.np = np
 
     def execute(self, context: Context) -> dict[str, Any]:
         config = self.config or {}
         jobs = (config.get("tune") or {}).get("on") is not None
-        words = [] if jobs else ["--np", str(int(self.np)), "--launcher", self.launcher]
+        words = [] if jobs else ["--np", str(int(self.np))]
         made = self.command(
             context, "tune", *words,
             grace_seconds=grace_seconds(config) + (_JOBS_SECONDS if jobs else _LEASES_SECONDS),

@@ -1,8 +1,7 @@
-"""The launchers that `howdah train` can start ranks with, in one table.
+"""The launchers whose ranks find their place by environment variables, in one table.
 
-The command line, Airflow's form and tasks, help, the ranks' environment (howdah/process/env.py)
-and the choice of a Comm (training/comm/backends.py) read it. `training/launch/command.py` makes the
-command lines.
+The ranks' environment (howdah/process/env.py), the choice of a Comm (training/comm/backends.py) and
+help read it. `training/launch/command.py` makes the command lines of the planner's short runs.
 """
 
 from __future__ import annotations
@@ -43,6 +42,8 @@ class Launcher:
     title: str
     """Name in messages."""
     variables: RankVariables
+    command: str
+    """How it starts `np` ranks of a Python module, up to `-m`."""
     comm: CommKind
     """What carries the collectives of its ranks, unless `training.comm` names another."""
     package: str
@@ -62,6 +63,7 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables(
             "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
         ),
+        command="horovodrun --gloo -np {np} python",
         comm="horovod",
         package="the Horovod wheel",
         checks=("Horovod",),
@@ -75,6 +77,7 @@ LAUNCHERS: dict[str, Launcher] = {
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
         ),
+        command="mpirun -np {np} --bind-to none python",
         comm="horovod",
         package="openmpi-bin",
         checks=("MPI", "Horovod"),
@@ -84,6 +87,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher(
         title="torchrun",
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        command="torchrun --nproc-per-node {np}",
         comm="torch",
         package="PyTorch, as pip install 'howdah[torch]' does",
         # Not its other warnings: what follows them is the ranks'. torch 2.13
@@ -94,12 +98,6 @@ LAUNCHERS: dict[str, Launcher] = {
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
 variables of both, and the agent's (Horovod's) are right: Open MPI takes a container for a host."""
-
-DEFAULT = "mpirun"
-"""Default of the command line and of Airflow: steps of several ranks are fastest with it
-(docs/benchmarks.md), and horovodrun's rendezvous unpickles what it gets (CVE-2024-10190). mpirun
-and its ranks listen on all interfaces too, for Open MPI's own messages; only torchrun as `howdah
-train` starts it opens no port to other machines (SECURITY.md)."""
 
 
 def either() -> str:
@@ -121,6 +119,23 @@ def require(name: str, *, where: str | None = None) -> Launcher:
     return LAUNCHERS[name]
 
 
+def refuse(name: str, np: int) -> None:
+    """Say how ranks are started with a launcher of one's own.
+
+    Raises:
+        UsageError: always.
+    """
+    row = require(name, where="--launcher")
+    command = row.command.format(np=np)
+    raise UsageError(
+        "`howdah train` starts its ranks itself, as a job on this machine",
+        where=f"--launcher {name}",
+        expected="no --launcher",
+        remedy=f"leave it out, or start {row.title} yourself: {command} -m howdah.training"
+        " --config run.yaml",
+    )
+
+
 def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> None:
     """Refuse ranks whose sums nothing would carry.
 
@@ -136,7 +151,7 @@ def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> N
             f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
             where=f"training.framework: {framework}",
             expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
-            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
+            remedy=f"start it with {' or '.join(able)}; `howdah train` needs none",
         )
     if launcher.comm == "torch" and choice == "horovod":
         raise ConfigError(

@@ -107,7 +107,7 @@ class ParallelSection(Section):
     (FSDP2), 16 bytes a weight divided by the number of ranks; each layer is gathered when it
     computes, and its gradient is summed at once, so that each micro-batch (not each step) sends
     half as much again as a step otherwise: let training.per_device_max_tokens hold a rank's rows of
-    a step (torch.distributed only: `howdah train --launcher torchrun`). Checkpoints are the same,
+    a step (training.comm: torch only). Checkpoints are the same,
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
 
@@ -128,9 +128,9 @@ class TrainingSection(Section):
     """Framework that trains the model."""
     comm: Rare[CommChoice] = "auto"
     """Library that carries sums between ranks: horovod, or torch for torch.distributed (framework
-    torch only, and not for jobs). auto: torch.distributed where torchrun or a similar launcher has
-    started the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch is installed without Horovod;
-    else Horovod. A run may continue with another one."""
+    torch only). auto: torch.distributed where torchrun or a similar launcher has started the ranks
+    (RANK, WORLD_SIZE, MASTER_ADDR), or where torch is installed without Horovod; else Horovod. A
+    run may continue with another one."""
     parallel: ParallelSection = ParallelSection()
     """How the state of a model is divided among ranks."""
     global_batch_size: Usual[int] = Field(default=32, ge=1)

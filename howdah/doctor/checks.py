@@ -113,7 +113,7 @@ def check_java(env: Mapping[str, str]) -> Check:
 def check_mpi(env: Mapping[str, str]) -> Check:
     """mpirun exists and can start a process as this user."""
     mpirun = shutil.which("mpirun", path=env.get("PATH", ""))
-    install = "apt-get install openmpi-bin (or train with Gloo: howdah train --launcher horovodrun)"
+    install = "apt-get install openmpi-bin (for bare mpirun; `howdah train` needs none)"
     if mpirun is None:
         return Check("MPI", "fail", "no mpirun on PATH", "apt-get install openmpi-bin")
     _, text = _run([mpirun, "--version"], env)
@@ -239,7 +239,8 @@ def check_hostname(env: Mapping[str, str]) -> Check:
         if not machine.is_host_name(host):
             return Check(
                 "hostname", "warn", f"{host} is {address}; mpirun does not take its characters",
-                "rename the host (letters, digits, dots, hyphens), or take --launcher torchrun",
+                "for bare mpirun rename the host (letters, digits, dots, hyphens); `howdah train`"
+                " needs none",
             )  # fmt: skip
         return Check("hostname", "ok", f"{host} is {address}")
     foreign = f"{host} resolves to {', '.join(addresses)}, no address of this machine"

@@ -11,13 +11,14 @@ import sys
 from collections.abc import Mapping
 
 import howdah
+from howdah.config.launchers import CARRIES, CommKind
+from howdah.config.model import Config
 from howdah.doctor.checks import Check
 from howdah.errors import ConfigError
 from howdah.process import isolation
 
 FRAMEWORKS = ("tensorflow", "torch")
 _SET_UP = "make setup"
-_TORCHRUN = "howdah train --launcher torchrun"
 
 # Run in a child process: loading the library loads its framework's.
 _LIST_FEATURES = """
@@ -89,21 +90,57 @@ def horovod_libraries() -> dict[str, str] | None:
     return out
 
 
-def require_horovod(framework: str) -> None:
-    """The ranks of a job sum over Horovod: it is installed for their framework, in this Python's
-    environment. Imports neither.
+def carrier_of_job(config: Config) -> CommKind:
+    """What carries the sums of a job's ranks in this Python's environment; imports no framework.
 
-    Args:
-        framework: "tensorflow" or "torch".
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not installed, or the job's other keys exclude it.
     """
+    training = config.training
+    kind = training.comm
+    if kind == "auto":
+        horovod = training.framework in (horovod_libraries() or {})
+        kind = "horovod" if horovod or training.framework not in CARRIES["torch"] else "torch"
+    if kind == "torch":
+        require_torch_job(config)
+    else:
+        _require_horovod(training.framework)
+    return kind
+
+
+def require_torch_job(config: Config) -> None:
+    """Refuse keys of a job that ranks of torch.distributed cannot follow.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if config.job.controller == "mpi":
+        raise ConfigError(
+            "MPI connects ranks of Horovod only",
+            where="job.controller: mpi",
+            expected="job.controller: gloo, or training.comm: horovod",
+            got="ranks of torch.distributed",
+            remedy="leave job.controller out",
+        )
+    if config.job.ports is not None:
+        raise ConfigError(
+            "ranks of torch.distributed listen on ports that the kernel chooses",
+            where=f"job.ports: {config.job.ports}",
+            expected="job.ports left out, or training.comm: horovod",
+            got="ranks of torch.distributed",
+            remedy="leave job.ports out, or install Horovod for torch and set training.comm to"
+            " horovod",
+        )
+
+
+def _require_horovod(framework: str) -> None:
     libraries = horovod_libraries()
     if framework in (libraries or {}):
         return
-    here = f"; or without Horovod, on this machine: {_TORCHRUN}" if framework == "torch" else ""
+    here = "; or leave training.comm out: torch.distributed needs no Horovod"
+    here = here if framework == "torch" else ""
     raise ConfigError(
-        f"Horovod for {framework} is not installed, and the ranks of a job sum over it",
+        f"Horovod for {framework} is not installed, and the ranks of this job sum over it",
         where=f"Python's environment {sys.prefix}",
         expected=f"Horovod for {framework}, or job.workers: 1",
         got=f"Horovod for {', '.join(libraries)}" if libraries else "no Horovod",
@@ -123,8 +160,8 @@ def check_horovod(env: Mapping[str, str]) -> Check:
     if libraries is None:
         if installed_version("tensorflow"):
             return Check(name, "fail", "not installed", _SET_UP)
-        description = f"not installed; PyTorch's ranks are started with `{_TORCHRUN}`"
-        return Check(name, "warn", description, f"{_SET_UP}, for jobs and the other launchers")
+        description = "not installed; torch.distributed connects PyTorch's ranks"
+        return Check(name, "warn", description, f"{_SET_UP}, for mpirun and horovodrun")
     version = installed_version("horovod") or "of unknown version"
     rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
     absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]

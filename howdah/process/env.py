@@ -22,6 +22,16 @@ each other for torch.distributed. It takes the place of torch's TCPStore, which 
 interfaces and knows no password."""
 
 
+TERMINAL = "HOWDAH_TTY"
+"""Environment variable of ranks that `howdah train` starts: the terminal that rank 0 may draw its
+bar on."""
+RENDEZVOUS = "HOWDAH_RENDEZVOUS"
+"""Environment variable of a job's ranks: host:port on loopback where their agent answers for the
+job's rendezvous (training/comm/store_torch.py is its client)."""
+JOIN_SECONDS = "HOWDAH_JOIN_SECONDS"
+"""Environment variable of a job's ranks: how long one waits for the others while a world forms."""
+
+
 @dataclass(frozen=True)
 class RankEnv:
     """Who this process is in its job, by the launcher's environment variables."""

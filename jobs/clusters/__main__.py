@@ -6,17 +6,24 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
+from howdah.core import threads
 from howdah.errors import HowdahError, UsageError, render
 from howdah.jobs import secret_file
 from howdah.jobs.clusters.backend import StdinAgent, write_verdict
-from howdah.jobs.clusters.settings import CONFIG, ETL, JOB
+from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB
+from howdah.jobs.status import status_file
+
+_READ_SECONDS = 5.0
+"""Time that the driver needs to read a request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     role, directory, *more = [*arguments, "", ""]
     try:
         if role == "driver" and directory:
-            return _driver(directory, etl=more[0] == ETL)
+            return _driver(directory, etl=more[0] == ETL, attended=more[0] == ATTENDED)
         if role == "agent" and directory:
             return _agent(directory)
         if role == "sweep" and directory:
@@ -51,7 +58,7 @@ def _load(path: str) -> Config:
 
 
 # --------------------------------------------------------------------------------- the driver
-def _driver(directory: str, *, etl: bool) -> int:
+def _driver(directory: str, *, etl: bool, attended: bool) -> int:
     from howdah.jobs.clusters.clusters import class_of
     from howdah.jobs.driver.driver import run
 
@@ -62,6 +69,10 @@ def _driver(directory: str, *, etl: bool) -> int:
     secret_env = secret_file.values(config, os.environ)
     for name in secret_env:  # only training processes get them
         del os.environ[name]
+    if attended:
+        threads.start(
+            _end_with_command, config, application, name="command", failed=threads.RESTART
+        )
     try:
         cluster = class_of(config.job.on)(config, etl=etl)
         with cluster.containers(path, application, directory, secret_env) as backend:
@@ -72,6 +83,15 @@ def _driver(directory: str, *, etl: bool) -> int:
     except HowdahError as error:
         write_verdict(directory, "FAILED", render(error), error.as_dict())
         raise
+
+
+def _end_with_command(config: Config, application: str) -> None:
+    """Save and end the job once the command that waits for it is gone, however it ended."""
+    while os.read(0, 1):  # blocks until its end: nothing is ever written
+        pass
+    status_file.request(config.run.directory, application, {"type": "stop", "save": True})
+    time.sleep(config.checkpoint.grace_seconds + _READ_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 # ---------------------------------------------------------------------------------- the agent

@@ -39,7 +39,7 @@ from howdah.jobs.backend import DriverBackend
 from howdah.jobs.cluster import Cluster
 from howdah.jobs.clusters import dataset
 from howdah.jobs.clusters.application import ProcessApplication, listed
-from howdah.jobs.clusters.settings import CONFIG, ETL, JOB, LOG, VERDICT
+from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB, LOG, VERDICT
 from howdah.jobs.record import Record
 from howdah.jobs.status import status_file
 from howdah.packaging import cluster_paths
@@ -55,6 +55,8 @@ class DriverCluster(Cluster):
 
     Args:
         etl: the job makes its dataset first.
+        command_pipe: descriptor of a pipe whose other end the command holds: once that is closed,
+            the job saves and ends. None: the job outlives its command.
     """
 
     starting: str | None = None
@@ -62,9 +64,11 @@ class DriverCluster(Cluster):
     start_seconds = 300.0
     """How long a Spark session or a Ray may take to start, besides what a queue takes."""
 
-    def __init__(self, config: Config, *, etl: bool = False) -> None:
+    def __init__(
+        self, config: Config, *, etl: bool = False, command_pipe: int | None = None
+    ) -> None:
         super().__init__(config)
-        self.etl = etl
+        self.etl, self._command_pipe = etl, command_pipe
         self._process: subprocess.Popen | None = None
         self._started: tuple[Record, subprocess.Popen] | None = None
 
@@ -121,7 +125,6 @@ class DriverCluster(Cluster):
             lambda: _writable(config),
             lambda: checks.batch(config),
             lambda: checks.carrier(config, here=self.ranks_are_here),
-            lambda: checks.parallel(config),
             lambda: dataset.check(config, progress) if self.etl else checks.dataset(config),
             lambda: checks.model(config, progress),
             lambda: checks.begins(config),
@@ -169,13 +172,14 @@ class DriverCluster(Cluster):
         secret_file.write_private(directory, CONFIG, loader.dump_yaml(self.config))
         secret_file.write_private(directory, JOB, application)
         log = os.path.join(directory, LOG)
+        pipe = self._command_pipe
+        options = [ETL] if self.etl else [] if pipe is None else [ATTENDED]
         with open(log, "ab") as output:
             # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
             self._process = process = subprocess.Popen(
-                isolation.module(
-                    "howdah.jobs.clusters", "driver", directory, *([ETL] if self.etl else [])
-                ),
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                isolation.module("howdah.jobs.clusters", "driver", directory, *options),
+                stdin=subprocess.DEVNULL if pipe is None else pipe,
+                stdout=output, stderr=output, start_new_session=True,
                 env=isolation.environment(),
             )  # fmt: skip
         started = replace(

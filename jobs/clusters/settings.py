@@ -4,4 +4,6 @@ from __future__ import annotations
 
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
 ETL = "--etl"
-"""The driver's argument: it makes the dataset first."""
+"""Argument of a driver that makes the dataset first."""
+ATTENDED = "--attended"
+"""Argument of a driver that ends with the command that started it: its standard input then ends."""

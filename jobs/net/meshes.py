@@ -5,6 +5,9 @@ and up to N - 1 host names a mesh, and Horovod makes up to four meshes of all N 
 the driver, those are N times as many requests there. Here the process's own agent requests from the
 driver the names and the addresses of a mesh, once each, when all ranks have left theirs, and
 answers its process from that.
+
+torch.distributed's Gloo leaves one value a rank, the same for all its peers: the agent requests the
+values of all ranks at once there.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from howdah.jobs.net import rendezvous
 Request = Callable[[str, str, bytes], tuple[int, bytes]]
 """(method, path, body) -> (status, body) of the driver."""
 _PROCESS_SET = "_process_set_hash_"
+_TORCH = "torch"
 
 
 class _Mesh:
@@ -61,6 +65,11 @@ class Meshes:
         generation, slot = self._assignment()
         mesh = self._mesh(generation, slot, scope)
         path = f"/rendezvous/{generation}/{scope}"
+        if scope.startswith(_TORCH):
+            number = key.removeprefix("rank_")
+            if method != "GET" or mesh is None or number == key or not number.isdecimal():
+                return self._request(method, f"{path}/{key}", body)
+            return self._value(mesh, path, int(number))
         if method == "GET" and mesh is not None and mesh.size > 1:
             number = key.removeprefix("rank_")
             known = number.isdecimal() and len(number) < 10 and int(number) < mesh.size
@@ -86,7 +95,7 @@ class Meshes:
             mesh = self._meshes.get(scope)
             if mesh is None and slot:
                 _, size, _, local_size, _, cross_size = map(int, slot.split(","))
-                sizes = {"g": size, "l": local_size, "c": cross_size}
+                sizes = {"g": size, "l": local_size, "c": cross_size, "t": size}
                 mesh = self._meshes[scope] = _Mesh(sizes[scope[0]])
             return mesh
 
@@ -111,6 +120,17 @@ class Meshes:
                 mesh.names, mesh.asked_names = rendezvous.unpack(body), True
             name = mesh.names[rank] if rank < len(mesh.names) else None
         return (200, name) if name is not None else (404, b"")
+
+    def _value(self, mesh: _Mesh, path: str, rank: int) -> tuple[int, bytes]:
+        """What a rank has left for all its peers; unlike Horovod's names it must come."""
+        with mesh.lock:
+            if rank >= len(mesh.names) or mesh.names[rank] is None:
+                status, body = self._request("GET", f"{path}/names/{mesh.size}", b"")
+                if status != 200:
+                    return status, body
+                mesh.names = rendezvous.unpack(body)
+            value = mesh.names[rank] if rank < len(mesh.names) else None
+        return (200, value) if value is not None else (404, b"")
 
     def _addresses(self, mesh: _Mesh, path: str, peer: int) -> tuple[int, bytes] | None:
         """What a peer has left, as far as this rank reads it; None: it is to be asked for."""

@@ -1,9 +1,11 @@
-"""Gloo's rendezvous as the training process sees it: plain HTTP to its own agent on loopback.
+"""The rendezvous as the training process sees it: plain HTTP to its own agent on loopback.
 
-Horovod's C++ client cannot sign requests. It connects to this relay, which accepts processes of its
-own user only (the kernel names each connection's user, before anything is read from it), and
-answers for the generation of the world that the process is in by signed requests to the driver
-(jobs/net/meshes.py): stock Horovod works, and it sees neither a stranger's value nor a stale key.
+Horovod's C++ client cannot sign requests, and no rank has the job's key: torch.distributed's store
+(training/comm/store_torch.py) comes here too. A rank connects to this relay, which accepts
+processes of its own user only (the kernel names each connection's user, before anything is read
+from it), and answers for the generation of the world that the process is in by signed requests to
+the driver (jobs/net/meshes.py): stock Horovod works, and it sees neither a stranger's value nor a
+stale key.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ class Relay:
             return 200, "text/plain", self._assignment()[1].encode()
         known = request.method in ("GET", "PUT", "DELETE")
         if not known or not name or not rendezvous.valid_name(name[1], name[2]):
-            why = f"{request.method} {request.path[:80]!r} is not one of Gloo's names"
+            why = f"{request.method} {request.path[:80]!r} is not a name of the rendezvous"
             raise RequestRefused(403, "refused", why)
         try:
             status, answer = self._meshes.answer(request.method, name[1], name[2], body)

@@ -1,4 +1,5 @@
-"""The driver's store in which the ranks of one world leave their addresses for Gloo.
+"""The driver's store in which the ranks of one world leave their addresses, for Horovod's Gloo and
+for torch.distributed.
 
 Stock Horovod keeps this store open to the network and unpickles what some of its keys hold
 (CVE-2024-10190). Here it is reached through jobs/net/wire.py alone, values are bytes that are never
@@ -21,7 +22,7 @@ KEY_LIMIT = 2**18
 """Keys of one generation: some for each rank and scope."""
 VALUE_LIMIT = 2**19
 """Bytes of a value: a rank's addresses, one for each peer."""
-_SCOPE = re.compile(r"(global|local_|cross_)[A-Za-z0-9._-]{0,300}")
+_SCOPE = re.compile(r"(global|local_|cross_|torch)[A-Za-z0-9._-]{0,300}")
 _KEY = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 _NAME = "rank_"
 _KEY_SECONDS = 1.0
@@ -33,7 +34,8 @@ _LENGTH = struct.Struct("=I")
 
 
 def valid_name(scope: str, key: str) -> bool:
-    """Whether Gloo, as Horovod uses it, asks for such a name."""
+    """Whether Gloo, as Horovod uses it, or a torch.distributed rank's store
+    (training/comm/store_torch.py) asks for such a name."""
     return bool(_SCOPE.fullmatch(scope) and _KEY.fullmatch(key))
 
 

@@ -14,7 +14,6 @@ from howdah.airflow.form import trigger_form
 from howdah.airflow.form.trigger_form import OF_THE_RUN, SECTIONS
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN
-from howdah.config.launchers import DEFAULT
 from howdah.config.loader import Config
 from howdah.errors import ConfigError, NotFound
 from howdah.policy import rules as policies
@@ -120,7 +119,6 @@ def test_what_the_field_takes_the_configuration_takes(name):
 def test_the_untouched_form_is_the_default_configuration():
     sent = {name: each.default for name, each in FIELDS.items()}
     sent |= {"backend": None, "conn_id": "howdah_default", "np": 2, "approval": False}
-    sent |= {"launcher": "horovodrun"}
     assert trigger_form.config(sent) == Config().model_dump(mode="json")
 
 
@@ -353,7 +351,7 @@ def test_airflow_serialises_the_form_without_change():
     [
         ("training.framework", "jax"), ("training.learning_rate", 1.0), ("np", 0),
         ("backend", "spark"), ("gate.minimum", {"accuracy": "x"}), ("training.max_steps", 1.5),
-        ("approval", "yes"), ("launcher", "srun"), ("set", ["training.seed: 1"]),
+        ("approval", "yes"), ("set", ["training.seed: 1"]),
     ],
 )  # fmt: skip
 def test_airflow_itself_refuses_a_bad_value(name, bad):
@@ -369,7 +367,6 @@ def test_defaults_of_the_forms_own_fields():
     values = {name: made[name].value for name in (*trigger_form.OWN, "run.name")}
     assert values == {
         "np": 2, "approval": True, "backend": None, "conn_id": "howdah_default", "run.name": "demo",
-        "launcher": DEFAULT,
     }  # fmt: skip
 
 
@@ -390,7 +387,6 @@ def test_an_event_of_an_asset_says_what_is_special_about_its_run():
         ["data.source"],
         {"conn_id": "other"},
         {"np": 2},
-        {"launcher": "horovodrun"},
         {"approval": False},
     ):
         context["triggering_asset_events"] = {Asset("a"): [Event({"howdah": extra})]}

@@ -85,9 +85,9 @@ def test_the_etl_prints_what_it_did(place):
 @pytest.mark.spark
 @pytest.mark.parametrize(("framework", "np"), [("torch", 1), ("tensorflow", 1), ("torch", 2)])
 def test_training_prints_what_it_does(place, framework, np):
-    launcher = ("--launcher", "torchrun") if np > 1 else ()
+    comm = ("--set", "training.comm=torch") if np > 1 else ()
     lines = howdah(
-        "train", "--config", "run.yaml", "--np", str(np), *launcher,
+        "train", "--config", "run.yaml", "--np", str(np), *comm,
         "--set", f"training.framework={framework}",
         "--set", f"run.directory=runs/{framework}-{np}", cwd=place[0],
     )  # fmt: skip

@@ -81,16 +81,15 @@ def project(tmp_path, tiny_dataset, tiny_model_dir):
 
 # ------------------------------------------------------------------------ the working directory
 @pytest.mark.parametrize(
-    ("np", "launcher"),
+    ("np", "comm"),
     [
-        ("1", "mpirun"),
-        pytest.param("2", "torchrun", marks=mpi),
-        pytest.param("2", "mpirun", marks=mpi),
-        pytest.param("2", "horovodrun", marks=[mpi, full]),
+        ("1", "auto"),
+        pytest.param("2", "torch", marks=mpi),
+        pytest.param("2", "horovod", marks=mpi),
     ],
 )
-def test_train(project, np, launcher):
-    words = ("--np", np, "--launcher", launcher)
+def test_train(project, np, comm):
+    words = ("--np", np, "--set", f"training.comm={comm}")
     project.ends_well("train", "--config", "run.yaml", *words)
     assert project.trained() == ("finished", 3, True)
 
@@ -180,19 +179,15 @@ def test_packages_of_pythonpath_named_like_rooms_do_no_harm(project, tmp_path, w
     assert project.trained() == ("finished", 3, True)
 
 
-@pytest.mark.parametrize(
-    ("np", "launcher"),
-    [("1", "mpirun"), pytest.param("2", "torchrun", marks=mpi),
-     pytest.param("2", "mpirun", marks=mpi)],
-)  # fmt: skip
-def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path, np, launcher):
+@pytest.mark.parametrize("np", ["1", pytest.param("2", marks=mpi)])
+def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path, np):
     """Whatever they have run: here a program that the environment asks for."""
     folder = tmp_path / "path" / "howdah" / "training"
     folder.mkdir(parents=True)
     for path in (folder.parent / "__init__.py", folder / "__init__.py", folder / "__main__.py"):
         path.write_text(PLANTED)
     done = project.command(
-        "train", "--config", "run.yaml", "--np", np, "--launcher", launcher, cwd=project.folder,
+        "train", "--config", "run.yaml", "--np", np, cwd=project.folder,
         HOWDAH_PYTHONPATH=str(tmp_path / "path"),
     )  # fmt: skip
     assert "training" in project.mark.read_text() or "__main__" in project.mark.read_text()

@@ -161,7 +161,7 @@ def test_pytorch_alone_needs_no_horovod(monkeypatch):
     monkeypatch.setattr(doctor_packages, "installed_version", there.get)
     check = doctor_packages.check_horovod(os.environ)
     assert check.status == "warn"
-    assert "--launcher torchrun" in check.found and check.remedy
+    assert "torch.distributed" in check.found and check.remedy
 
 
 def test_what_only_other_launchers_need_is_not_asked_for():

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,56 @@ def test_a_static_job(job, framework):
     logs = list(one.job.glob("containers/*/**/training.1.log"))
     assert len(logs) == 2
     assert [found[0] for log in logs if (found := NOISE.search(log.read_text()))] == []
+
+
+def test_a_static_job_over_torch_distributed_ends_with_a_lost_rank(job):
+    """Its ranks meet through the job's rendezvous; no Horovod is imported."""
+    one = job("torch", steps=10**6, **{"training.comm": "torch"})
+    one.trains(2, seconds=120)
+    maps = [Path(f"/proc/{rank['pid']}/maps").read_text() for rank in one.status["ranks"]]
+    assert not [text for text in maps if "horovod" in text]
+    kill(one.rank(1)["pid"])
+    code, verdict, status = one.end(120)
+    assert (code, verdict["status"], status["state"]) == (6, "FAILED", "failed")
+    assert "rank 1" in verdict["diagnostics"]
+    check_metrics(one)
+
+
+def test_a_job_over_torch_distributed_divides_a_model(job):
+    one = job("torch", steps=12, **{"training.comm": "torch", "training.parallel.shard": "full"})
+    code, verdict, status = one.end(200)
+    assert (code, verdict["status"], status["step"]) == (0, "SUCCEEDED", 12)
+    assert "torch.distributed" in json.dumps(RunFile(str(one.run_directory)).values)
+    assert len(check_metrics(one)) == 12
+
+
+def test_an_elastic_job_over_torch_distributed_survives_and_changes_its_size(job):
+    one = job(
+        "torch", steps=10**6, job={"min_workers": 1, "max_workers": 3, "hang_seconds": 10},
+        **{"training.comm": "torch"},
+    )  # fmt: skip
+    status = one.trains(2, seconds=120)
+    survivor = one.rank(0)["pid"]
+    began = time.monotonic()
+    kill(one.rank(1)["pid"])
+    status = one.trains(1, status["generation"], 120)
+    seconds = time.monotonic() - began
+    fault_table.add_local("torch", "torch.distributed: rank 1 killed", seconds, "memory")
+    status = one.trains(2, status["generation"] - 1, 120)
+    assert one.rank(0)["pid"] == survivor
+    one.ask(type="scale", workers=3)
+    status = one.trains(3, status["generation"], 120)
+    began = time.monotonic()
+    kill(one.rank(2)["pid"], signal.SIGSTOP)
+    status = one.trains(3, status["generation"], 120)
+    seconds = time.monotonic() - began
+    fault_table.add_local("torch", "torch.distributed: rank stopped (SIGSTOP)", seconds, "memory")
+    assert one.rank(0)["pid"] == survivor
+    assert any("the state of step" in event for event in one.events())
+    one.ask(type="stop", save=True)
+    code, verdict, status = one.end(120)
+    assert (code, verdict["status"]) == (143, "KILLED")
+    assert len(check_metrics(one)) == status["last_checkpoint"]["step"]
 
 
 @pytest.mark.full  # in every run with light workers: test_strangers.py

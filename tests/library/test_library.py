@@ -18,7 +18,6 @@ from howdah.errors import (
     DataError,
     Interrupted,
     NotFound,
-    UsageError,
 )
 from tests import ROOT
 from tests.support.waiting import wait_until
@@ -79,14 +78,12 @@ def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
 
 
 def test_a_commands_error_is_raised_as_itself(config, tmp_path):
-    """In a process of its own the ETL refuses its source, and a training its launcher."""
+    """In a process of its own the ETL refuses its source."""
     lines = []
     bad = library.load(config.model_dump(mode="json"), {"data.source": str(tmp_path / "no.csv")})
     with pytest.raises(DataError, match=r"no\.csv"):
         library.command("etl", bad, say=lines.append)
     assert any("no.csv" in line for line in lines)
-    with pytest.raises(UsageError):
-        library.command("train", config, "--launcher", "ssh", say=lines.append)
 
 
 @pytest.fixture

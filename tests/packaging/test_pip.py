@@ -73,9 +73,8 @@ def test_two_ranks_train_with_what_pip_installs(tmp_path, path, tiny_dataset, ti
         }  # fmt: skip
         config = tmp_path / "run.yaml"
         config.write_text(json.dumps(nested(values)))  # JSON is YAML
-        launch = ("--launcher", "torchrun")
-        run("howdah", "doctor", *launch)
-        run("howdah", "train", "--config", str(config), "--np", "2", *launch)
+        run("howdah", "doctor", "--launcher", "torchrun")
+        run("howdah", "train", "--config", str(config), "--np", "2")
         made = json.loads(Path(tmp_path / "run" / "run.json").read_text())
         assert (made["status"], made["steps"], made["world_size"]) == ("finished", 10, 2)
         assert made["attempts"][-1]["comm"] == "torch.distributed (gloo)"

@@ -1,7 +1,6 @@
 """Real jobs that are interrupted, torn down or killed: what they say, keep and leave behind.
 
-By default each fault runs once, with one framework and launcher, by the table below, and torchrun
-loses a rank as well; all pairs run in `make test-all`.
+By default each fault runs once, with one framework and carrier; all pairs run in `make test-all`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from safetensors.numpy import load_file, save_file
 
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.checkpoint.manager import Checkpoints
-from tests.fixtures.launched import Job, table
+from tests.fixtures.launched import Job, jobs, table
 from tests.runs.training_runs import SETTINGS, launcher
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 
@@ -39,7 +39,7 @@ def finish(start, framework: str, kind: str, beyond: int) -> Job:
 
 
 # ------------------------------------------------------------------------------ interruptions
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_sigterm_saves_the_step_says_so_and_the_run_goes_on_from_it(start, framework, kind):
     job = start(framework, kind)
     job.wait_for_checkpoint()
@@ -57,7 +57,7 @@ def test_sigterm_saves_the_step_says_so_and_the_run_goes_on_from_it(start, frame
         finish(start, framework, kind, newest)
 
 
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "horovod")))
 def test_ctrl_c_is_130(start, framework, kind):
     job = start(framework, kind)
     job.wait_for_checkpoint()
@@ -69,15 +69,15 @@ def test_ctrl_c_is_130(start, framework, kind):
 
 
 # ------------------------------------------------------------------------------ killed ranks
-@pytest.mark.parametrize(("framework", "kind"), table(("tensorflow", "horovodrun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("tensorflow", "horovod")))
 def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(start, framework, kind):
-    job = start(framework, kind)
+    job = start(framework, kind, **{"job.attempts": 1})
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() == 6, job.stderr
     job.wait_until_nothing_is_left()
     last = job.stderr.split("howdah: ")[-1]
-    assert last.startswith("rank 1 was lost"), job.stderr
+    assert last.startswith("rank 1 on ") and "was lost" in last, job.stderr
     assert "Traceback" not in job.stderr
     assert job.run_json()["status"] == "failed"
     newest = job.steps_saved()[0]
@@ -86,24 +86,45 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(star
         finish(start, framework, kind, newest)
 
 
-@pytest.mark.parametrize(
-    ("framework", "kind"), table(("torch", "horovodrun"), ("torch", "torchrun"))
-)
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
+def test_a_killed_rank_is_replaced(start, framework, kind, elastic):
+    """An elastic job goes on from memory, one of a fixed size from its newest checkpoint."""
+    job = start(framework, kind, **({"job.min_workers": 1} if elastic else {}))
+    job.wait_for_checkpoint()
+    before, survivor = job.status(), job.rank(0)
+    os.kill(job.rank(1), signal.SIGKILL)
+
+    def goes_on() -> bool:
+        assert job.process.poll() is None, job.end() or job.stderr
+        now = job.status()
+        newer = now["generation"] > before["generation"] and now["world_size"] == 2
+        return newer and (now["step"] or 0) > (before["step"] or 0)
+
+    wait_until(goes_on, seconds=200)
+    assert (job.rank(0) == survivor) == elastic
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.stderr
+    job.wait_until_nothing_is_left()
+    assert "rank 1" in job.stderr and "was lost" in job.stderr
+
+
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_a_killed_rank_0_leaves_a_whole_checkpoint(start, framework, kind):
-    job = start(framework, kind)
+    job = start(framework, kind, **{"job.attempts": 1})
     job.wait_for_checkpoint()
     os.kill(job.rank(0), signal.SIGKILL)
     assert job.end() == 6, job.stderr
     job.wait_until_nothing_is_left()
-    assert "rank 0 was lost" in job.stderr.split("howdah: ")[-1]
+    assert re.match("rank 0 on .* was lost", job.stderr.split("howdah: ")[-1])
     directory = os.path.join(job.directory, "checkpoints")
     found = Checkpoints(directory).latest()
     assert found.step >= SETTINGS["checkpoint.every_steps"]
 
 
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
-    """Not even for the time that mpirun gives them between two signals: the grace."""
+    """They save and end, although nothing is left to ask them."""
     job = start(framework, kind, **{"checkpoint.grace_seconds": 300})
     job.wait_for_checkpoint()
     job.process.kill()
@@ -113,7 +134,7 @@ def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
 
 
 # ------------------------------------------------------------------------------ stopped ranks
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "horovod")))
 def test_an_interrupt_ends_a_job_one_of_whose_ranks_is_stopped(start, framework, kind):
     """It cannot save, and neither can the others without it: all end when their time is over."""
     job = start(framework, kind, **{"checkpoint.grace_seconds": 3})
@@ -130,15 +151,15 @@ def test_an_interrupt_ends_a_job_one_of_whose_ranks_is_stopped(start, framework,
 @pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_mpi_does_not_wait_for_ever_for_a_rank_that_is_stopped(start, framework):
     limits = {"limit.collective_seconds": 5, "checkpoint.grace_seconds": 5}
-    job = start(framework, "mpirun", **limits)
+    job = start(framework, "mpirun", bare=True, **limits)
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGSTOP)
     assert job.end() == 5, job.stderr
     job.wait_until_nothing_is_left()
-    said = job.stderr.split("howdah: ")[-1]
+    said = job.log_of_rank_0()
     assert "a collective does not come back" in said
     assert "at most 5 s" in said
-    saved = re.findall(r"saving step (\d+), the last one completed", job.stderr)
+    saved = re.findall(r"saving step (\d+), the last one completed", said)
     assert job.steps_saved()[0] == int(saved[-1])
 
 
@@ -189,7 +210,7 @@ def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_another_is_killed
 
 
 # -------------------------------------------------------------------------------- what is wrong
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "horovod")))
 def test_not_a_number_on_one_rank_stops_all_and_is_never_saved(
     start, framework, kind, tmp_path, tiny_model_dir
 ):
@@ -241,7 +262,7 @@ def test_a_refused_configuration_is_printed_once_under_a_bare_launcher(tmp_path,
 
 
 def test_a_dataset_that_is_not_there_is_one_message(start, tmp_path):
-    job = start("torch", "mpirun", **{"data.dataset": str(tmp_path / "nowhere")})
+    job = start("torch", "auto", **{"data.dataset": str(tmp_path / "nowhere")})
     assert job.end() in (3, 5), job.stderr
     assert job.stderr.count("howdah: ") == 1
     assert "nowhere" in job.stderr.split("howdah: ")[-1]

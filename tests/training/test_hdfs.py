@@ -112,7 +112,7 @@ def start(tmp_path, remote, cluster, hadoop_env, hdfs_dir):
             argv = [*launcher(kind, np_), *rank]
         else:
             argv = [sys.executable, "-m", "howdah.cli", "train", "--config", config,
-                    "--np", str(np_), "--launcher", kind]  # fmt: skip
+                    "--np", str(np_)]  # fmt: skip
         job = Job(argv, directory, cluster.env | (env or {}))
         jobs.append(job)
         return job
@@ -142,7 +142,7 @@ def test_a_run_on_hdfs_is_the_run_on_local_disk(start, tmp_path, framework, remo
     job = start(np_=2, framework=framework, **settings, **{"training.max_steps": 5})
     assert job.end() == 0, job.output
     assert job.run_json()["steps"] == 5
-    again = start(np_=2, framework=framework, kind="horovodrun", **settings)
+    again = start(np_=2, framework=framework, **settings)
     assert again.end() == 0, again.output
     assert "going on from checkpoint step-5" in again.output
     ours, theirs = (

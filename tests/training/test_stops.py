@@ -15,7 +15,7 @@ import pytest
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.checkpoint.manager import Checkpoints
 from tests.fixtures.dataset import build_dataset
-from tests.fixtures.launched import ENDLESS, table
+from tests.fixtures.launched import ENDLESS, jobs, table
 from tests.runs import fault_table
 from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS
@@ -66,7 +66,7 @@ def check_saved(job) -> None:
 
 
 @full  # in every run for a job: test_howdah_kill_waits_for_a_slow_checkpoint
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "horovod")))
 def test_an_interrupt_waits_for_a_slow_checkpoint(start, framework, kind):
     job = begin(start, framework, kind)
     job.process.send_signal(signal.SIGINT)
@@ -76,7 +76,7 @@ def test_an_interrupt_waits_for_a_slow_checkpoint(start, framework, kind):
 
 @full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("kind", ["mpirun", "horovodrun"])
+@pytest.mark.parametrize("kind", ["horovod"])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_stop_waits_for_a_save_of_a_minute(start, framework, kind, number):
     job = begin(start, framework, kind, VERY_SLOW)
@@ -85,9 +85,9 @@ def test_a_stop_waits_for_a_save_of_a_minute(start, framework, kind, number):
     check_saved(job)
 
 
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_a_lost_rank_s_last_step_is_saved_however_slowly(start, framework, kind):
-    job = begin(start, framework, kind)
+    job = begin(start, framework, kind, **{"job.attempts": 1})
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() == 6, job.stderr
     job.wait_until_nothing_is_left()
@@ -95,7 +95,7 @@ def test_a_lost_rank_s_last_step_is_saved_however_slowly(start, framework, kind)
     assert f"step-{job.steps_saved()[0]}" in job.stderr.split("howdah: ")[-1]
 
 
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
+@pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "horovod")))
 def test_a_save_that_is_cut_short_is_said_to_be(start, framework, kind):
     job = begin(start, framework, kind, seconds=3600.0, grace=4.0)
     job.process.send_signal(signal.SIGTERM)
@@ -123,12 +123,12 @@ def test_a_stop_during_an_evaluation_saves_and_the_evaluation_is_done_later(star
     slow = slow_worker(0.0, SLOW=json.dumps({"evaluate": 80.0}))
     few = {"evaluation.every_steps": 10, "checkpoint.every_steps": None,
            "checkpoint.every_epoch": False, "checkpoint.grace_seconds": 40}  # fmt: skip
-    job = start("torch", "mpirun", env=slow, **few)
+    job = start("torch", "auto", env=slow, **few)
     wait_until(lambda: step_of(job.directory) >= 10 or job.process.poll() is not None, seconds=200)
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 130, job.stderr
     assert job.steps_saved() == [10], job.stderr
-    again = start("torch", "mpirun", **(few | {"training.max_steps": 12}))
+    again = start("torch", "auto", **(few | {"training.max_steps": 12}))
     assert again.end() == 0, again.stderr
     evaluated = [line["step"] for line in read_metrics(job.directory) if "split" in line]
     assert 10 in evaluated

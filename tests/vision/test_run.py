@@ -67,21 +67,21 @@ def digits(tmp_path_factory):
     return place, str(path)
 
 
-def train(digits, launcher: str, np_: int = 2, **settings) -> Finished:
-    """A run by a launcher, finished."""
+def train(digits, comm: str, np_: int = 2, **settings) -> Finished:
+    """A finished run, its sums carried by `comm`."""
     place, config = digits
-    directory = settings.pop("run.directory", str(place / f"run-{launcher}"))
+    directory = settings.pop("run.directory", str(place / f"run-{comm}"))
     words = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
     output = command(
         "howdah.cli", "train", "--config", config, f"--set=run.directory={directory}", *words,
-        "--np", str(np_), "--launcher", launcher,
+        "--np", str(np_), f"--set=training.comm={comm}",
     )  # fmt: skip
     return Finished(directory, 0, output)
 
 
 @pytest.fixture(scope="module")
 def trained(digits) -> Finished:
-    return train(digits, "torchrun")
+    return train(digits, "torch")
 
 
 def test_a_divided_state_takes_the_same_steps(digits):
@@ -91,7 +91,7 @@ def test_a_divided_state_takes_the_same_steps(digits):
     losses = {}
     for shard in ("none", "optimizer", "full"):
         own = {"training.parallel.shard": shard, "run.directory": str(place / f"run-{shard}")}
-        losses[shard] = train(digits, "torchrun", **short, **own).losses()
+        losses[shard] = train(digits, "torch", **short, **own).losses()
     assert len(losses["none"]) == 12
     assert losses["optimizer"] == losses["none"]
     assert losses["full"] == pytest.approx(losses["none"], abs=1e-5)
@@ -115,8 +115,8 @@ def test_mpirun_trains_to_the_same_bits(digits, trained):
 def test_a_run_that_goes_on_has_the_bits_of_one_that_was_not_stopped(digits, trained):
     place, _ = digits
     settings = {"run.directory": str(place / "resumed")}
-    train(digits, "torchrun", **settings, **{"training.max_steps": 80})
-    again = train(digits, "torchrun", **settings)
+    train(digits, "torch", **settings, **{"training.max_steps": 80})
+    again = train(digits, "torch", **settings)
     assert len(again.run_json()["attempts"]) == 2
     theirs = trained.tensors(320)
     for name, array in again.tensors(320).items():

@@ -75,7 +75,8 @@ def test_a_rank_with_fewer_images_than_the_other_computes_fillers(tmp_path):
         found["training"] |= {"global_batch_size": 51, "max_steps": 6}
         found["training"]["parallel"] = {"shard": shard}
         found["checkpoint"] = found["evaluation"] = {"every_steps": 3}
-        train(place, from_dict(found), "howdah.cli", "train", "--np", "2", "--launcher", "torchrun")
+        found["training"]["comm"] = "torch"
+        train(place, from_dict(found), "howdah.cli", "train", "--np", "2")
         lines = read_metrics(str(place / "run"))
         losses[shard] = [line["loss"] for line in lines if "split" not in line]
     assert len(losses["none"]) == 6

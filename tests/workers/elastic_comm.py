@@ -1,6 +1,7 @@
 """A rank of tests/training/elastic/test_comm.py: joins worlds and sums, by commands on stdin.
 
-The framework is tensorflow, torch, or torch.distributed: torch without Horovod.
+The framework is tensorflow, torch, or torch without Horovod, whose ranks meet in a file
+(torch.distributed) or in a job's rendezvous (torch.rendezvous).
 
 A line in is {"env": {...}} (join that world), {"sum": x} or {"sum": x, "give_up": seconds}; a line
 out is {"joined": size}, {"sum": y} or {"lost": text}.
@@ -29,7 +30,7 @@ def main(kind: str) -> None:
 
     if kind == "torch":
         import howdah.training.comm.horovod_torch
-    elif kind == "torch.distributed":
+    elif framework == "torch":
         import howdah.training.comm.distributed_torch
     else:
         import howdah.training.comm.horovod_tf  # noqa: F401

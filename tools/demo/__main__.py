@@ -53,7 +53,7 @@ def main() -> int:
     steps.howdah(["etl", *options])
 
     clock.step(f"training: {arguments.framework}, {arguments.np} processes", 4, 7)
-    steps.howdah(["train", *options, "--np", str(arguments.np), "--launcher", "horovodrun"])
+    steps.howdah(["train", *options, "--np", str(arguments.np)])
     run = storage.read_json(f"{run_directory}/run.json")
 
     clock.step("sample prediction from the export", 5, 7)

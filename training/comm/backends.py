@@ -87,7 +87,7 @@ def require_parallel(launcher: Launcher, training: TrainingSection) -> None:
         where="training.parallel.shard: full",
         expected="ranks of torch.distributed",
         got=f"training.comm: {training.comm}, and ranks that {launcher.title} starts",
-        remedy="start them with `howdah train --launcher torchrun`, or set training.comm to torch;"
+        remedy="set training.comm to torch, or start them with torchrun;"
         " training.parallel.shard: optimizer works with Horovod too",
     )
 

@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from howdah.errors import ClusterError
-from howdah.process.env import STORE, rank_env
+from howdah.process.env import JOIN_SECONDS, RENDEZVOUS, STORE, rank_env
 from howdah.training.comm.base import Comm, RankLost, Waits, lost
 from howdah.training.comm.connections import Connections
+from howdah.training.comm.store_torch import RelayStore
 
 _LONGEST_SECONDS = 366 * 24 * 3600.0
 """For no limit: torch has none, and its default would end a rank that rightly waits."""
@@ -33,8 +34,9 @@ saves, goes before."""
 class TorchComm(Comm):
     """A world of torch processes; the constructor joins it.
 
-    Ranks find each other through the file that HOWDAH_STORE names (all are on one machine then, and
-    connect over the loopback interface), else by MASTER_ADDR and MASTER_PORT.
+    Ranks find each other through their job's rendezvous (HOWDAH_RENDEZVOUS), through the file that
+    HOWDAH_STORE names (all are on one machine then, and connect over the loopback interface), else
+    by MASTER_ADDR and MASTER_PORT.
 
     Args:
         waits: counts the time in collectives.
@@ -61,15 +63,20 @@ class TorchComm(Comm):
         self._timeout = timedelta(seconds=seconds)
         carriers = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         meeting_point = _meeting_point(here.size)
+        # A rank of a job may wait for one that never joins: the driver forms another world then.
+        join_seconds = os.environ.get(JOIN_SECONDS)
+        joining = timedelta(seconds=float(join_seconds)) if join_seconds else self._timeout
         try:
             with self._connections, self._typed():
                 dist.init_process_group(
                     carriers,
                     rank=here.rank,
                     world_size=here.size,
-                    timeout=self._timeout,
+                    timeout=joining,
                     **meeting_point,
                 )
+                if joining != self._timeout:
+                    dist.distributed_c10d._set_pg_timeout(self._timeout)
                 # Every rank enters: the first collective makes the connections.
                 self.local_rank, self.local_size = self._on_this_node()
         except RankLost:
@@ -232,6 +239,9 @@ def _meeting_point(size: int) -> dict:
     Raises:
         ClusterError: nothing does.
     """
+    relay = os.environ.get(RENDEZVOUS)
+    if relay is not None:
+        return {"store": RelayStore(relay)}
     path = os.environ.get(STORE)
     if path is not None:
         # All ranks are on this machine: no port but on its loopback interface.

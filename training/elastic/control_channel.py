@@ -36,7 +36,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
 from howdah.core import shorten, threads
 from howdah.errors import UsageError
@@ -165,22 +165,30 @@ class ChannelConsole:
     """Rank 0's console under an agent: its lines go up the channel, and `howdah submit` shows them.
 
     As much of a text stream as `Progress` needs.
+
+    Args:
+        channel: to the agent.
+        terminal: takes the lines instead, and a bar: that of the command that waits for the job.
     """
 
-    def __init__(self, channel: ControlChannel) -> None:
-        self._channel = channel
+    def __init__(self, channel: ControlChannel, terminal: TextIO | None = None) -> None:
+        self._channel, self._terminal = channel, terminal
         self._rest = ""
 
     def isatty(self) -> bool:
-        """No terminal: lines, not a bar."""
-        return False
+        """Whether a bar can be shown; else lines."""
+        return self._terminal is not None
 
     def write(self, text: str) -> int:
         """Send every line that is whole."""
+        if self._terminal is not None:
+            return self._terminal.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             self._channel.send("say", line=line)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing to do: only an unfinished line is buffered."""
+        """Only an unfinished line is buffered."""
+        if self._terminal is not None:
+            self._terminal.flush()

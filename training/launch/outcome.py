@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from typing import Any
 
 from howdah import redact, storage
 from howdah.config.loader import Config
-from howdah.core import machine
 from howdah.errors import (
     CheckpointError,
     ClusterError,
@@ -37,7 +35,8 @@ _BY_EXIT_CODE: dict[int, type[HowdahError]] = {
 }  # fmt: skip
 
 
-_NONE = "none"
+NONE = "none"
+"""For `newest_checkpoint`: there is no checkpoint."""
 
 
 def attempts(directory: str) -> list[dict[str, Any]]:
@@ -110,32 +109,22 @@ def cause(job: Ranks, config: Config, local: str) -> HowdahError | None:
             where=os.path.join(local, "logs"),
             expected="exit code 0",
             got=f"exit code {job.exit_code}\n{job.launcher_message()}".rstrip(),
-            remedy=_launcher_remedy(job.program),
+            remedy="its log says what it did last; `howdah doctor` checks this machine",
         )
     return None
 
 
-def _launcher_remedy(program: str) -> str:
-    host = socket.gethostname()
-    if program == "mpirun" and not machine.is_host_name(host):
-        return (
-            f"Open MPI takes letters, digits, dots and hyphens in the name of a host, and this one"
-            f" is {host}: rename it, or take --launcher torchrun (framework torch) or horovodrun"
-        )
-    return "`howdah doctor` checks the launcher; --np 1 needs none"
-
-
 def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> HowdahError:
     kind = Interrupted if job.asked_by == signal.SIGINT else Terminated
-    newest = _newest_checkpoint(config)
+    newest = newest_checkpoint(config)
     what = "training was interrupted" if kind is Interrupted else "training was asked to end"
     if job.killed:
-        what += ", and its ranks were killed before they had saved" + _cut_short(config)
+        what += ", and its ranks were killed before they had saved" + cut_short(config)
     elif failed is not None and failed.exit_code not in (130, 143):
         what += f"; saving failed: {(failed.error or {}).get('what', failed.text.splitlines()[-1])}"
     got = f"the newest checkpoint is {newest}"
     remedy = "start it again in the same way: it goes on from there"
-    if newest == _NONE:
+    if newest == NONE:
         got = "no checkpoint had been saved yet"
         remedy = "start it again in the same way: it begins with the base model"
     return kind(what, where=config.run.directory, got=got, remedy=remedy)
@@ -166,21 +155,22 @@ def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingErr
         where=os.path.join(local, "logs", f"rank.{rank}"),
         expected=f"{who} to run to the end",
         got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
-        f" newest checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
+        f" newest checkpoint is {newest_checkpoint(config)}{cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
         " on from that checkpoint",
     )
 
 
-def _newest_checkpoint(config: Config) -> str:
+def newest_checkpoint(config: Config) -> str:
+    """Name of the newest whole checkpoint, or NONE."""
     try:
         checkpoints = Checkpoints(config.checkpoint_directory).list()
     except StorageError as error:
         return f"unknown ({error.what})"
-    return f"step-{checkpoints[0].step}" if checkpoints else _NONE
+    return f"step-{checkpoints[0].step}" if checkpoints else NONE
 
 
-def _cut_short(config: Config) -> str:
+def cut_short(config: Config) -> str:
     """A phrase about a save that was not finished; "" where there is none, or it is not known."""
     try:
         step = Checkpoints(config.checkpoint_directory).cut_short()

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TextIO
 
+from howdah.process.env import TERMINAL
+
 
 def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
     """Send this process's stdout and stderr to `<directory>/logs/rank.<rank>`.
@@ -25,7 +27,7 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    console = _terminal_of_launcher() or os.fdopen(os.dup(2), "w", encoding="utf-8")
+    console = terminal_of_command() or os.fdopen(os.dup(2), "w", encoding="utf-8")
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -35,9 +37,9 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
     return console, sys.stderr
 
 
-def _terminal_of_launcher() -> TextIO | None:
-    """The terminal that `howdah train` runs in: launchers hand on pipes, which can't show a bar."""
-    path = os.environ.get("HOWDAH_TTY")
+def terminal_of_command() -> TextIO | None:
+    """The terminal that `howdah train` runs in: ranks have pipes and files, which show no bar."""
+    path = os.environ.get(TERMINAL)
     if path is None:
         return None
     # Without the right to open it (another user's, another host's) the pipe does as well.

@@ -59,7 +59,6 @@ class _FoldCommand:
     """The command that is run for each fold."""
 
     np: int
-    launcher: str
     baseline: bool
     grace: float
 
@@ -72,17 +71,17 @@ class _FoldCommand:
         """Arguments of `howdah` for a fold."""
         if self.baseline:
             return ["baseline"]
-        return ["train", "--np", str(self.np), "--launcher", self.launcher]
+        return ["train", "--np", str(self.np)]
 
 
 def cross_validate(
-    config: Config, *, folds: int, np: int, launcher: str, baseline: bool, progress: Progress
+    config: Config, *, folds: int, np: int, baseline: bool, progress: Progress
 ) -> dict:
     """Run all folds, one after the other; write and return the summary.
 
     Args:
         folds: number of folds, N.
-        np, launcher: ranks and launcher of each training.
+        np: ranks of each training.
         baseline: measure the baseline of each fold instead of training.
     Returns:
         {folds, of, metric, mean, std, metrics, each, path, ...}: plain JSON.
@@ -95,7 +94,7 @@ def cross_validate(
     directory = storage.join(config.run.directory, f"crossval-{folds}")
     directories.take(config.run.directory, config.run.mode, key="run.directory")
     grace = config.checkpoint.grace_seconds + _GRACE_SECONDS
-    command = _FoldCommand(np=np, launcher=launcher, baseline=baseline, grace=grace)
+    command = _FoldCommand(np=np, baseline=baseline, grace=grace)
     each: list[dict[str, Any]] = []
     for number in range(1, folds + 1):
         settings = fold_config(config, number, folds, directory)

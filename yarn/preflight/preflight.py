@@ -50,7 +50,6 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         lambda: _directories(config, manager, progress),
         lambda: checks.batch(config),
         lambda: checks.carrier(config, here=False),  # the environment that is shipped has Horovod
-        lambda: checks.parallel(config),
         lambda: checks.dataset(config),
         lambda: checks.model(config, progress),
         lambda: checks.begins(config),

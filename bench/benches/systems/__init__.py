@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 
 from bench import harness
 from bench.benches.systems.watch import SAVE_EVERY, Place, Watched, python
-from bench.training_runs import BATCH, Bench
+from bench.training_runs import BATCH, Bench, bare
 from tests import ROOT
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -62,10 +62,9 @@ class Stack:
 
 
 def _howdah(launcher: str) -> Callable[[Place], list[str]]:
-    return lambda place: python(
-        "-m", "howdah.cli", "train", "--config", place.config, "--np", place.world,
-        "--launcher", launcher,
-    )  # fmt: skip
+    return lambda place: [
+        *bare(launcher, place.world), *python("-m", "howdah.training", "--config", place.config)
+    ]  # fmt: skip
 
 
 def _elastic(place: Place) -> dict[str, int]:

@@ -19,7 +19,6 @@ from howdah.airflow import DEFAULT_CONNECTION
 from howdah.airflow.form import set_lines
 from howdah.airflow.form.schema_fields import FormField, field_of
 from howdah.airflow.form.set_lines import SET
-from howdah.config import launchers
 from howdah.config import loader as configs
 from howdah.config.form_keys import OPEN, OWN
 from howdah.config.types import parse_bytes
@@ -140,12 +139,6 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
         1,
         "Ranks on this machine, with backend local (at least 1). On YARN: job.workers.",
         {"type": "integer", "minimum": 1},
-    ),
-    (
-        "launcher",
-        launchers.DEFAULT,
-        "Launcher of several ranks on this machine.",
-        {"type": "string", "enum": list(launchers.LAUNCHERS)},
     ),
     (
         "approval",

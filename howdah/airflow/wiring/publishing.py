@@ -41,7 +41,7 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
         The first task, which the others follow.
     """
     backend, directory = checked["backend"], checked["run_directory"]
-    ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
+    ranks = {"np": "{{ params.np }}"}
     run = {**here, "config": checked["config"]}
 
     preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)

@@ -166,17 +166,16 @@ def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn
         f"echo '{answer}'\nexit 1\n"
     )
     program.chmod(0o755)
-    for backend, launcher, stops in (
-        ("local", None, local), ("local", "torchrun", local), ("yarn", None, yarn),
-        ("local", "horovodrun", local or name == "Horovod"),
-        ("local", "mpirun", local or name in ("Horovod", "MPI")),
+    for backend, horovod, stops in (
+        ("local", False, local), ("yarn", False, yarn),
+        ("local", True, local or name == "Horovod"),
     ):  # fmt: skip
         asked = hook(command=str(program))
         if not stops:
-            assert doctor(asked, backend, logging.getLogger(), launcher=launcher)["ok"]
+            assert doctor(asked, backend, logging.getLogger(), horovod=horovod)["ok"]
             continue
         with pytest.raises(HowdahCommandRefused) as caught:
-            doctor(asked, backend, logging.getLogger(), launcher=launcher)
+            doctor(asked, backend, logging.getLogger(), horovod=horovod)
         assert f"lacks what the backend {backend} needs" in str(caught.value)
         assert f"- {name}" in str(caught.value)
 
@@ -191,13 +190,12 @@ def test_ranks_without_a_row_are_refused_before_anything_is_made():
             ranks(config, np)
 
 
-def test_a_launcher_that_does_not_start_the_framework_is_refused_before_anything_is_made():
-    from howdah.airflow.preflight import carrier
-    from howdah.config.launchers import LAUNCHERS
+def test_which_ranks_need_horovod():
+    from howdah.airflow.preflight import over_horovod
 
-    carrier({"training": {"framework": "torch"}}, LAUNCHERS["torchrun"])
-    with pytest.raises(ConfigError, match="which tensorflow cannot join"):
-        carrier({"training": {}}, LAUNCHERS["torchrun"])
+    assert over_horovod({"training": {}})
+    assert over_horovod({"training": {"framework": "torch", "comm": "horovod"}})
+    assert not over_horovod({"training": {"framework": "torch"}})
 
 
 def test_preflight_without_a_source_plans_the_run_and_makes_no_dataset(

@@ -143,23 +143,40 @@ def test_a_ray_of_others_is_joined_with_a_warning(config):
     assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
 
 
-def test_parameters_are_not_divided_among_the_ranks_of_a_job():
+@pytest.mark.parametrize("here", [True, False])
+def test_a_model_is_divided_among_the_ranks_of_torch_distributed_only(here):
     divided = {"framework": "torch", "parallel": {"shard": "full"}}
+    job = {"workers": 2}
     with pytest.raises(ConfigError) as caught:
-        checks.parallel(loader.from_dict({"training": divided}))
-    assert caught.value.where == "training.parallel.shard"
-    assert "howdah train --launcher torchrun" in caught.value.remedy
+        checks.carrier(loader.from_dict({"training": divided, "job": job}), here=here)
+    assert caught.value.where == "training.parallel.shard: full"
+    assert "training.comm to torch" in caught.value.remedy
     moments_alone = divided | {"parallel": {"shard": "optimizer"}}
-    checks.parallel(loader.from_dict({"training": moments_alone}))
+    over_torch = divided | {"comm": "torch"}
+    for training in (moments_alone, over_torch):
+        checks.carrier(loader.from_dict({"training": training, "job": job}), here=here)
 
 
 @pytest.mark.parametrize("on", ["local", "spark", "ray"])
-def test_torch_distributed_is_refused_wherever_a_job_runs(config, on):
-    held = config(on, {"master": "local[2]"}, training={"framework": "torch", "comm": "torch"})
-    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
-        dry_run(held, print)
-    assert caught.value.where == "training.comm"
-    assert "howdah train --launcher torchrun" in caught.value.remedy
+@pytest.mark.parametrize("comm", ["auto", "torch"])
+def test_ranks_of_torch_need_no_horovod_wherever_a_job_runs(config, no_horovod, on, comm):
+    training = {"framework": "torch", "comm": comm}
+    dry_run(config(on, {"master": "local[2]"}, training=training), print)
+    dry_run(config(on, {"master": "local[2]"}, training=training,
+                              job={"min_workers": 1}), print)  # fmt: skip
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_torch_distributed_takes_no_range_of_ports_and_no_mpi(here):
+    training = {"framework": "torch", "comm": "torch"}
+    for key, value in (("ports", "30000-30100"), ("controller", "mpi")):
+        held = loader.from_dict({
+            "training": training, "job": {"workers": 2, key: value},
+            "yarn": {"environment": "path", "python": "/p"},
+        })  # fmt: skip
+        with pytest.raises(ConfigError) as caught:
+            checks.carrier(held, here=here)
+        assert caught.value.where == f"job.{key}: {value}"
 
 
 @pytest.fixture
@@ -172,14 +189,15 @@ def no_horovod(monkeypatch):
 
 @pytest.mark.parametrize("on", ["local", "spark", "ray"])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_a_job_of_several_ranks_without_horovod_is_refused(config, no_horovod, on, framework):
+def test_a_job_of_several_ranks_without_their_horovod_is_refused(config, no_horovod, on, framework):
     def made(**job):
-        return config(on, {"master": "local[2]"}, job=job, training={"framework": framework})
+        training = {"framework": framework, "comm": "horovod"}
+        return config(on, {"master": "local[2]"}, job=job, training=training)
 
     with pytest.raises(ConfigError, match=f"Horovod for {framework} is not installed") as caught:
         dry_run(made(), print)
     assert f"tools/build_horovod.py --python {sys.executable}" in caught.value.remedy
-    assert ("--launcher torchrun" in caught.value.remedy) == (framework == "torch")
+    assert ("torch.distributed needs no" in caught.value.remedy) == (framework == "torch")
     assert "Horovod for" in refused(made(workers=1, max_workers=2))
     dry_run(made(workers=1), print)  # a world of one sums over nothing
 

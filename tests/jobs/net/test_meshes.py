@@ -251,3 +251,62 @@ def test_the_owner_of_a_connection_is_known_as_long_as_it_holds_it(owner, family
         assert owner(("127.0.0.1", port), here) is None  # a socket that listens is no connection
         assert owner(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
         ours.close()
+
+
+def test_ranks_of_torch_distributed_meet_by_the_relays(store):
+    """Real ranks of torch, whose store asks for the values of all ranks at once."""
+    size = 3
+    relays = [store.relay(rank, size) for rank in range(size)]
+    program = (
+        "import torch, torch.distributed as dist, sys;"
+        "from howdah.training.comm.distributed_torch import TorchComm;"
+        "comm = TorchComm(); import numpy as np;"
+        "print(comm.gather(np.array([comm.rank])).tolist(), comm.local_size);"
+        "comm.shutdown()"
+    )
+    slots = [
+        world.Slot(
+            member="m", node="host", rank=rank, size=size, local_rank=rank, local_size=size,
+            cross_rank=0, cross_size=1, keep=False,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **world.variables(
+                slot, relay_port=relay.port, interface="lo", gloo_timeout_seconds=120.0,
+                elastic=False)},
+        )
+        for slot, relay in zip(slots, relays, strict=True)
+    ]  # fmt: skip
+    try:
+        lines = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        for relay in relays:
+            relay.stop()
+    assert lines == ["[0, 1, 2] 3\n"] * size
+    requests = [path for method, path in store.requests if method == "GET"]
+    assert requests and all("/names/" in path for path in requests)
+
+
+def test_a_value_of_a_torch_rank_is_waited_for_and_ends_with_its_world(store):
+    """Two values of four are there: each is read, a third is not there yet, then it comes; a key
+    of another world is refused."""
+    relay = store.relay(1, 4)
+    ask = by_http(relay.port)
+    for rank in (0, 1):
+        assert ask("PUT", "torch0", f"rank_{rank}", b"at %d" % rank)[0] == 200
+    assert ask("GET", "torch0", "rank_0", b"") == (200, b"at 0")
+    assert ask("GET", "torch0", "rank_2", b"")[0] == 404
+    assert store.rendezvous.put(3, "torch0", "rank_2", b"at 2")
+    assert ask("GET", "torch0", "rank_2", b"") == (200, b"at 2")
+    assert ask("PUT", "torch", "unique-id", b"id")[0] == 200
+    assert ask("GET", "torch", "unique-id", b"") == (200, b"id")
+    store.rendezvous.begin(4)
+    assert ask("GET", "torch0", "rank_3", b"")[0] == 410
+    assert ask("PUT", "torch0", "rank_1", b"late")[0] == 410
+    relay.stop()

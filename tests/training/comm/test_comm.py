@@ -149,7 +149,7 @@ def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launch
     with pytest.raises(ConfigError) as caught:
         backends.require_parallel(LAUNCHERS[launcher], training)
     if launcher != "torchrun":  # there Horovod itself is refused
-        assert "--launcher torchrun" in caught.value.remedy
+        assert "training.comm to torch" in caught.value.remedy
 
 
 # -------------------------------------------------------------------------------------- messages

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.mpi
 
 LIMIT = 120  # seconds; detects a hang
 FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.full), "torch.distributed"]
-CARRIERS = ("tensorflow", "torch", "torch.distributed")
+FRAMEWORKS.append(pytest.param("torch.rendezvous", marks=pytest.mark.full))
+CARRIERS = ("tensorflow", "torch", "torch.distributed", "torch.rendezvous")
 
 
 class Store(http.server.BaseHTTPRequestHandler):
@@ -46,6 +47,19 @@ class Store(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_): ...
 
 
+def torch_ranks(size: int, where: dict) -> list[dict]:
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size),
+            **where,
+        }
+        for rank in range(size)
+    ]
+
+
 @pytest.fixture
 def join(tmp_path):
     """Start a store for a new world; returns its ranks' environments."""
@@ -54,21 +68,19 @@ def join(tmp_path):
     def world(size: int, timeout: int, framework: str) -> list[dict]:
         if framework == "torch.distributed":
             store = str(tmp_path / f"ranks-{next(files)}")
-            return [
-                {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(size),
-                    "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(size),
-                    "HOWDAH_STORE": store,
-                    "LIMIT": str(timeout),
-                }
-                for rank in range(size)
-            ]
+            return torch_ranks(size, {"HOWDAH_STORE": store, "LIMIT": str(timeout)})
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
         server.daemon_threads, server.values = True, {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
+        if framework == "torch.rendezvous":  # as in a job: collectives have no limit
+            where = {
+                "HOWDAH_RENDEZVOUS": f"127.0.0.1:{server.server_port}",
+                "HOWDAH_JOIN_SECONDS": str(timeout),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "LIMIT": "600",
+            }
+            return torch_ranks(size, where)
         return [
             {
                 "HOROVOD_RANK": str(rank),
@@ -170,7 +182,7 @@ def test_after_a_killed_rank_the_others_form_another_world(ranks, join, framewor
     together([first, third, fourth], join(3, 60, framework))
 
 
-@pytest.mark.parametrize("framework", either("torch", CARRIERS))
+@pytest.mark.parametrize("framework", either("torch.rendezvous", CARRIERS))
 def test_a_missing_rank_fails_the_forming_world_not_the_process(ranks, join, framework):
     first, second, third = ranks(framework, 3)
     together([first, second], join(2, 60, framework))

@@ -39,7 +39,8 @@ class Elastic(LocalJob):
         values = SETTINGS | NO_DROPOUT | {
             "data.dataset": dataset.path,
             "model.base": base,
-            "training.framework": framework,
+            "training.framework": framework.partition(".")[0],
+            "training.comm": "torch" if framework == "torch.distributed" else "auto",
             "training.max_steps": STEPS,
             "checkpoint.every_steps": None,
             "checkpoint.every_epoch": False,
@@ -161,6 +162,8 @@ def world_of(one: Elastic, pid: int) -> set[int]:
         # In every run on YARN: tests/yarn/test_faults.py
         pytest.param("torch", 0, marks=pytest.mark.full),
         pytest.param("torch", 1, marks=pytest.mark.full),
+        pytest.param("torch.distributed", 0, marks=pytest.mark.full),
+        ("torch.distributed", 1),
         pytest.param("tensorflow", 0, marks=pytest.mark.full),
         ("tensorflow", 1),
     ],
@@ -283,7 +286,9 @@ def test_a_save_that_was_cut_short_is_made_up_for_at_once(job, undisturbed, fram
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("framework", either("tensorflow"))
+@pytest.mark.parametrize(
+    "framework", either("tensorflow", ("tensorflow", "torch", "torch.distributed"))
+)
 @pytest.mark.parametrize(
     "where", ["share", pytest.param("join", marks=pytest.mark.full)]
 )  # fmt: skip

@@ -12,8 +12,9 @@ from typing import get_args
 import pytest
 
 from howdah import storage
+from howdah.cli import local_job
 from howdah.config import launchers
-from howdah.config.launchers import DEFAULT, LAUNCHERS, Launcher, RankVariables
+from howdah.config.launchers import LAUNCHERS, Launcher, RankVariables
 from howdah.config.loader import from_dict
 from howdah.errors import (
     ClusterError,
@@ -93,7 +94,7 @@ def test_a_launcher_of_something_else():
 
 
 def test_each_launcher_of_the_table_can_be_started_and_has_a_comm():
-    assert set(launch_command._ARGUMENTS) == set(LAUNCHERS) and DEFAULT in LAUNCHERS
+    assert set(launch_command._ARGUMENTS) == set(LAUNCHERS)
     for name, row in LAUNCHERS.items():
         assert words(launcher=name)[-len(RANK) :] == RANK
         assert row.comm in backends.COMMS
@@ -112,6 +113,7 @@ def test_another_launcher_is_a_row_and_a_comm(monkeypatch):
     row = Launcher(
         title="another",
         variables=RankVariables("OTHER_RANK", "OTHER_SIZE", "OTHER_LOCAL", "OTHER_LOCAL_SIZE"),
+        command="other",
         comm="other",
         package="other",
         failure_report="Root Cause",
@@ -170,9 +172,30 @@ def config(tmp_path, **sections):
 
 def test_more_ranks_than_rows_in_a_batch(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        launch.train(config(tmp_path, training={"global_batch_size": 2}), np=3)
+        local_job.train(config(tmp_path, training={"global_batch_size": 2}), np=3, json=False)
     assert caught.value.where == "training.global_batch_size"
     assert not os.path.exists(tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_is_answered_with_its_bare_command(tmp_path, launcher):
+    with pytest.raises(UsageError, match="as a job on this machine") as caught:
+        launchers.refuse(launcher, 3)
+    assert f"{launcher} " in caught.value.remedy and " 3 " in caught.value.remedy
+    assert "-m howdah.training --config" in caught.value.remedy
+
+
+def test_what_a_job_of_this_machine_takes_from_the_configuration(tmp_path, monkeypatch):
+    """Nothing that is said of a cluster's network; an elastic job stays one."""
+    monkeypatch.setenv("PRESENT", "1")
+    job = {
+        "on": "yarn", "workers": 8, "min_workers": 4, "ports": "30000-30100",
+        "network_interface": "eth7", "secret_env": ["PRESENT", "ABSENT"],
+    }  # fmt: skip
+    made = local_job._job_config(config(tmp_path, job=job), 2).job
+    assert (made.on, made.workers, made.fewest, made.most) == ("local", 2, 2, 8)
+    assert (made.ports, made.network_interface, made.secret_env) == (None, None, ["PRESENT"])
+    assert not local_job._job_config(config(tmp_path), 2).job.elastic
 
 
 @pytest.mark.parametrize("name", [".lock", ".launch.lock"])
@@ -181,7 +204,7 @@ def test_a_directory_in_use_is_refused_and_left_as_it_is(tmp_path, name):
     lock = RunLock(str(tmp_path / "run"), name, "run")
     lock.take()
     with pytest.raises(UsageError, match="using this run directory"):
-        launch.train(config(tmp_path), np=2)
+        launch.train(config(tmp_path))
     lock.release()
     assert not os.path.exists(tmp_path / "run" / "config.yaml")
 

@@ -85,7 +85,7 @@ def test_a_model_that_has_learnt_the_rows_is_not_cross_validated(key, tmp_path, 
         "model": {"base": tiny_model_dir} | {key: str(trained)},
     })  # fmt: skip
     with pytest.raises(ConfigError, match="was trained on rows that folds are tested on") as caught:
-        cross_validate(config, folds=2, np=1, launcher="auto", baseline=False, progress=print)
+        cross_validate(config, folds=2, np=1, baseline=False, progress=print)
     assert caught.value.where == f"model.{key}" and not (tmp_path / "run").exists()
 
 
@@ -130,9 +130,7 @@ def test_a_fold_has_a_dataset_and_a_run_of_its_own():
 def test_what_cannot_be_folded_is_refused(tmp_path, sections, key):
     config = from_dict({"run": {"directory": str(tmp_path / "run")}, **sections})
     with pytest.raises(ConfigError) as caught:
-        cross_validate(
-            config, folds=3, np=1, launcher="mpirun", baseline=True, progress=lambda line: None
-        )
+        cross_validate(config, folds=3, np=1, baseline=True, progress=lambda line: None)
     assert caught.value.where == key
     assert not os.path.exists(tmp_path / "run")
 

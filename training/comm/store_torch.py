@@ -1,0 +1,122 @@
+"""torch.distributed's store of a job's ranks: the job's rendezvous, by way of the rank's agent.
+
+torch's own TCPStore listens on all interfaces and knows no password. This store opens no port: it
+sends plain HTTP to the agent on loopback (jobs/net/relay.py), which signs the requests to the job's
+driver and answers for the generation of the world that this process is in.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_REQUEST_SECONDS = 15.0
+"""The agent waits up to 10 s for the driver."""
+_PAUSE_SECONDS = 0.05
+"""Before a key that has not been set is requested again; the driver has waited a second for it."""
+_OF_EACH_RANK = re.compile(r"(.*//cpu//.*)/(\d+)")
+"""Gloo's keys (".../0//cpu//0/RANK"): each rank sets its own and reads those of all others."""
+
+
+class StoreClosed(RuntimeError):
+    """The world that the store belongs to is over, or a key was not set in time."""
+
+
+class RelayStore(dist.Store):
+    """The store of one world.
+
+    torch calls it from threads of C++ too; it has no state but values that were waited for.
+
+    Args:
+        address: host:port of the agent's relay.
+    """
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Set a key for all ranks."""
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        deadline = time.monotonic() + _REQUEST_SECONDS
+        while True:
+            status, _ = self._request("PUT", key, data)
+            if status == 200:
+                return
+            if status != 503 or time.monotonic() > deadline:
+                raise StoreClosed(f"the job's rendezvous does not take {key}: status {status}")
+            time.sleep(_PAUSE_SECONDS)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits for it as long as this world lives."""
+        if key not in self._values:
+            self._await(key, None)
+        return self._values.pop(key)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Return once all keys are set."""
+        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        for key in keys:
+            self._await(key, deadline)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are set. NCCL's watchdog calls it, also when the world is over."""
+        return all(self._request("GET", key)[0] == 200 for key in keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove a key."""
+        return self._request("DELETE", key)[0] == 200
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Ignored: `wait` is given a time limit, and `get` ends with the world."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Not needed by Gloo and NCCL."""
+        raise NotImplementedError(f"the job's rendezvous does not count ({key}, {amount})")
+
+    def _await(self, key: str, deadline: float | None) -> None:
+        while True:
+            status, value = self._request("GET", key)
+            if status == 200:
+                self._values[key] = value
+                return
+            if status not in (404, 503):
+                raise StoreClosed(f"this world is over: status {status} for {key}")
+            if deadline is not None and time.monotonic() > deadline:
+                raise StoreClosed(f"not set by another rank in time: {key}")
+            time.sleep(_PAUSE_SECONDS)
+
+    def _request(self, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
+        """Status and body; 503 where the agent does not answer."""
+        connection = http.client.HTTPConnection(self._address, timeout=_REQUEST_SECONDS)
+        try:
+            connection.request(method, f"/{_name(key)}", body)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException):
+            return 503, b""  # the connection may have been shut because a rank was lost
+        finally:
+            connection.close()
+
+
+def _name(key: str) -> str:
+    """A key's scope and name in the job's rendezvous.
+
+    >>> _name("0//cpu//0/3"), _name("0//cuda//0")
+    ('torch0-2f--2f-cpu-2f--2f-0/rank_3', 'torch/0-2f--2f-cuda-2f--2f-0')
+    """
+    of_rank = _OF_EACH_RANK.fullmatch(key)
+    if of_rank:
+        return f"torch{_word(of_rank[1])}/rank_{of_rank[2]}"
+    return f"torch/{_word(key)}"
+
+
+def _word(text: str) -> str:
+    """Only characters that the rendezvous takes; different texts stay different."""
+    return re.sub(r"[^A-Za-z0-9._]", lambda found: f"-{ord(found[0]):02x}-", text)
