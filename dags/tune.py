@@ -33,10 +33,10 @@ with DAG(
     default_args={**RETRIES, **ON_FAILURE},
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
-    check = CheckOperator(task_id="check", backend="local", multiple_outputs=True, **here)
+    check = CheckOperator(task_id="check", on="local", multiple_outputs=True, **here)
     ranks = {"np": "{{ params.np }}"}
     run = {**here, "config": check.output["config"]}
-    preflight = PreflightOperator(task_id="preflight", backend="local", **ranks, **run)
+    preflight = PreflightOperator(task_id="preflight", **ranks, **run)
     with TaskGroup("etl") as etl:
         build = EtlOperator(task_id="build", **run)
         # Without a source `build` is skipped, and the existing dataset is used.

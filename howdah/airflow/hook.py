@@ -95,9 +95,9 @@ class HowdahHook(BaseHook):
             return settings.from_extra(connection.extra_dejson, self.conn_id)
 
     @property
-    def backend(self) -> str:
-        """The backend ("local" or "yarn") of runs that name none."""
-        return self.settings.backend
+    def on(self) -> str:
+        """Where runs train that do not say it: "local" or "yarn"."""
+        return self.settings.on
 
     @property
     def run_root(self) -> str:
@@ -336,7 +336,7 @@ class HowdahHook(BaseHook):
         try:
             self.run(["config", "explain", "run.name", "--json"], on_line=lambda line: None)
             answer = f"howdah answers on {self.runner().where}"
-            if self.settings.backend == "yarn":
+            if self.settings.on == "yarn":
                 with self.logged_in():
                     info = self.resource_manager(patience=5.0).info()
                 answer += f"; YARN {info.get('resourceManagerVersion')} is {info.get('state')}"

@@ -87,6 +87,18 @@ class HowdahOperator(ReportsLineage, BaseOperator):
         if dict(context["params"]).get("conn_id") == self.conn_id:
             self.hook.refuse_unless_listed()
 
+    def cluster(self) -> str:
+        """Where the task's job runs: "local" or "yarn", by job.on or else as the Connection says.
+
+        Raises:
+            HowdahCommandRefused: job.on is another cluster.
+        """
+        job = (self.config.get("job") if isinstance(self.config, Mapping) else None) or {}
+        on = job.get("on") or self.hook.on
+        with refusals():
+            require_cluster(on)
+        return on
+
     def command(
         self, context: Context, *arguments: str, config: bool = True, **options: Any
     ) -> dict[str, Any]:
@@ -149,18 +161,18 @@ class CheckOperator(HowdahOperator):
     policy are checked here; each command that gets the configuration applies the policy again on
     the machine where it runs.
 
-    Returns {"config", "backend", "conn_id", "run_directory"}. The run directory is the same for
+    Returns {"config", "conn_id", "run_directory"}. The run directory is the same for
     every try of the DAG run, so a retry resumes. A subclass sets keys by `decided`.
 
     Args:
-        backend: "local" or "yarn"; none: the param `backend`, else the Connection's backend.
+        on: "local" or "yarn"; none: the param `job.on`, else as the Connection says.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "backend")
+    template_fields: Sequence[str] = ("conn_id", "on")
 
-    def __init__(self, *, backend: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, on: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.backend = backend
+        self.on = on
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah import redact
@@ -173,25 +185,23 @@ class CheckOperator(HowdahOperator):
         )
         with refusals():
             params = trigger_form.sent(context)
-            backend = self.backend or params.get("backend") or self.hook.backend
-            if backend not in trigger_form.BACKENDS:  # no schema was applied to an event
-                known = " or ".join(trigger_form.BACKENDS)
-                raise ConfigError(f"unknown backend {backend!r}", where="backend", expected=known)
-            _reachable(directory, backend, self.conn_id)
+            on = self.on or params.get("job.on") or self.hook.on
+            require_cluster(on)  # no schema was applied to an event
+            _reachable(directory, on, self.conn_id)
             defaults = trigger_form.installed_defaults()
             lines = set_lines.parse(params.get(set_lines.SET), trigger_form.sections(defaults))
             values = {**params, **lines.values}
-            overrides = {**self.decided(context, values), "run.directory": directory}
+            decided = self.decided(context, values)
+            overrides = {**decided, "run.directory": directory, "job.on": on}
             nested = trigger_form.config(
                 {name: value for name, value in params.items() if name in values},
-                backend=backend, overrides=overrides, defaults=defaults, judge=self.hook.judge(),
+                on=on, overrides=overrides, defaults=defaults, judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
-        self.log.info("backend: %s, Connection: %s", backend, self.conn_id)
+        self.log.info("job.on: %s, Connection: %s", on, self.conn_id)
         self.log.info("the whole configuration:\n%s", dump_yaml(redact.config(checked)))
         return {
             "config": left_out.leave_out(checked.model_dump(mode="json")),
-            "backend": backend,
             "conn_id": self.conn_id,
             "run_directory": checked.run.directory,
         }
@@ -205,11 +215,28 @@ class CheckOperator(HowdahOperator):
         return {}
 
 
-def _reachable(directory: str, backend: str, conn_id: str) -> None:
-    """Refuse a local run directory for YARN, whose containers cannot reach it."""
-    if backend == "yarn" and ("://" not in directory or directory.startswith("file://")):
+def require_cluster(on: str) -> None:
+    """Refuse a cluster to which Airflow's tasks do not submit.
+
+    Raises:
+        ConfigError: it is neither local nor yarn.
+    """
+    from howdah.airflow.form.trigger_form import CLUSTERS
+
+    if on not in CLUSTERS:
         raise ConfigError(
-            "the cluster's nodes cannot reach a local run directory (backend yarn)",
+            "Airflow's tasks train on their machine or on YARN",
+            where="job.on",
+            expected=" or ".join(CLUSTERS),
+            got=str(on),
+        )
+
+
+def _reachable(directory: str, on: str, conn_id: str) -> None:
+    """Refuse a local run directory for YARN, whose containers cannot reach it."""
+    if on == "yarn" and ("://" not in directory or directory.startswith("file://")):
+        raise ConfigError(
+            "the cluster's nodes cannot reach a local run directory (job.on: yarn)",
             where=f"Airflow Connection {conn_id}, field run_root",
             expected="shared storage, such as hdfs:///user/me/howdah/runs",
             got=directory,
@@ -224,40 +251,39 @@ class PreflightOperator(HowdahOperator):
     capacity.
 
     Args:
-        backend: "local" or "yarn".
-        np: ranks of the local backend.
+        np: ranks on the task's machine (job.on: local).
     """
 
-    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np")
+    template_fields: Sequence[str] = ("conn_id", "config", "np")
 
     def __init__(
         self,
         *,
-        backend: str = "local",
         np: int | str = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.backend, self.np = backend, np
+        self.np = np
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah.airflow import preflight
 
         self.command(context, "config", "check")
         horovod = False
-        if self.backend == "local":
+        on = self.cluster()
+        if on == "local":
             with refusals():
                 preflight.ranks(self.config, int(self.np))
             horovod = int(self.np) > 1 and preflight.over_horovod(self.config)
-        result = preflight.doctor(self.hook, self.backend, self.log, horovod=horovod)
-        if self.backend == "yarn":
+        result = preflight.doctor(self.hook, on, self.log, horovod=horovod)
+        if on == "yarn":
             result["yarn"] = preflight.resource_manager(self.hook, self.log)
         if not has_source(self.config):
             result["job"] = self._job(context)
         return result
 
     def _job(self, context: Context) -> dict[str, Any]:
-        if self.backend == "yarn":
+        if self.cluster() == "yarn":
             job = self.command(context, "submit", "--dry-run", "--on", "yarn")["application"]
             return {key: job.get(key) for key in ("name", "queue", "workers", "attempts")}
         plan = self.command(context, "plan", "--np", str(int(self.np)))
@@ -442,20 +468,10 @@ class PredictOperator(HowdahOperator):
 
 
 class CleanUpOperator(HowdahOperator):
-    """Kills the run's application if it still runs; a teardown that never fails a finished run.
-
-    Args:
-        backend: "local" or "yarn".
-    """
-
-    template_fields: Sequence[str] = ("conn_id", "config", "backend")
-
-    def __init__(self, *, backend: str = "local", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.backend = backend
+    """Kills the run's application if it still runs; a teardown that never fails a finished run."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        if self.backend != "yarn" or not isinstance(self.config, Mapping):
+        if not isinstance(self.config, Mapping) or self.cluster() != "yarn":
             self.log.info("nothing to kill: local commands end with their tasks")
             return {"application": None}
         try:

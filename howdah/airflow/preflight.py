@@ -19,6 +19,8 @@ configured."""
 _LAUNCHERS = {check for row in LAUNCHERS.values() for check in row.checks}
 """Checks that only ranks of Horovod or of a bare launcher need."""
 
+_NAMES = {"local": "this machine", "yarn": "YARN"}
+
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
     """Refuse more ranks than rows of the global batch.
@@ -42,13 +44,13 @@ def over_horovod(config: Mapping[str, Any]) -> bool:
     return training.framework == "tensorflow" or training.comm == "horovod"
 
 
-def doctor(hook: HowdahHook, backend: str, log: Any, *, horovod: bool = False) -> dict[str, Any]:
+def doctor(hook: HowdahHook, on: str, log: Any, *, horovod: bool = False) -> dict[str, Any]:
     """Run `howdah doctor` on the machine of the commands and log each of its findings.
 
     Args:
         horovod: ranks that sum over Horovod are started there.
     Raises:
-        HowdahCommandRefused: with every check that this backend needs and the machine fails.
+        HowdahCommandRefused: with every check that this cluster needs and the machine fails.
     """
     done = hook.call(["doctor", "--json"])
     if done.result is None or "checks" not in done.result:
@@ -56,12 +58,12 @@ def doctor(hook: HowdahHook, backend: str, log: Any, *, horovod: bool = False) -
     checks = done.result["checks"]
     for check in checks:
         log.info("%-4s  %s: %s", check["status"], check["name"], check["found"])
-    failing = [check for check in checks if _stops(check, backend, horovod)]
+    failing = [check for check in checks if _stops(check, on, horovod)]
     if failing:
         raise failures.failed(
             {
                 "error": "CheckFailed",
-                "what": f"{hook.runner().where} lacks what the backend {backend} needs",
+                "what": f"{hook.runner().where} lacks what training on {_NAMES[on]} needs",
                 "problems": [
                     {"what": check["name"], "got": check["found"], "remedy": check["remedy"]}
                     for check in failing
@@ -73,13 +75,13 @@ def doctor(hook: HowdahHook, backend: str, log: Any, *, horovod: bool = False) -
     return {"ok": True, "to_look_at": warned}
 
 
-def _stops(check: Mapping[str, Any], backend: str, horovod: bool) -> bool:
-    """True if a finding prevents a run on this backend."""
+def _stops(check: Mapping[str, Any], on: str, horovod: bool) -> bool:
+    """True if a finding prevents a run on this cluster."""
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
-        return backend == "yarn" and status in ("fail", "skip")
+        return on == "yarn" and status in ("fail", "skip")
     needless = _LAUNCHERS - {"Horovod"} if horovod else _LAUNCHERS
-    if backend == "yarn":
+    if on == "yarn":
         needless = _LAUNCHERS | _TRAINING
     return status == "fail" and name not in needless
 

@@ -29,7 +29,7 @@ from howdah.airflow.local_training import scalars, train
 from howdah.airflow.operators import HowdahOperator, task_key
 from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger
 from howdah.core import threads
-from howdah.errors import ClusterError, ConfigError, HowdahError
+from howdah.errors import ClusterError, HowdahError
 from howdah.hadoop.resourcemanager import LIVE
 
 _ON_KILL_SECONDS = 4.0
@@ -40,14 +40,13 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     """Trains; returns {"application", "run_directory", "metrics"}.
 
     Args:
-        backend: "yarn" or "local"; none: the Connection's.
-        np: ranks of the local backend, see local_training.
+        np: ranks on the task's machine (job.on: local).
         poll_seconds: between two reports of the application.
     `execution_timeout` limits one try, waiting for the cluster included; when it has passed, the
     application is killed.
     """
 
-    template_fields = (*HowdahOperator.template_fields, "backend", "np")
+    template_fields = (*HowdahOperator.template_fields, "np")
     external_id_key = "howdah_application"
     operator_extra_links = (
         links.ApplicationLink(),
@@ -60,13 +59,12 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def __init__(
         self,
         *,
-        backend: str | None = None,
         np: int | str = 1,
         poll_seconds: float = 2.0,
         **more: Any,
     ) -> None:
         super().__init__(**more)
-        self.backend, self.np = backend, np
+        self.np = np
         self.poll_seconds = poll_seconds
         self._deadline: float | None = None
         self._own: TaskApplication | None = None
@@ -75,13 +73,8 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         """Train; on YARN this defers the task to a trigger."""
         task = ownership.TaskKey.of(context["ti"]).as_dict()
         links.begin(task, self.operator_extra_links)
-        backend = self.backend or self.hook.backend
-        if backend == "local":
+        if self.cluster() == "local":
             return self._train_here(context)
-        if backend != "yarn":
-            raise of_error(
-                ConfigError("no such backend", expected="yarn or local", got=str(backend))
-            )
         limit = self.execution_timeout
         self._deadline = time.time() + limit.total_seconds() if limit else None
         self._own = self._application(context, ownership.new_token())

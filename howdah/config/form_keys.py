@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-OWN = ("backend", "conn_id", "np", "launcher", "approval")
-"""Fields of the form that are not keys of the configuration."""
+OWN = ("job.on", "conn_id", "np", "approval")
+"""Fields of the form that are not keys of the configuration, and the cluster."""
 
 OPEN = (
     "run.name", "data.source", "data.format", "data.dataset", "model.base", "training.framework",

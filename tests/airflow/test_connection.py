@@ -16,7 +16,7 @@ def test_airflow_finds_the_provider_and_its_form():
     manager.initialize_providers_hooks()
     assert manager.providers["howdah"].data["name"] == "Howdah"
     assert manager.hooks["howdah"].hook_class_name == "howdah.airflow.hook.HowdahHook"
-    field = manager.connection_form_widgets["extra__howdah__backend"].field
+    field = manager.connection_form_widgets["extra__howdah__on"].field
     assert field["schema"]["enum"] == ["local", "yarn"]
     assert "YARN" in field["description"]
 
@@ -54,24 +54,24 @@ def test_an_airflow_that_is_new_enough(monkeypatch, version):
 def test_the_fields_of_a_connection(hook):
     made = hook(
         resourcemanager="http://a:8088/, http://b:8088", environment='{"JAVA_HOME": "/java"}',
-        backend="yarn", command="", keytab=None,
+        on="yarn", command="", keytab=None,
     ).settings  # fmt: skip
     assert made.resourcemanager == ["http://a:8088", "http://b:8088"]
     assert made.environment == {"JAVA_HOME": "/java"}
-    assert (made.backend, made.command, made.keytab) == ("yarn", None, None)
+    assert (made.on, made.command, made.keytab) == ("yarn", None, None)
 
 
 def test_all_problems_of_a_connection_at_once_and_no_value_of_it():
     from howdah.airflow.runner.settings import from_extra
 
     extra = {
-        "bakend": "yarn", "environment": {"A B": "hush"}, "resourcemanager": "a:8088",
-        "backend": "spark",
+        "comand": "yarn", "environment": {"A B": "hush"}, "resourcemanager": "a:8088",
+        "on": "spark",
     }  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         from_extra(extra, "mine")
     text = str(caught.value)
-    assert "did you mean backend?" in text
+    assert "did you mean command?" in text
     assert "no name of an environment variable" in text
     assert "http://host:port" in text
     assert "'local' or 'yarn'" in text
@@ -90,7 +90,7 @@ def test_connections_that_are_not_there_or_of_another_type(connection):
     from howdah.airflow.failures import HowdahCommandRefused
     from howdah.airflow.hook import HowdahHook
 
-    assert HowdahHook().settings.backend == "local"  # without the default one: this machine
+    assert HowdahHook().settings.on == "local"  # without the default one: this machine
     with pytest.raises(HowdahCommandRefused, match="Airflow Connection does not exist"):
         _ = HowdahHook("nowhere").settings
     with pytest.raises(HowdahCommandRefused, match="of another type"):

@@ -39,7 +39,7 @@ def place(airflow_standalone, cluster, hdfs_dir, tiny_model_dir, tmp_path):
     airflow_standalone.connection(
         CONNECTION,
         {
-            "backend": "yarn",
+            "on": "yarn",
             "environment": changed | {"HOWDAH_CACHE": str(tmp_path / "cache")},
             "run_root": hdfs_dir,
             # As `make airflow` has it: the mini cluster's NameNode has no pages of its own.

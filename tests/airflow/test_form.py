@@ -118,15 +118,15 @@ def test_what_the_field_takes_the_configuration_takes(name):
 # ------------------------------------------------------------------------------- what was sent
 def test_the_untouched_form_is_the_default_configuration():
     sent = {name: each.default for name, each in FIELDS.items()}
-    sent |= {"backend": None, "conn_id": "howdah_default", "np": 2, "approval": False}
+    sent |= {"job.on": None, "conn_id": "howdah_default", "np": 2, "approval": False}
     assert trigger_form.config(sent) == Config().model_dump(mode="json")
 
 
 def test_spark_runs_where_training_does_unless_a_master_is_set():
-    assert trigger_form.config({}, backend="yarn")["data"]["spark"]["master"] == "yarn"
-    assert trigger_form.config({}, backend="local")["data"]["spark"]["master"] == "local[*]"
+    assert trigger_form.config({}, on="yarn")["data"]["spark"]["master"] == "yarn"
+    assert trigger_form.config({}, on="local")["data"]["spark"]["master"] == "local[*]"
     sent = {"data.spark.master": "local[2]"}
-    assert trigger_form.config(sent, backend="yarn")["data"]["spark"]["master"] == "local[2]"
+    assert trigger_form.config(sent, on="yarn")["data"]["spark"]["master"] == "local[2]"
 
 
 def test_the_run_decides_what_is_its_own():
@@ -263,10 +263,10 @@ def test_the_untouched_form_passes_the_strictest_policy_with_whatever_defaults()
     for given in ({}, defaults):
         fields = trigger_form.fields(defaults=trigger_form.sections(given))
         sent = {each.name: each.default for each in fields} | {"np": given.get("np", 1)}
-        sent |= {"backend": None, "conn_id": "howdah_default", "approval": False}
+        sent |= {"job.on": None, "conn_id": "howdah_default", "approval": False}
         assert judged(sent, given, keys=[], roots=[]) == []
     judge = Judge(policies.from_dict({"keys": []}), env={})
-    made = trigger_form.config({"data.spark.master": None}, backend="yarn", judge=judge)
+    made = trigger_form.config({"data.spark.master": None}, on="yarn", judge=judge)
     assert made["data"]["spark"]["master"] == "yarn"  # where training runs: not sent
 
 
@@ -350,7 +350,7 @@ def test_airflow_serialises_the_form_without_change():
     ("name", "bad"),
     [
         ("training.framework", "jax"), ("training.learning_rate", 1.0), ("np", 0),
-        ("backend", "spark"), ("gate.minimum", {"accuracy": "x"}), ("training.max_steps", 1.5),
+        ("job.on", "spark"), ("gate.minimum", {"accuracy": "x"}), ("training.max_steps", 1.5),
         ("approval", "yes"), ("set", ["training.seed: 1"]),
     ],
 )  # fmt: skip
@@ -366,7 +366,7 @@ def test_defaults_of_the_forms_own_fields():
     made = trigger_form.params(defaults={"np": 2, "approval": True, "run": {"name": "demo"}})
     values = {name: made[name].value for name in (*trigger_form.OWN, "run.name")}
     assert values == {
-        "np": 2, "approval": True, "backend": None, "conn_id": "howdah_default", "run.name": "demo",
+        "np": 2, "approval": True, "job.on": None, "conn_id": "howdah_default", "run.name": "demo",
     }  # fmt: skip
 
 

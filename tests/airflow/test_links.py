@@ -103,7 +103,7 @@ def test_local_training_links_its_run_in_mlflow_once_its_id_is_logged(says, push
     config = {
         "run": {"directory": "/runs/r"}, "tracking": {"mlflow": {"uri": "http://me:hush@ml/"}},
     }  # fmt: skip
-    operator = HowdahTrainOperator(task_id="train", conn_id=conn_id, config=config, backend="local")
+    operator = HowdahTrainOperator(task_id="train", conn_id=conn_id, config=config)
     operator.execute({"ti": TASK})
     assert pushed["howdah_link_mlflow"] == ["", "http://ml/", f"http://ml/#/runs/{RUN}"]
     assert set(pushed["howdah_link_application"]) == {""}
@@ -122,7 +122,7 @@ def test_a_link_that_airflow_does_not_take_ends_no_training(says, pushed, monkey
     monkeypatch.setattr(links, "push", refuse)
     conn_id = says([f"MLflow run: {RUN}"], {"run": "/runs/r", "steps": 7})
     config = {"run": {"directory": "/runs/r"}, "tracking": {"mlflow": {"uri": "http://ml"}}}
-    operator = HowdahTrainOperator(task_id="train", conn_id=conn_id, config=config, backend="local")
+    operator = HowdahTrainOperator(task_id="train", conn_id=conn_id, config=config)
     assert operator.execute({"ti": TASK})["steps"] == 7
 
 
@@ -135,7 +135,7 @@ from airflow.sdk import DAG
 from howdah.airflow.train import HowdahTrainOperator
 
 with DAG("tracked_training", schedule=None, catchup=False):
-    HowdahTrainOperator(task_id="train", backend="local", retries=0, config=json.loads({config!r}))
+    HowdahTrainOperator(task_id="train", retries=0, config=json.loads({config!r}))
 """
 
 

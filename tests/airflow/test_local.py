@@ -28,7 +28,7 @@ from howdah.airflow.train import HowdahTrainOperator
 
 with DAG({name!r}, schedule=None, catchup=False):
     HowdahTrainOperator(
-        task_id="train", conn_id={conn_id!r}, backend="local", np=2, retries=1,
+        task_id="train", conn_id={conn_id!r}, np=2, retries=1,
         retry_delay=timedelta(seconds=0), config=json.loads({config!r}),
     )
 """

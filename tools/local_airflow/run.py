@@ -164,7 +164,7 @@ def fill_cluster(running: Mapping[str, Any], base: str) -> str:
 def connections(airflow: Standalone, running: Mapping[str, Any] | None) -> None:
     """Write the Connection howdah_default, unless a user has changed it."""
     local = {
-        "backend": "local",
+        "on": "local",
         "run_root": str(airflow.files),
         "files_url": airflow.files_url,
         "working_directory": str(ROOT),
@@ -172,7 +172,7 @@ def connections(airflow: Standalone, running: Mapping[str, Any] | None) -> None:
     extras = {"howdah_default": local}
     if running is not None:
         on_yarn = {
-            "backend": "yarn",
+            "on": "yarn",
             "run_root": airflow.remote_files,
             "files_url": airflow.remote_files_url,
             "environment": dict(running["environment"]),
@@ -196,7 +196,7 @@ def banner(airflow: Standalone, running: Mapping[str, Any] | None) -> None:
         say(f"                    it is kept in {_short(airflow.home.password_file)})")
     else:
         say(f"user:               {USER}, the password is in {_short(airflow.home.password_file)}")
-    say(f"backend:            {'YARN, on ' + running['hdfs_url'] if running else 'this machine'}")
+    say(f"trains on:          {'YARN, on ' + running['hdfs_url'] if running else 'this machine'}")
     say("")
     say(f"first run:          {airflow.url}/dags/{DAG}")
     say("                    Trigger > look at the form > Trigger; then click the task `train`.")

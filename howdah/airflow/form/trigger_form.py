@@ -29,7 +29,8 @@ from howdah.policy.rules import Policy
 if TYPE_CHECKING:
     from airflow.sdk import Context, Param
 
-BACKENDS = ("local", "yarn")
+CLUSTERS = ("local", "yarn")
+"""Values of job.on: a DAG's commands run on one machine, which trains or submits to YARN."""
 
 DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
 """Environment variable: path of a configuration with this installation's defaults of the form."""
@@ -42,8 +43,8 @@ SECTIONS = (
 thresholds of drift and the recipients of alerts, are set only by the installation's defaults."""
 
 OF_THE_RUN = frozenset({"run.directory", "job.on", "ray.address"})
-"""Keys that may not be sent: a DAG run has one run directory for all retries, and runs its job on
-YARN or on the worker (`backend`)."""
+"""Keys that the DAG run sets: it has one run directory for all retries, and one cluster, which is a
+field of the form (see OWN)."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""
@@ -122,10 +123,10 @@ _SET_HELP = (
 
 _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
-        "backend",
+        "job.on",
         None,
-        "Where training runs: local (this machine) or yarn; empty: the Connection's backend.",
-        {"type": ["string", "null"], "enum": [*BACKENDS, None]},
+        "Where training runs: local (this machine) or yarn; empty: as the Connection says.",
+        {"type": ["string", "null"], "enum": [*CLUSTERS, None]},
     ),
     (
         "conn_id",
@@ -137,7 +138,7 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
         "np",
         1,
-        "Ranks on this machine, with backend local (at least 1). On YARN: job.workers.",
+        "Ranks on this machine (job.on: local), at least 1. On YARN: job.workers.",
         {"type": "integer", "minimum": 1},
     ),
     (
@@ -173,7 +174,8 @@ def installed_defaults() -> dict[str, Any]:
 
 def own_default(name: str, defaults: Mapping[str, Any]) -> Any:
     """The default of one of the form's own fields."""
-    return defaults.get(name, next(field[1] for field in _OWN_FIELDS if field[0] == name))
+    otherwise = next(field[1] for field in _OWN_FIELDS if field[0] == name)
+    return _of(defaults, name) if _has(defaults, name) else otherwise
 
 
 def sections(defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +197,9 @@ def sent(context: Context) -> dict[str, Any]:
         for event in events:
             extra = (event.extra or {}).get(EVENT_KEY) or {}
             # Tasks read these fields from the DAG run's params, which an event does not change.
-            if not isinstance(extra, Mapping) or set(extra) & (set(OWN) - {"backend"}):
+            if not isinstance(extra, Mapping) or set(extra) & (set(OWN) - {"job.on"}):
                 raise ConfigError(
-                    "an Asset event can only set configuration keys and backend",
+                    "an Asset event can only set configuration keys",
                     where=f'the event\'s extra, "{EVENT_KEY}"',
                     got=", ".join(map(str, extra)) if isinstance(extra, Mapping) else repr(extra),
                 )
@@ -213,7 +215,7 @@ def own_params(context: Context) -> dict[str, Any]:
 def config(
     given: Mapping[str, Any],
     *,
-    backend: str = "local",
+    on: str = "local",
     overrides: Mapping[str, Any] | None = None,
     own: Iterable[str] = OWN,
     defaults: Mapping[str, Any] | None = None,
@@ -223,7 +225,7 @@ def config(
 
     Args:
         given: {key: value}, including the form's own fields and `set`.
-        backend: where training runs; decides the default of Spark's master.
+        on: where training runs; decides the default of Spark's master.
         overrides: {key: value} that the DAG run sets, such as run.directory.
         own: the form's own fields, which are left out.
         defaults: this installation's defaults, for keys that were not sent.
@@ -260,7 +262,7 @@ def config(
         values[name] = value
     problems += _set_twice(sendings, lines, installed)
     if not values.get(MASTER):
-        values[MASTER] = "yarn" if backend == "yarn" else "local[*]"
+        values[MASTER] = "yarn" if on == "yarn" else "local[*]"
     if not values.get("tracking.mlflow.uri"):
         for name in [name for name in values if name.startswith("tracking.mlflow.")]:
             del values[name]

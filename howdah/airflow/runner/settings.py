@@ -26,8 +26,8 @@ class NotifierSettings(Section):
 class ConnectionSettings(Section):
     """The extra fields of a Connection; the defaults are this machine, without a cluster."""
 
-    backend: Literal["local", "yarn"] = "local"
-    """Backend of runs that name none: this machine, or YARN."""
+    on: Literal["local", "yarn"] = "local"
+    """Where runs train that do not say it (job.on): local (this machine) or yarn."""
     command: str | None = None
     """The howdah program, an absolute path or a name on the PATH; empty: the one beside Airflow's
     Python (on an edge node: `howdah`)."""
@@ -133,7 +133,7 @@ def from_extra(extra: Mapping[str, Any], conn_id: str) -> ConnectionSettings:
 
 
 _TYPES: dict[str, dict[str, Any]] = {
-    "backend": {"type": "string", "enum": ["local", "yarn"], "default": "local"},
+    "on": {"type": "string", "enum": ["local", "yarn"], "default": "local"},
     "environment": {"type": ["object", "null"]},
     "resourcemanager": {"type": ["array", "null"], "items": {"type": "string"}},
     "notifiers": {"type": ["array", "null"], "items": {"type": "object"}},

@@ -40,17 +40,17 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
     Returns:
         The first task, which the others follow.
     """
-    backend, directory = checked["backend"], checked["run_directory"]
+    directory = checked["run_directory"]
     ranks = {"np": "{{ params.np }}"}
     run = {**here, "config": checked["config"]}
 
-    preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)
+    preflight = PreflightOperator(task_id="preflight", **ranks, **run)
     with TaskGroup("etl") as etl:
         build = EtlOperator(task_id="build", **run)
         # Without a source `build` is skipped, and the existing dataset is used.
         DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
     train = HowdahTrainOperator(
-        task_id="train", backend=backend, pool=pool(), retries=TRAINING_RETRIES, **ranks, **run
+        task_id="train", pool=pool(), retries=TRAINING_RETRIES, **ranks, **run
     )
     evaluate = EvaluateOperator(task_id="evaluate", split=split, **run)
     gate = GateOperator(task_id="gate", **run)
@@ -67,7 +67,7 @@ def publishing(checked: Any, here: dict[str, Any], *, split: str = TEST) -> Pref
         trigger_rule="none_failed",
         **run,
     )
-    teardown = CleanUpOperator(task_id="teardown", backend=backend, **run)
+    teardown = CleanUpOperator(task_id="teardown", **run)
 
     preflight >> etl >> train >> evaluate >> gate >> approve >> publish >> teardown
     gate >> publish

@@ -166,17 +166,18 @@ def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn
         f"echo '{answer}'\nexit 1\n"
     )
     program.chmod(0o755)
-    for backend, horovod, stops in (
+    for on, horovod, stops in (
         ("local", False, local), ("yarn", False, yarn),
         ("local", True, local or name == "Horovod"),
     ):  # fmt: skip
         asked = hook(command=str(program))
         if not stops:
-            assert doctor(asked, backend, logging.getLogger(), horovod=horovod)["ok"]
+            assert doctor(asked, on, logging.getLogger(), horovod=horovod)["ok"]
             continue
         with pytest.raises(HowdahCommandRefused) as caught:
-            doctor(asked, backend, logging.getLogger(), horovod=horovod)
-        assert f"lacks what the backend {backend} needs" in str(caught.value)
+            doctor(asked, on, logging.getLogger(), horovod=horovod)
+        where = {"local": "this machine", "yarn": "YARN"}[on]
+        assert f"lacks what training on {where} needs" in str(caught.value)
         assert f"- {name}" in str(caught.value)
 
 

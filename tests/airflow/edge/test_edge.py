@@ -50,7 +50,7 @@ def hook(healthy_cluster, edge, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     known = ("HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME", "PATH")
     extra = {
-        "backend": "yarn", "ssh_conn_id": "edge", "command": HOWDAH, "resourcemanager": urls,
+        "on": "yarn", "ssh_conn_id": "edge", "command": HOWDAH, "resourcemanager": urls,
         "run_root": "hdfs:///runs",
         "environment": {name: str(value) for name, value in healthy_cluster.env.items()
                         if name in known},
@@ -186,7 +186,7 @@ def test_a_kerberised_resourcemanager_is_asked_with_the_connections_keytab(
     def hook(**extra):
         connection = {
             "conn_type": "howdah",
-            "extra": {"backend": "yarn", "run_root": secure_dir} | extra,
+            "extra": {"on": "yarn", "run_root": secure_dir} | extra,
         }
         monkeypatch.setenv("AIRFLOW_CONN_SECURE", json.dumps(connection))
         return HowdahHook("secure")

@@ -50,7 +50,7 @@ def dag(name, kind=HowdahTrainOperator, **more):
     with DAG(name, schedule=None, params={{"config": {{}}}}, render_template_as_native_obj=True):
         kind(
             task_id="{task}", conn_id="{connection}", config="{{{{ params.config }}}}",
-            backend="yarn", poll_seconds=1.0, retry_delay=datetime.timedelta(seconds=1), **more,
+            poll_seconds=1.0, retry_delay=datetime.timedelta(seconds=1), **more,
         )
 
 
@@ -79,7 +79,7 @@ class TrainingTasks:
         changed = {k: v for k, v in cluster.env.items() if os.environ.get(k) != v}
         airflow.connection(
             self.CONNECTION,
-            {"backend": "yarn", "environment": {**changed, **SECRETS}, "run_root": f"{data}/runs"},
+            {"on": "yarn", "environment": {**changed, **SECRETS}, "run_root": f"{data}/runs"},
         )
         text = _DAG.format(task=TASK, connection=self.CONNECTION, name=self.NAME)
         airflow.add_dag(self.NAME, text)
