@@ -13,7 +13,7 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
-from howdah.data.images import ImageEncoder
+from howdah.data.images import MAX_BYTES, ImageEncoder
 from howdah.data.manifest import load_dataset
 from howdah.data.record import decode_example, read_frames
 from howdah.data.splits.shards import ShardSet, layout_of
@@ -67,7 +67,8 @@ def folder(tmp_path_factory):
     (above / "bomb.png").write_bytes(bomb(10_000, 10_000))
     (above / "larger.png").write_bytes(bomb(60_000, 60_000))  # above Pillow's own limit
     (above / "tiny.png").write_bytes(png(np.zeros((4, 30), np.uint8)))
-    (above / "huge.png").write_bytes(png(rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)))
+    (above / "huge.png").write_bytes(whole)
+    os.truncate(above / "huge.png", MAX_BYTES + 1)  # zeros that take no room on the disk
     shutil.copy(above / "0000.png", above / "again.png")
     (place / "above" / "twice.bmp").write_bytes(png(wide, "BMP"))
     (place / "left" / "twice.png").write_bytes(png(wide, "PNG"))
@@ -76,7 +77,7 @@ def folder(tmp_path_factory):
     return place
 
 
-OPTIONS = {"image": {"max_bytes": "64 KiB"}, "split": {"validation": 0.2, "test": 0.2}}
+OPTIONS = {"split": {"validation": 0.2, "test": 0.2}}
 
 
 @pytest.fixture(scope="module")
