@@ -172,7 +172,7 @@ def test_torch_distributed_takes_no_range_of_ports_and_no_mpi(here):
     for key, value in (("ports", "30000-30100"), ("controller", "mpi")):
         held = loader.from_dict({
             "training": training, "job": {"workers": 2, key: value},
-            "yarn": {"environment": "path", "python": "/p"},
+            "yarn": {"python": "/p"},
         })  # fmt: skip
         with pytest.raises(ConfigError) as caught:
             checks.carrier(held, here=here)
