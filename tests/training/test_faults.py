@@ -71,7 +71,7 @@ def test_ctrl_c_is_130(start, framework, kind):
 # ------------------------------------------------------------------------------ killed ranks
 @pytest.mark.parametrize(("framework", "kind"), jobs(("tensorflow", "horovod")))
 def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(start, framework, kind):
-    job = start(framework, kind, **{"job.attempts": 1})
+    job = start(framework, kind, **{"job.max_restarts": 0})
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() == 6, job.stderr
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_replaced(start, framework, kind, elastic):
 
 @pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_a_killed_rank_0_leaves_a_whole_checkpoint(start, framework, kind):
-    job = start(framework, kind, **{"job.attempts": 1})
+    job = start(framework, kind, **{"job.max_restarts": 0})
     job.wait_for_checkpoint()
     os.kill(job.rank(0), signal.SIGKILL)
     assert job.end() == 6, job.stderr

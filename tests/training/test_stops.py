@@ -87,7 +87,7 @@ def test_a_stop_waits_for_a_save_of_a_minute(start, framework, kind, number):
 
 @pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
 def test_a_lost_rank_s_last_step_is_saved_however_slowly(start, framework, kind):
-    job = begin(start, framework, kind, **{"job.attempts": 1})
+    job = begin(start, framework, kind, **{"job.max_restarts": 0})
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() == 6, job.stderr
     job.wait_until_nothing_is_left()
