@@ -1,6 +1,6 @@
-"""A running thing: a training job or a server, on any cluster.
+"""An application: a running training job or server, on any cluster.
 
-Made by jobs/submit.py, or found again from its id or its run directory. Requests to a job's driver
+jobs/submit.py makes one, or it is looked up by its id or run directory. Requests to a job's driver
 are files in the run directory, so that they reach it from any machine.
 """
 
@@ -28,7 +28,7 @@ from howdah.jobs.status import rank_log, status_file
 from howdah.jobs.status.text import run_summary
 
 TAIL_BYTES = 262_144
-"""How much of the end of each log file is shown."""
+"""How many bytes at the end of each log file are shown."""
 _TRAINS = ("running", "resizing", "restarting")
 """States of a driver that can save a checkpoint."""
 _ENDED = ("finished", "failed", "killed")
@@ -41,7 +41,7 @@ class Application(ABC):
     Args:
         application: its id.
         on: the cluster's name.
-        directory: the run directory (of a server, its model's); None: not known here.
+        directory: the run directory, or a server's model directory; None: not known here.
     """
 
     def __init__(self, application: str, *, on: str, directory: str | None) -> None:
@@ -50,8 +50,8 @@ class Application(ABC):
     # ------------------------------------------------------------ what clusters differ in
     @abstractmethod
     def look(self) -> tuple[str, bool]:
-        """Its state now (STARTING, ACCEPTED, RUNNING, FINISHED, FAILED, KILLED...), and whether it
-        is over."""
+        """Its present state (STARTING, ACCEPTED, RUNNING, FINISHED, FAILED, KILLED...), and True
+        once it has ended."""
 
     @abstractmethod
     def facts(self, driver: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,22 +66,22 @@ class Application(ABC):
         """{container: {file: its last TAIL_BYTES}}.
 
         Raises:
-            ClusterError: they cannot be read from here.
+            ClusterError: the logs cannot be read from this machine.
         """
 
     @abstractmethod
     def end(self) -> str:
-        """End it now; its last state.
+        """End it now, and return its last state.
 
         Raises:
             ClusterError: it does not end.
         """
 
     def ended(self) -> None:  # noqa: B027 - most clusters have nothing to do
-        """Called after `kill`, to write down what is known only then."""
+        """Record, after `kill`, what is known only once the application has ended."""
 
     def patience(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a cluster that is away for a while is waited for: the application goes on."""
+        """Inside, calls wait for an unreachable cluster, since the application goes on without."""
         return contextlib.nullcontext()
 
     def container_of_rank(self, rank: int) -> list[str]:
@@ -95,19 +95,19 @@ class Application(ABC):
         return self.look()[1]
 
     def driver_status(self) -> dict[str, Any]:
-        """What its driver last wrote (status.json); {}: nothing yet, or not readable."""
+        """The status.json that its driver last wrote; {}: not written yet, or not readable."""
         if self.directory is None:
             return {}
         try:
             return status_file.read(self.directory, self.id)
-        except PermissionDenied:  # who may see an application need not have access to its files
+        except PermissionDenied:  # a user may see an application without access to its files
             return {}
 
     def status(self) -> dict[str, Any]:
         """The cluster's report and the driver's status, as one object.
 
         Raises:
-            NotFound: neither the cluster nor the run directory knows it (any more).
+            NotFound: neither the cluster nor the run directory has it (any more).
         """
         driver = self.driver_status()
         return {
@@ -124,7 +124,7 @@ class Application(ABC):
         """Pass a rank's log to `out` line by line; with `follow`, until the job is over.
 
         Raises:
-            NotFound: there is none. ClusterError: the run directory is not known.
+            NotFound: the rank has no log. ClusterError: the run directory is not known.
         """
         directory = self._known_directory("leave out --rank")
         if rank_log.follow(
@@ -134,9 +134,10 @@ class Application(ABC):
         lines = self.container_of_rank(rank)
         if not lines:
             raise NotFound(
-                "this rank has no log", where=rank_log.path_of(directory, rank),
-                remedy=f"howdah logs {self.id} shows the containers'",
-            )  # fmt: skip
+                "this rank has no log",
+                where=rank_log.path_of(directory, rank),
+                remedy=f"howdah logs {self.id} shows the containers' logs",
+            )
         for line in lines:
             out(line)
 
@@ -146,7 +147,7 @@ class Application(ABC):
         status_file.request(self._known_directory(), self.id, what)
 
     def scale(self, workers: int) -> None:
-        """Ask an elastic job's driver for another number of workers, from its next step on.
+        """Tell an elastic job's driver to change to `workers` workers at its next step.
 
         Raises:
             ClusterError: the job is over, or its run directory is not known.
@@ -156,16 +157,17 @@ class Application(ABC):
             raise ClusterError("the job is over", where=self.id, got=state)
         if self.driver_status().get("state") == status_file.ETL:
             raise ClusterError(
-                "the job makes its dataset: it has no workers yet", where=self.id,
-                remedy="again when it trains: howdah status shows it",
-            )  # fmt: skip
+                "the job is still making its dataset and has no workers yet",
+                where=self.id,
+                remedy="scale it once howdah status shows that it trains",
+            )
         self.request({"type": "scale", "workers": workers})
 
     def kill(self, *, save: bool, save_seconds: float, progress: Progress) -> str:
-        """End it; its last state.
+        """End it, and return its last state.
 
         Args:
-            save: have a job save a checkpoint first, for at most `save_seconds`.
+            save: let a job save a checkpoint first, for at most `save_seconds`.
         Raises:
             ClusterError: it does not end.
         """
@@ -182,7 +184,7 @@ class Application(ABC):
         return state
 
     def _wait_for_save(self, before: int | None, seconds: float, progress: Progress) -> None:
-        """Wait until the driver has saved and stopped the job, or the time is over."""
+        """Wait until the driver has saved and stopped the job, for at most `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.is_over:
             if self.driver_status().get("state") in _ENDED:
@@ -195,12 +197,12 @@ class Application(ABC):
             return
         line = f"no new checkpoint within {seconds:.0f} s"
         if status.get("saving") is not None:
-            line += f": the save of step {status['saving']} is not whole"
-        progress(f"{line}; the newest whole one is {saved.get('path') or 'none of this attempt'}")
+            line += f": the save of step {status['saving']} is incomplete"
+        progress(f"{line}; newest complete checkpoint: {saved.get('path') or 'none'}")
 
     # -------------------------------------------------------------------------------- wait
     def wait(self, progress: Progress) -> dict[str, Any]:
-        """Follow it to its end, showing its events and rank 0's lines; its last status.
+        """Follow it to its end, showing its events and rank 0's lines, and return its last status.
 
         Raises:
             TrainingError, ClusterError...: the job's own error, with its exit code.
@@ -225,11 +227,11 @@ class Application(ABC):
     def follow(
         self, save_seconds: float, progress: Progress, *, page: str | None = None
     ) -> dict[str, Any]:
-        """As `wait`, for a command that owns the application: an interrupt ends it.
+        """Wait for an application that this command owns; an interrupt ends it.
 
         Args:
-            page: its URL, which is shown first.
-            save_seconds: for a checkpoint after an interrupt.
+            save_seconds: how long a checkpoint may take after an interrupt.
+            page: the page's URL, which is shown first.
         Raises:
             TrainingError, ClusterError...: the job's own error.
             Interrupted, Terminated: after the application was ended, with a checkpoint.
@@ -241,7 +243,7 @@ class Application(ABC):
                 return self.wait(progress)
             except INTERRUPTS:
                 try:
-                    progress("ending the job; once more to end it at once")
+                    progress("saving and ending the job; interrupt again to end it at once")
                     stack.enter_context(self.patience())
                     self.kill(save=True, save_seconds=save_seconds, progress=progress)
                 except INTERRUPTS:
@@ -253,9 +255,10 @@ class Application(ABC):
     def _known_directory(self, otherwise: str = "") -> str:
         if self.directory is None:
             raise ClusterError(
-                "the job's run directory is not known here", where=self.id,
+                "the job's run directory is not known here",
+                where=self.id,
                 remedy=", or ".join(filter(None, ("give --config as well", otherwise))),
-            )  # fmt: skip
+            )
         return self.directory
 
 
@@ -268,6 +271,7 @@ def failure_of(status: Mapping[str, Any]) -> HowdahError:
         return error
     return JobLost(
         f"the job ended as {status['state']} ({status['final_status']})",
-        where=status["application"], got=as_cell(status["diagnostics"]) or None,
+        where=status["application"],
+        got=as_cell(status["diagnostics"]) or None,
         remedy=f"howdah logs {status['application']}",
-    )  # fmt: skip
+    )

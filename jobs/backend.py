@@ -1,8 +1,8 @@
 """The interface between a job and the cluster that it runs on.
 
-The driver's side asks for worker containers and reports the job's progress, the agent's side finds
-the driver. The job's own traffic (heartbeats, orders, rendezvous) does not pass here; that is
-jobs/net/wire.py. jobs/clusters/backend.py runs agents as calls of this machine, Spark or Ray,
+The driver's side requests worker containers and reports the job's progress; the agent's side finds
+the driver. The job's own traffic (heartbeats, orders, rendezvous) goes through jobs/net/wire.py
+instead. jobs/clusters/backend.py runs agents as calls of this machine, Spark or Ray,
 yarn/skein_backend.py in containers of YARN.
 """
 
@@ -25,51 +25,51 @@ class DriverAddress:
     """IP address."""
     port: int
     key: str
-    """Hexadecimal; a new one for each driver process. Secret: only the job's agents may have it."""
+    """Hexadecimal secret, new for each driver process, which only the job's agents may have."""
 
     def to_dict(self) -> dict[str, str]:
-        """As texts, for a key-value store."""
+        """The fields as text, for a key-value store."""
         return {"address": self.address, "port": str(self.port), "key": self.key}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, str]) -> DriverAddress:
-        """From what `to_dict` gave."""
+        """The address in what `to_dict` returned."""
         return cls(values["address"], int(values["port"]), values["key"])
 
 
 @dataclass(frozen=True)
 class Container:
-    """A worker container that the job has, asks for, or has had."""
+    """A worker container that the job has, has requested, or has had."""
 
     id: str
-    """The name that the agent in it goes by (`AgentBackend.container_id`); of a container that
-    is only asked for, any name of its own."""
+    """Name of its agent (`AgentBackend.container_id`); while it is only requested, any unique
+    name."""
     node: str
-    """Host name of the machine; "" while it is only asked for, or where the cluster does not say:
-    nothing that happens there is charged to a node before its agent has registered."""
+    """Host name of the machine; "" while it is requested, or where the cluster does not say: then
+    its failures are not charged to a node before its agent has registered."""
     state: State
     exit_code: int | None = None
-    """Of the agent, where it is known."""
+    """The agent's exit code, where it is known."""
     reason: Reason | None = None
     """Why it ended, where the cluster says: preempted (its resources went elsewhere), killed (by us
     or by an operator), failed (the agent ended by itself), lost (with its node)."""
     message: str = ""
-    """The cluster's diagnostics of its end: memory exceeded, bad disks..."""
+    """The cluster's diagnostics for its end: memory exceeded, bad disks..."""
 
 
 class DriverBackend(ABC):
     """The driver's side. Every method may be called from any thread; none blocks for long.
 
-    A method that fails for a moment (a ResourceManager that restarts) raises ClusterError; the
-    driver tries again at its next turn.
+    A method that fails temporarily (the ResourceManager restarts) raises ClusterError; the driver
+    tries again at its next turn.
     """
 
     application: str
     """The application's id."""
     attempt: int
-    """1 for the first driver of this application, 2 for the one after a crash..."""
+    """1 for the first driver of this application, 2 for its successor after a crash..."""
     started: float = 0.0
-    """When the application was submitted, seconds since 1970; 0: not known."""
+    """When the application was submitted, in seconds since 1970; 0: not known."""
 
     @abstractmethod
     def listen_address(self) -> str:
@@ -77,41 +77,40 @@ class DriverBackend(ABC):
 
     @abstractmethod
     def session_key(self) -> str:
-        """The key that this driver and its agents sign with: hexadecimal, the same at each call,
-        another for each driver process."""
+        """The hexadecimal key that this driver and its agents sign with: the same at each call,
+        different for each driver process."""
 
     @abstractmethod
     def publish(self, driver: DriverAddress) -> None:
-        """Let the agents of this application find the driver, and only them know its key.
+        """Publish the driver's address and key to the agents of this application alone.
 
         Args:
-            driver: with the key of `session_key`.
+            driver: the address, with `session_key` as its key.
         """
 
     @abstractmethod
     def containers(self) -> list[Container]:
-        """All containers of this attempt: asked for, running, and those that have ended."""
+        """All containers of this attempt: requested, running and ended."""
 
     @abstractmethod
     def keep(self, count: int) -> None:
-        """Have `count` worker containers, asked for or running: ask for as many as are missing.
+        """Keep `count` worker containers, requested or running: request those that are missing.
 
-        It is called again, with the same count, whenever some have ended. A lower count ends
-        nothing that runs (but takes back what is only asked for): the driver says with `release`
-        which it can spare.
+        The driver calls it again with the same count whenever some have ended. A lower count
+        withdraws requests but ends no running container: the driver chooses those with `release`.
         """
 
     @abstractmethod
     def release(self, container: str) -> None:
-        """End one container. Whether another takes its place is `keep`'s count alone.
+        """End one container. `keep`'s count alone decides whether another one replaces it.
 
-        The driver lowers the count first where none must. An id that has ended already, or is
-        not known, is no error.
+        The driver lowers the count first where it needs no replacement. An id that has ended or
+        is unknown is ignored.
         """
 
     def superseded(self) -> str | None:
-        """The later attempt that has the job by now, or the later application that has the run
-        directory, by the cluster's own files; None: there is none.
+        """The later attempt that has taken over the job, or the later application that has the run
+        directory, according to the cluster's files; None: this driver is the newest.
 
         Raises:
             StorageError: these files cannot be read.
@@ -120,7 +119,7 @@ class DriverBackend(ABC):
 
     @abstractmethod
     def progress(self, fraction: float) -> None:
-        """How much of the job is done, 0 to 1, for the cluster's pages."""
+        """Report the fraction of the job that is done, 0 to 1, for the cluster's pages."""
 
     @abstractmethod
     def add_page(self, url: str) -> str | None:
@@ -129,7 +128,7 @@ class DriverBackend(ABC):
         Args:
             url: where the driver serves it.
         Returns:
-            The URL for users (the cluster's proxy); None where there is none but `url`.
+            The URL for users (the cluster's proxy); None where users need `url` itself.
         """
 
     @abstractmethod
@@ -141,18 +140,18 @@ class AgentBackend(ABC):
     """The agent's side."""
 
     container_id: str
-    """The name of this container, the same that the driver's backend lists."""
+    """Name of this container, as the driver's backend lists it."""
     node: str
-    """Host name of this machine, as the cluster calls it."""
+    """Host name of this machine, as the cluster names it."""
 
     def secret_env(self) -> Mapping[str, str]:
-        """Values of `job.secret_env`, for the training processes alone."""
+        """Values of `job.secret_env`, which only the training processes receive."""
         return {}
 
     @abstractmethod
     def find_driver(self, timeout: float) -> DriverAddress:
-        """Where the driver is; waits until it has published itself.
+        """Wait until the driver has published its address, and return it.
 
         Raises:
-            ClusterError: not within `timeout` seconds, or the application is over.
+            ClusterError: it has not within `timeout` seconds, or the application is over.
         """

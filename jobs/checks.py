@@ -1,4 +1,4 @@
-"""What a job needs on every cluster, checked before it is submitted: dataset, base model, space.
+"""Checks before a job is submitted to any cluster: its dataset, base model and storage space.
 
 A job that cannot run must fail here, in seconds and on the submitter's machine, rather than in a
 queue or in a container.
@@ -14,7 +14,7 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
 from howdah.core.activity import Progress
-from howdah.data.family import FAMILIES, IMAGE_FILES, ModelFamily, family_of
+from howdah.data.family import FAMILIES, IMAGE_FILES, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
 from howdah.doctor.packages import carrier_of_job, require_torch_job
@@ -31,37 +31,39 @@ from howdah.errors import (
 )
 from howdah.models.version import open_version
 
-_TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
+_TENSORS = 3  # a checkpoint holds each parameter and Adam's two moments of it
 
 
 @contextlib.contextmanager
-def gathered(found: list[HowdahError]) -> Iterator[None]:
-    """Collect what a check raises; without authentication the others would fail as well."""
+def gathered(problems: list[HowdahError]) -> Iterator[None]:
+    """Collect the errors of a check in `problems`."""
     try:
         yield
     except HowdahError as error:
         if isinstance(error, NotAuthenticated):
             raise  # the other checks would fail for the same reason
-        found.extend(error.problems or [error])
+        problems.extend(error.problems or [error])
 
 
-def raise_all(found: list[HowdahError]) -> None:
-    """Raise what `gathered` has found: the problem, or a ClusterError with all of them."""
-    if len(found) == 1:
-        raise found[0]
-    if found:
+def raise_all(problems: list[HowdahError]) -> None:
+    """Raise what `gathered` has collected: the one error, or a ClusterError with all of them."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
         first = ClusterError(
-            f"{len(found)} problems stand against this job",
+            f"this job has {len(problems)} problems",
             remedy="nothing was submitted; fix them and submit again",
-            problems=found,
+            problems=problems,
         )
-        first.exit_code = found[0].exit_code
+        first.exit_code = problems[0].exit_code
         raise first
 
 
 def batch(config: Config) -> None:
-    """Each worker has a row of every step. The configuration checks this where it has a section
-    `job`; with that section's defaults it may be meant for `howdah train` alone."""
+    """Check that each worker gets a row of every step.
+
+    The configuration checks this only if it has a section `job`: with that section's defaults it
+    may be meant for `howdah train` alone."""
     most, rows = config.job.most, config.training.global_batch_size
     if most > rows:
         key = "job.workers" if config.job.max_workers is None else "job.max_workers"
@@ -70,18 +72,17 @@ def batch(config: Config) -> None:
             where="training.global_batch_size",
             expected=f"at least {most} ({key}): each rank needs a row of every step",
             got=str(rows),
-            remedy=f"raise training.global_batch_size, or set {key} to {rows} or less",
         )
 
 
 def carrier(config: Config, *, here: bool) -> None:
-    """What carries the sums of the job's ranks is installed, and can do what the job needs.
+    """Check that Horovod or torch.distributed is installed and can do what the job needs.
 
     Args:
         here: the ranks run in the environment of this Python. Elsewhere a rank itself reports that
             its environment lacks the carrier, which ends the job (training/__main__.py).
     Raises:
-        ConfigError: it is not, or cannot.
+        ConfigError: it is not installed, or cannot.
     """
     if config.job.most == 1:
         return
@@ -94,44 +95,43 @@ def carrier(config: Config, *, here: bool) -> None:
         raise ConfigError(
             "only torch.distributed divides a model among ranks",
             where="training.parallel.shard: full",
-            expected="training.comm: torch",
-            got=f"training.comm: {config.training.comm}",
             remedy="set training.comm to torch; training.parallel.shard: optimizer works with"
             " Horovod too",
         )
 
 
 def dataset(config: Config) -> None:
-    """The dataset has a row for each worker, and its shards have their sizes (ranks check CRCs)."""
+    """Check that the dataset has a row for each worker and that its shards have their sizes.
+
+    The ranks check the CRCs."""
     if not config.data.dataset:
         raise DataError("no dataset is named", where="data.dataset", remedy="run `howdah etl`")
-    there = load_dataset(config.data.dataset)
-    rows = there.manifest.rows(TRAIN)
+    data = load_dataset(config.data.dataset)
+    rows = data.manifest.rows(TRAIN)
     if rows < config.job.most:
         raise DataError(
-            "there are fewer rows to train on than workers",
-            where=there.path,
-            expected=f"at least {config.job.most} rows in train: `howdah scale` may ask for as"
-            " many workers",
+            "the dataset has fewer rows to train on than workers",
+            where=data.path,
+            expected=f"at least {config.job.most} rows in train, the most workers that `howdah"
+            " scale` may request",
             got=str(rows),
-            remedy="lower job.workers and job.max_workers, or make a larger dataset",
         )
-    sizes = _sizes(there)
-    for shard in (s for shards in there.manifest.splits.values() for s in shards):
-        for name, wanted in ((shard.name, shard.bytes), (shard.index_name, None)):
+    sizes = _sizes(data)
+    for shard in (s for shards in data.manifest.splits.values() for s in shards):
+        for name, size in ((shard.name, shard.bytes), (shard.index_name, None)):
             got = sizes.get(name)
-            if got is None or (wanted is not None and got != wanted):
+            if got is None or (size is not None and got != size):
                 raise DataError(
-                    "a shard of the dataset is missing" if got is None else "a shard is not whole",
-                    where=storage.join(there.directory(shard), name),
-                    expected="as the manifest says" if wanted is None else f"{wanted:,} bytes",
-                    got="no such file" if got is None else f"{got:,} bytes",
+                    "a shard of the dataset is " + ("missing" if got is None else "incomplete"),
+                    where=storage.join(data.directory(shard), name),
+                    expected=None if got is None else f"{size:,} bytes",
+                    got=None if got is None else f"{got:,} bytes",
                     remedy="run `howdah etl` again into another dataset, or restore the file",
                 )
 
 
 def _sizes(dataset: Dataset) -> dict[str, int]:
-    """{name in the manifest: bytes} of the files in a dataset's directories."""
+    """{file's name in the manifest: its bytes} for the files in a dataset's directories."""
     folders = {(dataset.path, "")}
     for shards in dataset.manifest.splits.values():
         folders |= {
@@ -150,7 +150,7 @@ def _sizes(dataset: Dataset) -> dict[str, int]:
 
 
 def model(config: Config, progress: Progress) -> None:
-    """The base model is whole, and of a family that is known."""
+    """Check that the base model is complete and belongs to a supported family."""
     base = config.model.base
     if "://" not in base and not os.path.isdir(base):
         progress(f"model.base {base}: each worker's machine fetches it from the hub")
@@ -160,63 +160,58 @@ def model(config: Config, progress: Progress) -> None:
     except NotFound:
         names = set()
     missing = [] if "config.json" in names else ["config.json"]
-    prepared = {family.model_type: _prepared_by(family) for family in FAMILIES.values()}
+    # Files that make a model's rows: a base has at least one of those of its family.
+    prepared = {
+        family.model_type: IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
+        for family in FAMILIES.values()
+    }
     if not names.intersection(set().union(*prepared.values())):
         missing.append("tokenizer.json")
     if not any(name.endswith(".safetensors") for name in names):
         missing.append("*.safetensors")
     if not missing:
-        own = prepared[family_of(base_config(base)).model_type]
-        missing = [] if names.intersection(own) else [" or ".join(own)]
+        choices = prepared[family_of(base_config(base)).model_type]
+        missing = [] if names.intersection(choices) else [" or ".join(choices)]
     if missing:
         raise ModelError(
-            "the base model is not whole",
+            f"the base model lacks {', '.join(missing)}",
             where=f"model.base {base}",
-            expected="config.json, *.safetensors and the files of a tokenizer or image processor",
             got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
-            remedy=f"add the missing files: {', '.join(missing)}",
         )
 
 
-def _prepared_by(family: ModelFamily) -> tuple[str, ...]:
-    """Files of which a model of the family has at least one: what makes its rows."""
-    return IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
-
-
 def begins(config: Config) -> None:
-    """The model and the checkpoint that the run begins from are there."""
+    """Check that the model and the checkpoint that the run begins from exist."""
     begun, checkpoint = config.model.init_from, config.checkpoint.resume
     if begun is not None:
         open_version(begun, config.publish.directory, key="model.init_from")
     if checkpoint not in ("auto", "never") and not storage.is_dir(checkpoint):
         raise CheckpointError(
-            "there is no such checkpoint",
+            "this checkpoint does not exist",
             where=f"checkpoint.resume {checkpoint}",
-            expected="a step-N directory",
-            remedy="`auto` takes the newest whole checkpoint of the run",
+            expected="a step-N directory, or `auto` for the run's newest complete checkpoint",
         )
 
 
 def free_space(config: Config) -> None:
-    """There is space for the kept checkpoints, the one being written and the best one."""
+    """Check that there is space for the kept checkpoints, the one in writing and the best one."""
     size = _weights_size(config.model.base)
     free = storage.free_bytes(config.checkpoint_directory)
     if size is None or free is None:
         return
-    needed = (config.checkpoint.keep + 2) * _TENSORS * size
-    if free < needed:
+    count = config.checkpoint.keep + 2
+    if free < count * _TENSORS * size:
         raise StorageFull(
             "there is not enough space for the checkpoints",
             where=config.checkpoint_directory,
-            expected=f"{needed / 2**20:,.0f} MiB: {config.checkpoint.keep + 2} times"
-            f" {_TENSORS * size / 2**20:,.0f} MiB",
+            expected=f"{count * _TENSORS * size / 2**20:,.0f} MiB for {count} checkpoints",
             got=f"{free / 2**20:,.0f} MiB free",
             remedy="free space, raise the quota, or lower checkpoint.keep",
         )
 
 
 def _weights_size(base: str) -> int | None:
-    """Bytes of a model's weights; None: they are on the hub."""
+    """Size of a model's weights in bytes; None: they are on the hub."""
     if "://" not in base and not os.path.isdir(base):
         return None
     with contextlib.suppress(NotFound):

@@ -1,8 +1,7 @@
 """A cluster: where an application runs. One class each for YARN, this machine, Spark and Ray.
 
-It checks a configuration, starts its application, and finds applications again. What keeps the
-worker containers of a running job is its other half, the DriverBackend (jobs/backend.py): that one
-runs in the job's driver.
+It checks a configuration, starts its application, and looks up applications. Its counterpart in
+the job's driver, the DriverBackend (jobs/backend.py), keeps the containers of a running job.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ class Cluster(ABC):
     """A cluster, as one command uses it for one configuration.
 
     Args:
-        config: the configuration; `check` may replace it by one with absolute paths.
+        config: the configuration; `check` may replace it with one that has absolute paths.
     """
 
     name: str
-    """yarn, local, spark or ray: the value of job.on."""
+    """The value of job.on: yarn, local, spark or ray."""
     kind = "training"
-    """What its applications do, as in their records."""
+    """The kind of its applications, as in their records."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -53,7 +52,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def plan(self, progress: Progress) -> dict[str, Any]:
-        """What `start` would do, after `check`; nothing is started or uploaded."""
+        """What `start` would do after `check`. Nothing is started or uploaded."""
 
     @abstractmethod
     def plan_lines(self, plan: dict[str, Any]) -> list[str]:
@@ -69,14 +68,14 @@ class Cluster(ABC):
 
     @abstractmethod
     def announce(self, application: Application, progress: Progress) -> str | None:
-        """Wait until users can reach a started or attached application; its page's URL, if any."""
+        """Wait until users can reach a started or attached application; return its page's URL."""
 
     @abstractmethod
     def undo(self, claim: Record, progress: Progress) -> bool:
-        """End what `start` has started by now; False: its record must stay."""
+        """End what `start` has started so far; False: its record must stay."""
 
     def submitter(self) -> str:
-        """The application's user, as the cluster will name it; "" where it names none."""
+        """The application's user as the cluster names it; "" where it does not name users."""
         return ""
 
     # ------------------------------------------------------------------------------- looking
@@ -86,10 +85,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def by_id(self, application: str) -> Application | None:
-        """The application of an id; None: it is not known here."""
+        """The application with an id; None: it is not known here."""
 
     def in_directory(self, record: Record | None) -> Application | None:
-        """The application of `directory`, whose record names none yet, or was removed."""
+        """The application of `directory` where its record has no id yet, or was removed."""
         return None
 
     @property
@@ -102,12 +101,12 @@ class Cluster(ABC):
         """Rows of `howdah ps`, newest first.
 
         Args:
-            finished: also applications that are over.
+            finished: list ended applications too.
         """
 
     @abstractmethod
     def is_live(self, record: Record) -> bool:
-        """True if the record's application is not over."""
+        """True until the record's application has ended."""
 
     def submitted(self, record: Record) -> str | None:
         """The live application of a submission that was killed before it could record the id."""

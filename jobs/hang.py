@@ -1,10 +1,9 @@
-"""Which ranks hang, and which are slow, by what every rank reports of itself. Pure functions.
+"""Pure functions that decide from the ranks' reports which ranks hang and which are slow.
 
-Only progress counts. A rank hangs when it has made no progress for `hang_seconds`, in
-whatever phase: rows evaluated, shards verified, bytes moved and attempts to reach a storage all
-count, and a phase may last as long as it makes progress. A collective ends when all ranks have come
-to it: a rank that waits in one only reports that another one has not come, and is never to blame
-for it.
+Only progress counts. A rank hangs when it has made no progress for `hang_seconds`, in any phase:
+rows evaluated, shards verified, bytes moved and attempts to reach a storage all count, and a phase
+may last as long as it makes progress. A collective ends when all ranks have entered it: a rank that
+waits in one shows that another rank is missing, and is itself never to blame.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from howdah.core.processes import limit
 
 CONTACT_SECONDS = limit("contact_seconds", 60.0)
 """How long a job's driver and a worker's agent tolerate lost contact: a switch fails over, a
-machine migrates or swaps. After that the driver gives the worker up, and the agent ends its
-training. It is less than the ten minutes after which YARN itself gives up a master or a node."""
+machine migrates or swaps. After that the driver drops the worker, and the agent ends its
+training. It is less than the ten minutes after which YARN itself expires a master or a node."""
 
 _OTHERS = ("join", "cache")
-"""Phases in which a rank waits for others: to form a world with it (join; Horovod ends that wait
-itself, after JobSection.gloo_timeout), or for a shard that another process of its node fetches."""
+"""Phases in which a rank waits for others: to form a world (join; Horovod ends that wait itself,
+after JobSection.gloo_timeout), or for a shard that another process of its node fetches (cache)."""
 _BUSY_FACTOR = 10
-"""How many times `hang_seconds` a rank may compute without progress that it can report: its first
-step traces and compiles the model, and a large micro-batch takes a slow processor minutes. So long
-may also the phases in `_OTHERS` take."""
+"""How many times `hang_seconds` a rank may compute without reporting progress: its first step
+traces and compiles the model, and a large micro-batch takes minutes on a slow processor. The
+phases in `_OTHERS` have the same limit."""
 _STEP_FACTOR = 10
-"""How many of its usual steps a rank may spend on one."""
+"""A step may take this many times as long as the rank's usual steps."""
 _QUIET_SECONDS = 5.0
-"""Reports come every second; a rank whose last report is older may be stopped."""
+"""A rank may be stopped if its last report is older than this; reports come every second."""
 _SLOWER = 1.5
 """A straggler's own work takes this many times the other ranks' median."""
 _SLOWER_SECONDS = 0.02
@@ -38,25 +37,25 @@ _SLOWER_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class View:
-    """What is known of a rank at this moment."""
+    """What the driver knows about a rank at this moment."""
 
     member: str
     rank: int
     phase: str
     phase_seconds: float
-    """Seconds in this phase until now, the age of its last report included."""
+    """Seconds in this phase, including the age of its last report."""
     idle_seconds: float
-    """Seconds since its last progress, likewise."""
+    """Seconds since its last progress, including the age of its last report."""
     silent_seconds: float
-    """Age of its last report."""
+    """Age of its last report in seconds."""
     awake: bool = False
     """It has used a processor since its last report: it computes, and holds Python's lock."""
     busy: bool = False
     """It has used a processor since its last progress."""
     stopped: bool = False
-    """The kernel says that it is stopped (SIGSTOP, a debugger)."""
+    """The kernel reports it as stopped (SIGSTOP, a debugger)."""
     step_seconds: float = 0.0
-    """Its own work of a step, usually; 0: its process has not taken one."""
+    """Usual seconds of its own work in a step; 0: its process has not taken a step."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +74,20 @@ def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
         views: all ranks of the world.
         hang_seconds: seconds without progress that count as a hang.
     Returns:
-        Those to be ended, all at once; [] while all is well, or may still be.
+        The ranks to end, all at once; [] while none is sure to hang.
     """
-    found = []
+    verdicts = []
     for view in views:
         why = _standstill(view, hang_seconds)
         if why is not None:
-            found.append(Verdict(view.member, view.rank, why))
-    return found
+            verdicts.append(Verdict(view.member, view.rank, why))
+    return verdicts
 
 
 def blocked(views: Sequence[View], hang_seconds: float) -> float | None:
-    """Seconds that every rank has waited in a collective, though none is missing; None: not so.
+    """Seconds that all ranks have waited in a collective that none is missing from; None: not so.
 
-    The network between some of them drops what they send.
+    The network between some of them then drops what they send.
     """
     quiet = min(_QUIET_SECONDS, hang_seconds / 2)
     waiting = [view for view in views if view.phase == "wait" and view.silent_seconds < quiet]
@@ -99,18 +98,18 @@ def blocked(views: Sequence[View], hang_seconds: float) -> float | None:
 
 
 def held_up(view: View, seconds: float) -> str | None:
-    """How a rank has stood still while others waited for it in vain, which may be for less than
-    `hang_seconds`; None: it waited in a collective itself, or got on.
+    """How a rank has made no progress while others waited for it; None: it made progress, or waited
+    in a collective itself.
 
     Args:
-        view: of a rank that still runs.
-        seconds: for which it must have stood still.
+        view: a rank that still runs.
+        seconds: how long it must have made no progress; may be less than `hang_seconds`.
     """
     return _stands_still(view, seconds, seconds)
 
 
 def _standstill(view: View, hang_seconds: float) -> str | None:
-    """Why a rank is taken to hang; None if it is not."""
+    """Why a rank is considered to hang; None if it is not."""
     limit = hang_seconds
     if view.busy or view.phase in _OTHERS:
         limit *= _BUSY_FACTOR
@@ -120,7 +119,7 @@ def _standstill(view: View, hang_seconds: float) -> str | None:
 
 
 def _stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str | None:
-    """How a rank has been silent, or without progress, for so long; None: it has not been."""
+    """How a rank has been silent, or without progress, for these times; None: it has not been."""
     if view.silent_seconds >= silent_seconds and not view.awake:
         how = "stopped by a signal" if view.stopped else "silent"
         return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"
@@ -132,31 +131,31 @@ def _stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a rank's steps take: its own work, and its time in collectives (seconds)."""
+    """How many seconds of a rank's step are its own work, and how many it is in collectives."""
 
     step_seconds: float
     wait_seconds: float
 
 
 def stragglers(paces: Mapping[int, Pace]) -> set[int]:
-    """The ranks whose own work takes markedly longer than the others': all others wait for them.
+    """The ranks whose own work takes markedly longer than the others', which wait for them.
 
-    A rank's time in collectives says nothing by itself: all ranks but the slowest wait.
+    Time in collectives does not count, since all ranks but the slowest wait there.
     """
     ordered = sorted(pace.step_seconds for pace in paces.values())
-    found = set()
+    slow = set()
     for rank, pace in paces.items():
         usual = _median_without(ordered, pace.step_seconds)
         if usual is None:
             continue
         slower = pace.step_seconds - usual
         if pace.step_seconds > usual * _SLOWER and slower > _SLOWER_SECONDS:
-            found.add(rank)
-    return found
+            slow.add(rank)
+    return slow
 
 
 def _median_without(ordered: Sequence[float], value: float) -> float | None:
-    """The median of sorted values but one of them; None: there is no other.
+    """The median of sorted values without one of them; None: no other value is left.
 
     >>> _median_without([1.0, 2.0, 3.0, 9.0], 2.0)
     3.0

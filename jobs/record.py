@@ -1,12 +1,12 @@
-"""Which application has a run directory, on any cluster: `<run.directory>/job/application.json`.
+"""The record of the application that has a run directory: `<run.directory>/job/application.json`.
 
-A submission creates the record exclusively before it starts anything, so that of two at once one
-fails, and completes it with the application's id afterwards (jobs/submit.py). A record is stale
-once its cluster says that its application is over.
+A submission creates the record exclusively before it starts anything, so that one of two concurrent
+submissions fails, and adds the application's id afterwards (jobs/submit.py). A record is stale once
+its cluster reports that its application is over.
 
-Where a job's driver is a process of the submitter's machine, the same record lies in
-$HOWDAH_CACHE/jobs, which only its user can write: the one in the run directory proves nothing,
-since every user who may write there can name any process in it.
+Where a job's driver is a process of the submitter's machine, a copy of the record lies in
+$HOWDAH_CACHE/jobs, which only its user can write. The one in the run directory cannot be trusted
+with process ids, since every user who may write there can put any process into it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from howdah.storage import lease
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
 
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
-"""{the last state in status.json: its final status, as YARN calls it}."""
+"""{the last state in status.json: its final status in YARN's words}."""
 _FILE = "application.json"
 _UNHEARD_SECONDS = 120.0
-"""A driver writes its status every few seconds. One that cannot be asked counts as dead once its
-status has not changed for this long."""
+"""A driver on another machine counts as dead once its status has not changed for this long; it
+writes its status every few seconds."""
 _TEXTS = ("token", "kind", "on", "run_directory", "application", "fingerprint", "user", "directory",
           "host", "boot")  # fmt: skip
 _SHAPE = Fields(
@@ -47,11 +47,11 @@ class Record:
     """The contents of application.json."""
 
     token: str
-    """Random, of the submission."""
+    """Random text that identifies the submission."""
     on: str
-    """The cluster: yarn, local, spark, ray."""
+    """The cluster: yarn, local, spark or ray."""
     run_directory: str
-    """The run directory; of a server, its model's directory."""
+    """The run directory; for a server, its model's directory."""
     kind: Literal["training", "server"] = "training"
     application: str = ""
     """The id; "" until it is known."""
@@ -62,22 +62,20 @@ class Record:
     user: str = ""
     """The application's user as YARN names it; "" on other clusters."""
     directory: str = ""
-    """Directory on `host` with the driver's own files; "" on YARN."""
+    """Directory on `host` with the driver's files; "" on YARN."""
     host: str = ""
     boot: str = ""
     pid: int = 0
-    """Process of the submission, then of the driver where that is a process of `host`."""
+    """Process id of the submission, then of the driver where that is a process of `host`."""
     start: int = 0
-    """When that process began, in clock ticks since the boot: another one may get its id."""
+    """When that process began, in clock ticks since the boot: its id may be used again."""
 
     @classmethod
     def of_this_process(cls, **fields: Any) -> Record:
         """The record of a submission that this process begins."""
         pid = os.getpid()
-        return cls(
-            **fields, submitted=time.time(), host=socket.gethostname(), boot=boot(), pid=pid,
-            start=process_start(pid) or 0,
-        )  # fmt: skip
+        fields |= {"pid": pid, "start": process_start(pid) or 0}
+        return cls(**fields, submitted=time.time(), host=socket.gethostname(), boot=boot())
 
     def as_json(self) -> bytes:
         """The file's contents."""
@@ -95,7 +93,7 @@ class Record:
 
     @property
     def driver_lives(self) -> bool:
-        """True if its driver runs; one on another machine is alive while its status changes."""
+        """True if its driver runs; on another machine, while its status changes."""
         return self.process_lives if self.here else self.is_heard()
 
     def is_heard(self) -> bool:
@@ -119,8 +117,8 @@ class Record:
         """Replace the run directory's record.
 
         Args:
-            private: replace the private one, too. Only for a record that this process has made:
-                the `directory` of one that was read is any user's word.
+            private: replace the private one too. Only for a record that this process has made: a
+                record that was read may have come from any user, and so may its `directory`.
         """
         storage.write_whole(path_of(self.run_directory), self.as_json())
         if private:
@@ -128,44 +126,44 @@ class Record:
 
 
 def path_of(run_directory: str) -> str:
-    """The file of a run directory's record."""
+    """Path of a run directory's record."""
     return storage.join(directory(run_directory), _FILE)
 
 
 def read(run_directory: str) -> Record | None:
-    """The record in a run directory, of a live application or not; None: there is none.
+    """The record in a run directory, of a live or an ended application; None: it has none.
 
-    A record that names another run directory is of this one all the same: requests and completed
-    records are written where it was read, and nowhere that it points to.
+    A `run_directory` in the file that differs is replaced: requests and completed records are
+    written where the record was read, never where it points to.
 
     Raises:
-        DataError: the file has another shape.
+        DataError: the file is malformed.
     """
-    found = _read(path_of(run_directory))
-    if found is None or found.run_directory.rstrip("/") == run_directory.rstrip("/"):
-        return found
-    return replace(found, run_directory=run_directory)
+    record = _read(path_of(run_directory))
+    if record is None or record.run_directory.rstrip("/") == run_directory.rstrip("/"):
+        return record
+    return replace(record, run_directory=run_directory)
 
 
-def known() -> list[Record]:
+def submitted_here() -> list[Record]:
     """The jobs that were submitted from this machine and have files here, newest first."""
     root = jobs_directory()
     names = os.listdir(root) if os.path.isdir(root) else []
     records: list[Record] = []
     for name in names:
-        with contextlib.suppress(DataError):  # a damaged one hides none of the others
+        with contextlib.suppress(DataError):  # a damaged record must not hide the others
             record = _read(os.path.join(root, name, _FILE))
             records += [] if record is None else [record]
     return sorted(records, key=lambda record: -record.submitted)
 
 
 def of_application(application: str) -> Record | None:
-    """The private record of a job that was submitted from this machine; None: there is none."""
+    """The private record of a job that was submitted from this machine; None: it has none."""
     return _read(_private(application))
 
 
 def jobs_directory() -> str:
-    """Where this machine's jobs have their own files, each in a directory with its id."""
+    """The directory of this machine's jobs, with a subdirectory for each, named by its id."""
     return os.path.join(cache_root(), "jobs")
 
 
@@ -175,17 +173,15 @@ def _private(application: str) -> str:
 
 def _read(path: str) -> Record | None:
     try:
-        fields = storage.read_object(
-            path, _SHAPE,
-            remedy="it is not an application's record: remove it, and submit the run again",
-        )  # fmt: skip
+        remedy = "it is not an application's record: remove it, and submit the run again"
+        fields = storage.read_object(path, _SHAPE, remedy=remedy)
     except NotFound:
         return None
     return Record(**{name: fields[name] for name in Record.__dataclass_fields__})
 
 
 def boot() -> str:
-    """This machine's boot id; "" where it has none."""
+    """This machine's boot id; "" where the kernel has none."""
     try:
         return boot_id()
     except OSError:

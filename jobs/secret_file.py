@@ -1,9 +1,9 @@
 """The file that only a job's containers receive: their secret, and the values of `job.secret_env`.
 
-The values come from the submitter's environment and reach that of the training processes by this
-file, which the cluster must give to the job's user alone (YARN: mode 0500 in a directory 0700).
-They are in no argument list, no launch script, no page of the cluster, and not in the run
-directory. Later attempts of the application and later workers get the same file.
+This file carries the values from the submitter's environment to the training processes'. The
+cluster must give it to the job's user alone (YARN: mode 0500 in a directory 0700). The values never
+appear in an argument list, a launch script, a page of the cluster or the run directory. Later
+attempts of the application and later workers get the same file.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from howdah.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """What the file holds; never to be printed."""
+    """The file's contents, which must never be printed."""
 
     secret: str = field(repr=False)
-    """Of the submission (yarn/address.py)."""
+    """The submission's secret (yarn/address.py)."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of the training processes."""
+    """Variables for the training processes."""
 
     def text(self) -> str:
-        """The file."""
+        """The contents as text."""
         return json.dumps({"secret": self.secret, "env": dict(self.env)})
 
 
@@ -39,7 +39,7 @@ def parse(text: str) -> Secrets:
     """
     payload = json.loads(text)
     if not isinstance(payload, dict):
-        raise ValueError("no object")
+        raise ValueError("not an object")
     return Secrets(secret=payload["secret"], env=dict(payload["env"]))
 
 
@@ -47,9 +47,9 @@ def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
     """The values of `job.secret_env`.
 
     Args:
-        environ: the submitter's.
+        environ: the submitter's environment.
     Raises:
-        ConfigError: with the names of all that are not set.
+        ConfigError: variables are not set; it names all of them.
     """
     names = config.job.secret_env
     missing = [name for name in names if name not in environ]
@@ -58,7 +58,6 @@ def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
             "a variable of job.secret_env is not set where the job is submitted",
             where="job.secret_env",
             expected=f"{', '.join(missing)} in the environment",
-            got="not set",
             remedy="export it before `howdah submit`; from Airflow, put it into the environment of"
             " the howdah Connection",
         )
@@ -66,10 +65,10 @@ def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_private(directory: str, name: str, text: str) -> str:
-    """Write a new file that its owner alone can read; its path.
+    """Write a new file that only its owner can read, and return its path.
 
     Args:
-        name: the file's, without its leading dot.
+        name: the file's name; a leading dot is removed.
     """
     path = os.path.join(directory, name.lstrip("."))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

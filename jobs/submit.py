@@ -27,7 +27,7 @@ from howdah.jobs.status.status_file import directory
 from howdah.storage import lease
 
 _END_SECONDS = 120.0
-"""What a job that is being stopped may need to end besides its ranks' grace period."""
+"""How long a job that is being stopped may take to end, beyond its ranks' grace period."""
 _POLL_SECONDS = 0.25
 _SUBMITTING_SECONDS = 600.0
 """How long a submission on another machine may take before it counts as dead."""
@@ -42,12 +42,12 @@ class Submitted:
     application: Application
     page: str | None
     attached: bool
-    """An earlier submission of the same run is still live; nothing was started."""
+    """True if an earlier submission of the same run is still live, so that nothing was started."""
     seconds: float
-    """From the command to the cluster's answer."""
+    """Seconds from the command to the cluster's answer."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """The output of --json."""
         return {
             "application": self.application.id,
             "on": self.application.on,
@@ -70,7 +70,7 @@ def fingerprint(config: Config) -> str:
 
 
 def dry_run(cluster: Cluster, progress: Progress) -> dict[str, Any]:
-    """What `submit` would start and upload, after the same checks; nothing is started."""
+    """What `submit` would start and upload, after the same checks. Nothing is started."""
     with cluster.session():
         cluster.check(progress)
         return cluster.plan(progress)
@@ -83,8 +83,8 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
         others: finds a cluster by its name: an application there may have the run directory.
     Raises:
         ConfigError, DataError, ModelError, StorageError: a check failed.
-        ClusterError: the cluster refuses; another application has the run directory.
-        Interrupted, Terminated: after ending what was started by then.
+        ClusterError: the cluster refuses, or another application has the run directory.
+        Interrupted, Terminated: after ending what had been started.
     """
     began = time.monotonic()
     with cluster.session():
@@ -102,7 +102,7 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
         attached = record is not ours
         if attached:
             application = _attached(cluster, record, ours)
-            progress(f"this run is submitted already: {application.id}")
+            progress(f"this run is already submitted: {application.id}")
             page = cluster.announce(application, progress)
         else:
             application, page = _start(cluster, claims, ours, progress)
@@ -112,13 +112,14 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
 
 def in_use(record: Record) -> ClusterError:
     """The error for a submission to the run directory of another live application."""
+    on_yarn = record.on == "yarn"
+    job = record.application if on_yarn else record.run_directory
     return ClusterError(
-        "another job is using this run directory", where=record.run_directory,
-        expected="no application, or one of the same configuration and cluster",
-        got=f"{record.application} on {record.on if record.on == 'yarn' else record.host}",
-        remedy="give run.directory another value, or end it: howdah kill"
-        f" {record.application if record.on == 'yarn' else record.run_directory}",
-    )  # fmt: skip
+        "another job is using this run directory",
+        where=record.run_directory,
+        got=f"{record.application} on {'yarn' if on_yarn else record.host}",
+        remedy=f"give run.directory another value, or end that job: howdah kill {job}",
+    )
 
 
 def _attached(cluster: Cluster, record: Record, ours: Record) -> Application:
@@ -132,10 +133,10 @@ def _attached(cluster: Cluster, record: Record, ours: Record) -> Application:
 def _start(
     cluster: Cluster, claims: Claims, ours: Record, progress: Progress
 ) -> tuple[Application, str | None]:
-    """Start the application; its page.
+    """Start the application, and return it with its page.
 
-    A failure and an interrupt end it and release the claim, up to the last question to the
-    cluster: the user cannot end an application whose id this command has not printed.
+    A failure or an interrupt up to the last call ends it and releases the claim, since the user
+    cannot end an application whose id this command has not printed.
     """
     try:
         application = cluster.start(ours, progress)
@@ -143,7 +144,7 @@ def _start(
     except BaseException:
         try:
             _undo(cluster, claims, ours, progress)
-        except INTERRUPTS:  # a second one does not leave what the first one was to end
+        except INTERRUPTS:  # a second interrupt must not leave the application running
             _undo(cluster, claims, ours, progress)
         raise
 
@@ -169,10 +170,10 @@ def _wait_for_end(cluster: Cluster, record: Record, progress: Progress) -> None:
     while cluster.is_live(record):
         if time.monotonic() > until:
             raise ClusterError(
-                "the application that has this run directory is being stopped and does not end",
-                where=record.run_directory, expected=f"its end within {seconds:.0f} s",
-                got=record.application, remedy=f"howdah kill {record.application}",
-            )  # fmt: skip
+                f"{record.application} is being stopped and has not ended in {seconds:.0f} s",
+                where=record.run_directory,
+                remedy=f"howdah kill {record.application}",
+            )
         if not shown:
             progress(f"waiting for the end of {record.application}, which is being stopped")
             shown = True
@@ -225,16 +226,16 @@ class Claims:
             storage.remove(self._path)
 
     def _of_unrecorded(self, application: str, present: Record | None, ours: Record) -> Record:
-        """The record of a live application; it is completed where its submitter was killed."""
+        """The record of a live application, with its id added where its submitter was killed."""
         if present is None or present.on != ours.on:
             return replace(ours, token="", application=application, fingerprint="", submitted=0.0)
-        found = replace(present, application=application)
+        record = replace(present, application=application)
         if not present.application:
-            found.write()
-        return found
+            record.write()
+        return record
 
     def _live(self, present: Record) -> Record | None:
-        """The record with its application's id, if that is not over; None: it is stale."""
+        """The record with its application's id, if that is live; None: the record is stale."""
         same = present.on == self._cluster.name
         cluster = self._cluster if same else self._others(present.on)
         if present.application:
@@ -244,11 +245,12 @@ class Claims:
             return replace(present, application=application)
         if self._is_being_submitted(present):
             raise ClusterError(
-                "this run is being submitted at this moment", where=self._path,
+                "this run is being submitted at this moment",
+                where=self._path,
                 got=f"{present.user or 'process'}@{present.host}, process {present.pid}",
-                remedy="wait for it; a submission that was killed is given up after"
+                remedy="wait: a killed submission expires after"
                 f" {_SUBMITTING_SECONDS / 60:.0f} minutes",
-            )  # fmt: skip
+            )
         return None
 
     def _is_being_submitted(self, record: Record) -> bool:
@@ -257,7 +259,7 @@ class Claims:
         return lease.age(self._path) < _SUBMITTING_SECONDS
 
     def _take_over(self, stale: Record, ours: Record) -> bool:
-        """Replace a stale record by ours; False: another process did it first.
+        """Replace a stale record with ours; False: another process did it first.
 
         Only the process that creates the mark file may replace the record. It reads the record
         again after that, because another one may have replaced it and removed its own mark

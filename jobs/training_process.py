@@ -1,8 +1,8 @@
 """The training process of an agent: how it is started, sent messages, and ended.
 
-It is started before it has a rank: it imports its framework, reports that it is ready, and receives
-its world over the control channel (training/elastic/control_channel.py): a socket pair of which it
-holds one end, one JSON object a line both ways. The agent's death closes the other end, and the
+The agent starts it before it has a rank. It imports its framework, reports that it is ready, and
+receives its world over the control channel (training/elastic/control_channel.py), a socket pair
+with one JSON object per line in both directions. When the agent dies, its end closes and the
 process ends.
 """
 
@@ -22,7 +22,7 @@ from howdah.core import threads
 from howdah.process import isolation
 
 _LINE_LIMIT = 2**20
-"""Bytes of one message; the rest of a longer line is no message."""
+"""Most bytes of one message; the rest of a longer line is ignored."""
 
 
 def command(config_path: str) -> list[str]:
@@ -48,17 +48,17 @@ def environment(
         base: the agent's own environment.
         extra: job.env.
         secrets: the values of job.secret_env.
-        application: its id: later attempts of the same one go on from its own checkpoints.
-        attempt: of the application: training's fences are in the order of attempts.
+        application: the application's id; its later attempts resume from its checkpoints.
+        attempt: the application's attempt, which orders training's fences.
         threads: compute threads of a rank: the container's cores.
-        gpus: its own devices; None: it is not a job on GPUs.
+        gpus: the rank's devices; None: the job does not use GPUs.
         ports: "first-last" for Gloo's listeners (Howdah's Horovod reads it); None: any.
-        stacks_path: the file that it writes its stacks to on a signal.
+        stacks_path: the file that the process writes its stacks to on a signal.
     """
     env = isolation.environment(base)
     env = {name: value for name, value in env.items() if not name.startswith("HOROVOD_")}
     env.update(extra)
-    if "PYTHONPATH" in extra:  # the rank's own child processes are to import from it as well
+    if "PYTHONPATH" in extra:  # so that the rank's child processes import from it too
         env[isolation.VARIABLE] = extra["PYTHONPATH"]
     env.update(secrets)
     env["HOWDAH_STARTED"] = repr(time.time())
@@ -77,13 +77,13 @@ def environment(
 
 
 class TrainingProcess:
-    """One training process. To be made in the agent's MAIN thread: the kernel's signal that ends it
-    with its parent (PR_SET_PDEATHSIG, which it asks for itself) is tied to the thread that made it.
+    """One training process, which only the agent's MAIN thread may make: the kernel ends the child
+    when the thread that made it ends (PR_SET_PDEATHSIG, which the child sets itself).
 
     Args:
         number: 1 for the agent's first process.
-        argv, env: how it is started.
-        directory: where its output goes: training.<number>.log.
+        argv, env: the process's arguments and environment.
+        directory: directory for its output, training.<number>.log.
         on_message: called with each of its messages, from a thread of this object.
         on_end: called with its exit code (negative: the signal) after its last message.
     """
@@ -114,34 +114,34 @@ class TrainingProcess:
             )
         self.pid = self._process.pid
         self.failure: dict[str, Any] | None = None
-        """Its own message why it failed."""
+        """The process's message that says why it failed."""
         self._on_message, self._on_end = on_message, on_end
         threads.start(self._listen, name=f"channel-{number}", failed=self._listener_failed)
 
     @property
     def alive(self) -> bool:
-        """It has not ended."""
+        """True until the process has ended."""
         return self._process.poll() is None
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send it a message, unless it has ended: `on_end` reports that."""
+        """Send the process a message; if it has ended, `on_end` reports that instead."""
         try:
             self._channel.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             pass
 
     def terminate(self) -> None:
-        """SIGTERM: no collective can be finished any more."""
+        """Send SIGTERM, since no collective can finish any more."""
         if self.alive:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL, also for one that is stopped."""
+        """Send SIGKILL, which ends a stopped process too."""
         if self.alive:
             self._process.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it has come."""
+        """Wait for the process's end; True once it has ended."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -167,17 +167,16 @@ class TrainingProcess:
         self._on_end(self.number, code)
 
     def _listener_failed(self, error: Exception) -> None:
-        """Without its listener the process is out of control: kill it and report its end."""
+        """Kill the process and report its end: without its listener it cannot be controlled."""
         self.kill()
         self._on_end(self.number, self._process.wait())
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:
-    """A message; None for a line that is none (libraries of the process may write to the
-    channel)."""
+    """The message in a line; None for other lines, since libraries may write to the channel."""
     try:
         message = json.loads(line)
     except ValueError:
         return None
-    known = isinstance(message, dict) and isinstance(message.get("type"), str)
-    return message if known else None
+    valid = isinstance(message, dict) and isinstance(message.get("type"), str)
+    return message if valid else None

@@ -15,16 +15,16 @@ class Candidate:
     """A training process that waits for a world."""
 
     member: str
-    """Name of its agent: the container's."""
+    """Name of its agent, which is the container's name."""
     node: str
-    """Host name: processes of one host are local to each other."""
+    """Host name; processes of one host are local to each other."""
     old_rank: int | None = None
-    """Its rank in the world before, where it still holds that world's state; None: a new one."""
+    """Rank in the previous world, whose state it still holds; None: a new process."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A rank's place in a world, in Horovod's terms."""
+    """A rank's position in a world, in Horovod's terms."""
 
     member: str
     node: str
@@ -37,27 +37,26 @@ class Slot:
     """Number of its node among the nodes that have a rank of this local rank."""
     cross_size: int
     keep: bool
-    """It holds the state from which the world goes on."""
+    """True if it holds the state from which the world goes on."""
 
     def response(self) -> str:
         """The answer to Horovod's request for its rank and size."""
-        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank,
-                   self.cross_size)  # fmt: skip
-        return ",".join(map(str, numbers))
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        return ",".join(str(getattr(self, name)) for name in names)
 
 
 def assign(candidates: Sequence[Candidate], size: int | None = None) -> list[Slot]:
     """The ranks of the next world.
 
-    Survivors come first, in their old order: rank 0 is one whenever there is any, and holds the
-    state for all. New ones follow, those of one node together, nodes that have ranks already
-    first. Only the numbering of ranks is free: local ranks count within each node.
+    Survivors come first, in their old order, so that rank 0 is a survivor if there is one and holds
+    the state for all. New processes follow, grouped by node, those on the survivors' nodes first.
+    Local ranks count within each node.
 
     Args:
         candidates: processes that wait, in the order of arrival.
-        size: ranks wanted; None: all candidates. Survivors are taken first.
+        size: number of ranks; None: all candidates. Survivors are taken first.
     Returns:
-        One slot a rank, in the order of the ranks.
+        One slot per rank, in the order of the ranks.
     """
     survivors = sorted(
         (one for one in candidates if one.old_rank is not None), key=lambda one: one.old_rank or 0
@@ -105,21 +104,21 @@ def variables(
     """A rank's environment variables, for Horovod and for torch.distributed.
 
     Args:
-        relay_port: of the rendezvous' relay on the rank's own loopback interface.
-        interface: network interface for the ranks' own connections.
+        relay_port: port of the rendezvous' relay on the rank's loopback interface.
+        interface: network interface for the connections between ranks.
         gloo_timeout_seconds: how long a rank waits for the others while the world forms.
         elastic: other worlds may follow in the same process.
-        controller: gloo or mpi, which has the ranks' numbers from mpirun (the same).
+        controller: gloo or mpi; mpirun gives ranks the same numbers.
     """
     names = LAUNCHERS["horovodrun"].variables
-    found = {
+    env = {
         names.rank: slot.rank,
         names.size: slot.size,
         names.local_rank: slot.local_rank,
         names.local_size: slot.local_size,
         "HOROVOD_CROSS_RANK": slot.cross_rank,
         "HOROVOD_CROSS_SIZE": slot.cross_size,
-        # Only a name that ranks of one node share; Horovod puts it into the rendezvous' paths.
+        # The ranks of a node share this name, which Horovod puts into the rendezvous' paths.
         "HOROVOD_HOSTNAME": re.sub(r"[^A-Za-z0-9._-]", "-", slot.node),
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
         "HOROVOD_GLOO_RENDEZVOUS_PORT": relay_port,
@@ -133,4 +132,4 @@ def variables(
         JOIN_SECONDS: gloo_timeout_seconds,
         "HOROVOD_ELASTIC": int(elastic),
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in env.items()}

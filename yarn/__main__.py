@@ -1,4 +1,4 @@
-"""`python -m howdah.yarn driver|agent`: what runs in a job's containers."""
+"""`python -m howdah.yarn driver|agent`: the processes in a job's containers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from howdah.yarn.registry import announce
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the roles; the process's exit code."""
+    """Run one of the two roles, and return the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if arguments == ["driver"]:
@@ -25,10 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments == ["agent"]:
             return _agent()
         raise UsageError(
-            "unknown role",
+            f"unknown role: {' '.join(arguments) or 'none'}",
             where="python -m howdah.yarn",
             expected="driver or agent (howdah submit submits a job)",
-            got=" ".join(arguments) or "none",
         )
     except HowdahError as error:
         print(f"howdah: {render(error)}", file=sys.stderr, flush=True)
@@ -38,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _load() -> Config:
     config = config_module.load(spec.CONFIG)
     run = config.run
-    # Without Kerberos skein names the user to act for itself (HADOOP_USER_NAME); with it the
-    # tokens are that user's already.
+    # Do not set the proxied user: without Kerberos skein has set HADOOP_USER_NAME; with it the
+    # tokens are already that user's.
     storage.configure(retry_seconds=run.storage_retry_seconds, mode=config.most_open)
     os.environ.update(config.job.env)
     storage.be_patient()
@@ -53,7 +52,7 @@ def _driver() -> int:
     backend = SkeinDriver(config)
     try:
         _complete_claim(config, backend.application)
-    except ClusterError as error:  # another attempt would fail in the same way
+    except ClusterError as error:  # finish, since another attempt would fail in the same way
         backend.finish("FAILED", render(error))
         raise
     ended = verdict(config, backend.application) if backend.attempt > 1 else None
@@ -78,9 +77,8 @@ def _complete_claim(config: Config, application: str) -> None:
         raise ClusterError(
             "the run directory belongs to another submission",
             where=record.path_of(config.run.directory),
-            expected=token,
-            got="no claim" if claim is None else f"{claim.token} ({claim.application})",
-            remedy="submit again with a run.directory of its own",
+            got="no record" if claim is None else f"{claim.token} ({claim.application})",
+            remedy="submit again with another run.directory",
         )
     if not claim.application:
         replace(claim, application=application).write()

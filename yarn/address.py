@@ -1,10 +1,10 @@
 """The driver's address, published in the run directory and signed with the job's secret.
 
-The run directory may be readable to other users; the secret reaches the job's containers by YARN's
-localisation, readable to their user alone. Nothing published is secret: driver and agents derive
-the key that messages are signed with (jobs/net/signing.py) by HKDF-SHA256 (RFC 5869) from the
-secret and a published nonce. It takes the standard library's HMAC alone, because nodes may run a
-Python of their own (`yarn.python`).
+Other users may be able to read the run directory; the secret reaches the job's containers by YARN's
+localisation, readable only to their user. The published file is not secret: driver and agents
+derive the key that messages are signed with (jobs/net/signing.py) by HKDF-SHA256 (RFC 5869) from
+the secret and a published nonce. This only uses the standard library's HMAC, because nodes may run
+another Python (`yarn.python`).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _NONCE_BYTES = 32
 
 
 def new_secret() -> str:
-    """A job's secret: 256 bits, as hexadecimal."""
+    """A job's secret: 256 bits in hexadecimal."""
     return secrets.token_hex(32)
 
 
 def new_nonce() -> str:
-    """One driver process's nonce: 256 bits, as hexadecimal."""
+    """One driver process's nonce: 256 bits in hexadecimal."""
     return secrets.token_hex(_NONCE_BYTES)
 
 
 def session_key(secret: str, nonce: str) -> str:
-    """The key of one driver process: 256 bits, as hexadecimal.
+    """The key of one driver process: 256 bits in hexadecimal.
 
     Raises:
-        ValueError: the nonce is not one of `new_nonce`.
+        ValueError: `new_nonce` cannot have made the nonce.
     """
     salt = bytes.fromhex(nonce)
     if len(salt) != _NONCE_BYTES:
@@ -47,10 +47,10 @@ def session_key(secret: str, nonce: str) -> str:
 
 
 def file_path(directory: str, application: str, attempt: int) -> str:
-    """Where an attempt's driver publishes its address.
+    """Path at which an attempt's driver publishes its address.
 
     Args:
-        directory: the run directory's `yarn`.
+        directory: the run directory's `job`.
     """
     return storage.join(directory, f"driver-{application}-{attempt}.json")
 
@@ -58,10 +58,10 @@ def file_path(directory: str, application: str, attempt: int) -> str:
 def publish(
     directory: str, application: str, attempt: int, driver: DriverAddress, secret: str, nonce: str
 ) -> None:
-    """Write the driver's address and its nonce, signed, readable to all.
+    """Write the driver's address and its nonce, signed and readable to all.
 
     Args:
-        driver: its key is derived from `secret` and `nonce`, and is not written.
+        driver: the address; its key is derived from `secret` and `nonce` and is not written.
     """
     value = {"address": driver.address, "port": driver.port, "nonce": nonce}
     path = file_path(directory, application, attempt)
@@ -72,8 +72,8 @@ def read(directory: str, application: str, attempt: int, secret: str) -> DriverA
     """The published address of an attempt's driver, with its key.
 
     Raises:
-        NotFound: the driver has published none yet.
-        ValueError, KeyError: the file is not one that this job's driver has signed.
+        NotFound: the driver has not published its address yet.
+        ValueError, KeyError: this job's driver has not signed the file.
     """
     data = storage.read_bytes(file_path(directory, application, attempt))
     value = _verified(secret, _subject(application, attempt), data)
@@ -87,11 +87,11 @@ def attempts(directory: str, application: str) -> list[int]:
         names = [entry.name for entry in storage.list_dir(directory)]
     except NotFound:
         return []
-    return [int(found[1]) for name in names if (found := pattern.fullmatch(name))]
+    return [int(match[1]) for name in names if (match := pattern.fullmatch(name))]
 
 
 def _subject(application: str, attempt: int) -> str:
-    """Signed with the address, so that another attempt's file is refused."""
+    """Text that is signed with the address, so that another attempt's file is refused."""
     return f"driver of {application}, attempt {attempt}"
 
 
@@ -104,7 +104,7 @@ def _verified(secret: str, subject: str, data: bytes) -> Any:
     """The value of a signed file.
 
     Raises:
-        ValueError: not signed, signed with another secret, altered, or of another subject.
+        ValueError: it is unsigned, altered, or signed with another secret or subject.
     """
     parts = json.loads(data)
     text, signature = (
@@ -124,6 +124,6 @@ def _signature(secret: str, subject: str, text: str) -> str:
 
 
 def _hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """HKDF-SHA256 (RFC 5869), its first 32 bytes: extract, and one round of expand."""
+    """The first 32 bytes of HKDF-SHA256 (RFC 5869): extract, and one round of expand."""
     extracted = hmac.digest(salt, secret, hashlib.sha256)
     return hmac.digest(extracted, info + b"\x01", hashlib.sha256)

@@ -1,7 +1,7 @@
 """An application on YARN: a training job, or a server of a model.
 
-Read from the ResourceManager's REST interface and from files of the run directory: neither Java nor
-a route to the application's containers is needed.
+It is read from the ResourceManager's REST interface and from files of the run directory, without
+Java and without a route to the application's containers.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class YarnApplication(Application):
     Args:
         application: its id.
         directory: the run directory or the served model's; None: not known here.
-        login: keytab, principal and the key that names them: of a command that waits.
-        tokens: reads the tokens of a server's clients; with none its address is not verified.
+        login: keytab, principal and the key that names them, for a command that waits.
+        tokens: reads the tokens of a server's clients; without any its address is not verified.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class YarnApplication(Application):
         self._is_patient = False
 
     def look(self) -> tuple[str, bool]:
-        """YARN's state."""
+        """YARN's state of the application, and True once it has ended."""
         state = self.manager.application(self.id)["state"]
         return state, state in OVER
 
@@ -68,7 +68,7 @@ class YarnApplication(Application):
         except NotFound:
             if not driver:
                 raise
-            report = {"id": self.id, "state": "FORGOTTEN"}  # YARN keeps the newest ones only
+            report = {"id": self.id, "state": "FORGOTTEN"}  # YARN only keeps the newest reports
         where = None
         if report.get("user") is not None:
             where = (
@@ -92,10 +92,10 @@ class YarnApplication(Application):
         }
 
     def _hours(self, report: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the job has used until now; once it is over, of all of its run, and into run.json.
+        """The hours that the job has used; once it is over, those of its whole run, which are also
+        written into run.json.
 
-        A user who may see a job need not have access to its run's files, nor does a status need
-        storage.
+        Errors are ignored: a user may see a job without access to its run's files.
         """
         if "vcoreSeconds" not in report:
             return None
@@ -107,7 +107,7 @@ class YarnApplication(Application):
         return of_application(dict(report), final=over)
 
     def _server(self) -> dict[str, Any] | None:
-        """Address and health of a server; None: the application is not one."""
+        """Address and health of a server; None: the application is not a server."""
         if self.directory is None or not self.is_server:
             return None
         return server.look(self.id, self.directory, self._tokens())
@@ -116,17 +116,17 @@ class YarnApplication(Application):
     def is_server(self) -> bool:
         """True if its record says that it is a server."""
         try:
-            found = record.read(self.directory) if self.directory is not None else None
+            present = record.read(self.directory) if self.directory is not None else None
         except PermissionDenied:
             return False
-        return found is not None and found.kind == "server" and found.application == self.id
+        return present is not None and (present.kind, present.application) == ("server", self.id)
 
     # -------------------------------------------------------------------------------- logs
     def container_logs(self, progress: Progress) -> dict[str, dict[str, str]]:
         return logs.of_containers(self.manager, self.id, progress)
 
     def container_of_rank(self, rank: int) -> list[str]:
-        """The log of the training process that had a rank last, from its container."""
+        """The log of the last training process with a rank, from its container."""
         ranks = self.driver_status().get("ranks") or []
         container = next((r.get("container") for r in ranks if r.get("rank") == rank), None)
         files = self.container_logs(lambda line: None).get(container or "", {})
@@ -138,16 +138,17 @@ class YarnApplication(Application):
         state = kill_and_wait(self.manager, self.id, "killed by howdah", seconds=KILL_SECONDS)
         if state not in OVER:
             raise ClusterError(
-                "YARN has not confirmed the kill", where=self.id, got=state,
-                expected=f"KILLED within {KILL_SECONDS:.0f} s",
+                f"YARN has not confirmed the kill within {KILL_SECONDS:.0f} s",
+                where=self.id,
+                got=state,
                 remedy=f"yarn application -kill {self.id}",
-            )  # fmt: skip
+            )
         return state
 
     def ended(self) -> None:
         if self.directory is None:
             return
-        with contextlib.suppress(HowdahError):  # `howdah status` completes them as well
+        with contextlib.suppress(HowdahError):  # `howdah status` completes them later
             applications.complete(self.manager, self.directory)
         if self.is_server:
             server.remove_address(self.id, self.directory)
@@ -164,8 +165,8 @@ class YarnApplication(Application):
             yield
 
 
-def own_user(manager: ResourceManager) -> str | None:
-    """Whose jobs `howdah ps` shows; None: all users', because there is no Kerberos ticket."""
+def user_of(manager: ResourceManager) -> str | None:
+    """The user whose jobs `howdah ps` shows; None: all users', without a Kerberos ticket."""
     return short_name() if manager.conf.kerberos else current_user()
 
 
@@ -182,11 +183,11 @@ def directory_of(manager: ResourceManager, application: str) -> str | None:
 
 
 def listed(manager: ResourceManager, *, user: str | None, finished: bool) -> list[dict[str, Any]]:
-    """The rows of `howdah ps` for YARN: its reports, and of running jobs the driver's status.
+    """The rows of `howdah ps` for YARN: its reports, with the driver's status of running jobs.
 
     Args:
-        user: only this user's; None: all users'.
-        finished: also jobs that are over.
+        user: the user whose jobs are listed; None: all users'.
+        finished: list ended jobs too.
     """
     filters = {"applicationTags": spec.TAG}
     if not finished:
@@ -198,7 +199,7 @@ def listed(manager: ResourceManager, *, user: str | None, finished: bool) -> lis
         over = report["state"] in OVER
         directory, driver = None, {}
         if not over:
-            with contextlib.suppress(HowdahError):  # no access to another user's files
+            with contextlib.suppress(HowdahError):  # another user's files may be unreadable
                 directory = directory_of(manager, report["id"])
                 driver = YarnApplication(manager, report["id"], directory).driver_status()
         rows.append(

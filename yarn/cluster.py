@@ -1,4 +1,4 @@
-"""Training jobs on YARN: what a submission checks, uploads and asks of the ResourceManager."""
+"""Training jobs on YARN: what a submission checks, uploads and requests from YARN."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
 from howdah.storage.directories import owner_here
 from howdah.yarn import address, registry, shipping, spec
-from howdah.yarn.application import YarnApplication, directory_of, listed, own_user
+from howdah.yarn.application import YarnApplication, directory_of, listed, user_of
 from howdah.yarn.preflight import locality, preflight
 
 
 class YarnCluster(Cluster):
-    """YARN.
+    """The YARN cluster of this machine's Hadoop settings.
 
     Args:
-        tokens: reads the tokens of a server's clients, once one's address is to be verified.
+        tokens: reads the tokens of a server's clients, when its address is verified.
     """
 
     name = "yarn"
@@ -103,10 +103,10 @@ class YarnCluster(Cluster):
         return out
 
     def request(self, claim: Record, directory: str, progress: Progress) -> spec.Application:
-        """Ship what the application needs; what it asks of YARN.
+        """Ship what the application needs, and return the request to YARN.
 
         Args:
-            directory: a private one, for the files that skein uploads.
+            directory: a private directory for the files that skein uploads.
         """
         config, conf = self.config, self.manager.conf
         shipment, packages = shipping.plan(config, progress)
@@ -134,11 +134,11 @@ class YarnCluster(Cluster):
             )
         completed = self._complete(claim, application)
         applications.note_submission(self.directory, application)
-        if completed.user != claim.user:  # the claim has looked up tags of the wrong user
+        if completed.user != claim.user:  # the claim has looked up tags of another user
             progress(f"YARN's name for the submitter is {completed.user}, not {claim.user}")
-        not_registered = registry.announce(config, application, self.directory)
-        if not_registered is not None:
-            progress(not_registered)
+        warning = registry.announce(config, application, self.directory)
+        if warning is not None:
+            progress(warning)
         if config.yarn.priority is not None:
             _set_priority(self.manager, application, config.yarn.priority, progress)
         return self.application(completed)
@@ -153,31 +153,29 @@ class YarnCluster(Cluster):
         return completed
 
     def announce(self, application: Application, progress: Progress) -> str | None:
-        """The URL of its job's page; while YARN does not say where its proxy is, the usual one."""
+        """The URL of its job's page, which is a guess until YARN reports its proxy's address."""
         try:
             report = self.manager.application(application.id)
         except (ClusterError, StorageError) as error:
-            progress(f"{application.id} is submitted; of its state: {error.what} ({error.got})")
+            progress(f"submitted {application.id}; state not known: {error.what} ({error.got})")
             report = {"id": application.id, "state": "SUBMITTED"}
         return self.manager.job_page(report)
 
     def undo(self, claim: Record, progress: Progress) -> bool:
-        """Kill this submission's application, if YARN has accepted it.
-
-        Where its id is not known, it is looked for by its tag.
-        """
-        known = self._accepted
+        """Kill this submission's application, if YARN has accepted it; its tag finds it if its id
+        is not known."""
+        accepted = self._accepted
         try:
-            for application in [known] if known else self._tagged(claim, states=None):
+            for application in [accepted] if accepted else self._tagged(claim, states=None):
                 self.manager.kill(application, "its submission was interrupted")
                 progress(f"killed {application}")
         except HowdahError as error:
-            name = known or "an application, if YARN has accepted one,"
+            name = accepted or "an application, if YARN has accepted one,"
             progress(
                 f"{name} may run on: {error.what}{f' ({error.got})' if error.got else ''};"
-                f" `howdah kill {known or 'APPLICATION'}` ends it, `howdah ps` shows all"
+                f" `howdah kill {accepted or 'APPLICATION'}` ends it, `howdah ps` shows all"
             )
-            return False  # the next submission finds the application
+            return False  # the record lets the next submission find the application
         return True
 
     def submitter(self) -> str:
@@ -192,10 +190,10 @@ class YarnCluster(Cluster):
         return self._of(record.application, record.run_directory)
 
     def _of(self, application: str, directory: str | None) -> YarnApplication:
+        login = self.config.yarn.login
         return YarnApplication(
-            self.manager, application, directory, login=self.config.yarn.login,
-            tokens=self._tokens,
-        )  # fmt: skip
+            self.manager, application, directory, login=login, tokens=self._tokens
+        )
 
     def by_id(self, application: str) -> Application | None:
         if not APPLICATION.fullmatch(application):
@@ -203,12 +201,12 @@ class YarnCluster(Cluster):
         return self._of(application, directory_of(self.manager, application))
 
     def in_directory(self, record: Record | None) -> Application | None:
-        """The application of `directory`, whose record names none yet, or was removed.
+        """The application of `directory` where its record has no id yet, or was removed.
 
-        Any user can set a tag, so a tag counts on applications of the submitter alone.
+        Any user can set any tag, so that a tag only counts on the submitter's applications.
         """
         tag = spec.tag(self.directory) if record is None else spec.claim_tag(record.token)
-        user = (record and record.user) or self.config.run.user or own_user(self.manager)
+        user = (record and record.user) or self.config.run.user or user_of(self.manager)
         live = self.manager.applications(applicationTags=tag, user=user) if user else []
         return self._of(live[0]["id"], self.directory) if live else None
 
@@ -220,7 +218,7 @@ class YarnCluster(Cluster):
 
     @property
     def user(self) -> str | None:
-        return own_user(self.manager) if self._is_configured else None
+        return user_of(self.manager) if self._is_configured else None
 
     @property
     def _is_configured(self) -> bool:
@@ -232,7 +230,7 @@ class YarnCluster(Cluster):
             return self.manager.application(record.application)["state"] not in OVER
         except NotFound:
             return False
-        except ConfigError:  # YARN is not configured here: its driver's status tells
+        except ConfigError:  # YARN is not configured here, but the driver's status is readable
             return record.is_heard()
 
     def submitted(self, record: Record) -> str | None:
@@ -240,7 +238,7 @@ class YarnCluster(Cluster):
             return None
         try:
             return next(iter(self._tagged(record, states=LIVE)), None)
-        except ConfigError:  # YARN is not configured here: its claim's age tells
+        except ConfigError:  # YARN is not configured here: the claim's age decides
             return None
 
     def _tagged(self, record: Record, states: str | None) -> list[str]:
@@ -261,8 +259,8 @@ def submitter(config: Config, directory: str) -> str:
 
     Without Kerberos, and for a proxied user, it is the name that the client sends. With Kerberos
     the cluster's rules (hadoop.security.auth_to_local) derive it from the principal, and the
-    ResourceManager does not report it beforehand. The NameNode has the same rules, and names the
-    owner of a file written there. For a directory elsewhere it is the principal's first part.
+    ResourceManager does not report it beforehand. The NameNode has the same rules, and shows the
+    name as the owner of a new file. For a directory elsewhere it is the principal's first part.
     """
     user = cluster_paths.user(config, config.yarn)
     if config.run.user or not hadoop_conf.load().kerberos or os.environ.get("HADOOP_PROXY_USER"):
@@ -273,7 +271,7 @@ def submitter(config: Config, directory: str) -> str:
 
 
 def shipped(config: Config) -> str:
-    """The configuration for containers, whose tokens are the proxied user's already."""
+    """The configuration for containers, whose tokens are already the proxied user's."""
     run = config.run.model_copy(update={"user": None})
     staging = cluster_paths.staging(config, config.yarn)
     yarn = config.yarn.model_copy(update={"staging": staging, "keytab": None, "principal": None})
@@ -281,7 +279,7 @@ def shipped(config: Config) -> str:
 
 
 def zip_settings(directory: str, conf: HadoopConf) -> str:
-    """Write the settings as a .zip of one core-site.xml; its path."""
+    """Write the settings as a .zip of one core-site.xml, and return its path."""
     path = os.path.join(directory, f"{spec.HADOOP}.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("core-site.xml", as_xml(conf))
@@ -293,9 +291,9 @@ def _set_priority(
 ) -> None:
     """Set the priority, because skein submits with 0."""
     try:
-        given = manager.set_priority(application, priority)
+        actual = manager.set_priority(application, priority)
     except (ClusterError, StorageError) as error:
-        progress(f"priority {priority} was not given: {error.what} ({error.got})")
+        progress(f"priority {priority} was not set: {error.what} ({error.got})")
         return
-    if given != priority:
-        progress(f"YARN gave priority {given}, not {priority}: a queue or the cluster bounds it")
+    if actual != priority:
+        progress(f"YARN set priority {actual}, not {priority}: a queue or the cluster limits it")

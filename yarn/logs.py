@@ -1,7 +1,7 @@
 """Logs of an application's containers.
 
-Those of running containers come from their NodeManagers' web interface; when the application is
-over, YARN aggregates them and Hadoop's own `yarn logs` reads them.
+The logs of running containers come from their NodeManagers' web interface; when the application is
+over, YARN aggregates them and Hadoop's `yarn logs` reads them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from howdah.jobs.application import TAIL_BYTES
 _SECONDS = 10.0
 _CALL_SECONDS = 120.0
 _AGGREGATION_SECONDS = 60.0
-"""How long to wait for logs: NodeManagers upload them after an application has ended."""
+"""How long to wait for logs, which NodeManagers upload after an application has ended."""
 _POLL_SECONDS = 1.0
 
 
@@ -36,20 +36,12 @@ def of_containers(
     report = manager.application(application)
     if report["state"] in OVER:
         return _aggregated(application, str(report.get("user")), progress)
-    found = {}
-    for container, address in _running(manager, application).items():
-        found[container] = _of_node(manager, container, address)
-    return found
-
-
-def _running(manager: ResourceManager, application: str) -> dict[str, str]:
-    """{running container: web address of its node}."""
-    found = {}
+    logs = {}
     for attempt in manager.attempts(application)[-1:]:
-        name = attempt.get("appAttemptId")
-        for container in manager.containers(application, str(name)):
-            found[container["containerId"]] = container["nodeHttpAddress"]
-    return found
+        for container in manager.containers(application, str(attempt.get("appAttemptId"))):
+            name, address = container["containerId"], container["nodeHttpAddress"]
+            logs[name] = _of_node(manager, name, address)
+    return logs
 
 
 def _of_node(manager: ResourceManager, container: str, address: str) -> dict[str, str]:
@@ -60,17 +52,17 @@ def _of_node(manager: ResourceManager, container: str, address: str) -> dict[str
     base = f"{base}/ws/v1/node/containers/{container}/logs"
     session = web.session(manager.conf, base)
     params = web.identity(manager.conf, manager.user)
-    found = {}
+    logs = {}
     try:
         for name in _names(session, base, params):
             answer = session.get(
                 f"{base}/{name}", params={**params, "size": str(-TAIL_BYTES)}, timeout=_SECONDS
             )
             if answer.status_code == 200:
-                found[name] = _without_frame(answer.text)
+                logs[name] = _without_frame(answer.text)
     except requests.RequestException as error:
-        found["(not available)"] = f"{address}: {error}"
-    return found
+        logs["(not available)"] = f"{address}: {error}"
+    return logs
 
 
 def _names(session: Any, base: str, params: Mapping[str, str]) -> list[str]:
@@ -91,7 +83,7 @@ def _names(session: Any, base: str, params: Mapping[str, str]) -> list[str]:
 
 
 def _without_frame(text: str) -> str:
-    """A file without the frame that NodeManagers add ("Container: ...", "LogContents:")."""
+    """A log without the frame that NodeManagers add ("Container: ...", "LogContents:")."""
     _, mark, rest = text.partition("LogContents:\n")
     if not mark:
         return text
@@ -106,41 +98,39 @@ def _aggregated(
     program = shutil.which("yarn", path=os.pathsep.join(directories))
     if program is None:
         raise ClusterError(
-            "the logs of a job that is over need Hadoop's `yarn`",
-            where="PATH",
-            expected="yarn on PATH, or HADOOP_HOME",
+            "the logs of an ended job need Hadoop's `yarn` on PATH or in HADOOP_HOME",
             remedy="use a machine with a Hadoop client, or --rank N (from the run directory)",
         )
     argv = [program, "logs", "-applicationId", application, "-appOwner", user]
     argv += ["-size", str(-TAIL_BYTES)]
     until = time.monotonic() + _AGGREGATION_SECONDS
     while True:
-        done = subprocess.run(
+        result = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", check=False,
             timeout=_CALL_SECONDS, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        if done.returncode == 0 and "LogContents:" in done.stdout:
-            return _parsed(done.stdout)
+        if result.returncode == 0 and "LogContents:" in result.stdout:
+            return _parsed(result.stdout)
         if time.monotonic() > until:
             raise ClusterError(
                 "the job's logs are not available",
                 where=application,
-                got=(done.stderr.strip().splitlines() or ["none were aggregated"])[-1],
-                remedy="is yarn.log-aggregation-enable set? --rank N reads the run directory",
+                got=(result.stderr.strip().splitlines() or ["none were aggregated"])[-1],
+                remedy="check yarn.log-aggregation-enable; --rank N reads the run directory",
             )
         progress("waiting for YARN to aggregate the logs")
         time.sleep(_POLL_SECONDS)
 
 
 def _parsed(text: str) -> dict[str, dict[str, str]]:
-    """The output of `yarn logs`, by container and file."""
-    found: dict[str, dict[str, str]] = {}
+    """{container: {file: text}} of the output of `yarn logs`."""
+    logs: dict[str, dict[str, str]] = {}
     container = name = ""
     body: list[str] | None = None
     for line in text.splitlines():
         if body is not None:
             if line.startswith("End of LogType:"):
-                found.setdefault(container, {})[name] = "\n".join(body)
+                logs.setdefault(container, {})[name] = "\n".join(body)
                 body = None
             else:
                 body.append(line)
@@ -152,5 +142,5 @@ def _parsed(text: str) -> dict[str, dict[str, str]]:
             body = []
     return {
         container: {n: t for n, t in files.items() if not n.startswith(("prelaunch", "launch_"))}
-        for container, files in found.items()
+        for container, files in logs.items()
     }

@@ -1,6 +1,6 @@
-"""Finds the run directory of an application's id: one small file each in its user's .howdah.
+"""Finds the run directory of an application's id, from a small file in its user's .howdah.
 
-YARN does not keep it (a tag is too short for a path), and `howdah status APP` has the id alone.
+YARN cannot store it, since a tag is too short for a path, and `howdah status APP` only has the id.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging import cluster_paths
 from howdah.storage.shapes import TEXT, Fields
 
-_KEPT = 1000
+_MOST_ENTRIES = 1000
 _ENTRY = Fields({"run_directory": TEXT}, needed=("run_directory",))
 
 
 def announce(config: Config, application: str, directory: str) -> str | None:
-    """Register a job in its user's home, also if `yarn.staging` is elsewhere.
+    """Register a job in its user's home, even if `yarn.staging` is elsewhere.
 
     Args:
         directory: the run directory, or a served model's.
     Returns:
-        A line for the user if there is no such home (commands then need `--config`); else None.
+        A line for the user if the home does not exist (commands then need `--config`); else None.
     """
     try:
         register(
@@ -36,13 +36,12 @@ def announce(config: Config, application: str, directory: str) -> str | None:
 
 
 def register(staging: str, application: str, directory: str) -> None:
-    """Record an application's run directory; remove the oldest entries beyond 1,000."""
+    """Record an application's run directory, and remove the oldest entries beyond the limit."""
     entry = json.dumps({"application": application, "run_directory": directory}).encode()
     storage.write_whole(_path(staging, application), entry)
     entries = storage.list_dir(storage.join(staging, "applications"))
-    if len(entries) > _KEPT:
-        for entry in sorted(entries, key=lambda entry: entry.modified)[: len(entries) - _KEPT]:
-            storage.remove(entry.path)
+    for entry in sorted(entries, key=lambda entry: -entry.modified)[_MOST_ENTRIES:]:
+        storage.remove(entry.path)
 
 
 def run_directory(staging: str, application: str) -> str | None:
@@ -56,6 +55,6 @@ def run_directory(staging: str, application: str) -> str | None:
 def _path(staging: str, application: str) -> str:
     if not APPLICATION.fullmatch(application):
         raise UsageError(
-            "no application's id", expected="application_<number>_<number>", got=application
+            f"not an application's id: {application}", expected="application_<number>_<number>"
         )
     return storage.join(staging, "applications", f"{application}.json")

@@ -1,8 +1,7 @@
 """A server of a published model as an application that YARN keeps alive.
 
-skein's master holds the application and starts a container anew when the server in it ends, however
-it ended; YARN starts the master anew. No driver of Howdah's runs, since there is no world of ranks
-to keep.
+skein's master holds the application and restarts the container whenever the server in it ends; YARN
+restarts the master. A server has no driver, since it has no world of ranks.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.yarn import spec
 
 ATTEMPTS = 10
-"""Of skein's master; the cluster's own limit holds as well."""
+"""Most attempts of skein's master; the cluster's own limit applies too."""
 _HEALTH_BYTES = 65536
 
 
 def look(application: str, model_directory: str, tokens: list[bytes]) -> dict[str, Any]:
-    """Where a model's server listens, and what its /health says: url, container, health, file.
+    """Where a model's server listens, and its answer to /health: url, container, health, file.
 
     Args:
-        application: its id; the address of another application is not believed.
-        tokens: of the server's clients; []: the address's signature is not verified.
+        application: its id; the address of another application is ignored.
+        tokens: tokens of the server's clients; []: the address's signature is not verified.
     """
     path, address = server_file.path_of(model_directory), None
     with contextlib.suppress(NotFound):
-        # The file of a server before this one may have been signed with another token.
+        # An earlier server may have signed its file with another token: check its id first.
         if server_file.read(path, []).application == application:
             address = server_file.read(path, tokens)
     return {
@@ -64,12 +63,12 @@ def application(
     secure: bool,
     token: str,
 ) -> spec.Application:
-    """What the server asks of YARN. Pure.
+    """The server's request to YARN; a pure function.
 
     Args:
-        config_file, token_file, hadoop_file: local paths; None: there are no tokens.
-        secure: whether the cluster has Kerberos.
-        token: of this submission; in a tag of its own.
+        config_file, token_file, hadoop_file: local paths; None: without tokens.
+        secure: True if the cluster has Kerberos.
+        token: this submission's token, which one of its tags contains.
     """
     options = config.yarn
     tokens = {} if token_file is None else {TOKENS: token_file}
@@ -99,12 +98,12 @@ def application(
 
 
 def _health(url: str) -> dict[str, Any] | None:
-    """What /health of an address says. No redirect is followed, and no proxy is asked: without
-    tokens any writer of the model's directory can have written the address."""
+    """The answer to /health at an address, without redirects or proxies: if the address is not
+    verified, any user who can write to the model's directory may have written it."""
     try:
         parts = urlsplit(url)
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
-    except ValueError:  # a port that is not one
+    except ValueError:  # the port is not a number
         return None
     try:
         connection.request("GET", "/health")

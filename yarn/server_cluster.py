@@ -20,7 +20,7 @@ from howdah.yarn import server, shipping, spec
 from howdah.yarn.cluster import YarnCluster, shipped, zip_settings
 
 START_SECONDS = 300.0
-"""From the application's start to the first answer: a node may have to fetch the environment."""
+"""How long the first answer may take after the start: a node may have to fetch the environment."""
 _POLL_SECONDS = 0.5
 
 
@@ -28,8 +28,8 @@ class ServerCluster(YarnCluster):
     """YARN, for the server of a published model.
 
     Args:
-        model_directory: the published model's, on the cluster's storage.
-        tokens: reads those of its clients; none with serve.open.
+        model_directory: the published model's directory, on the cluster's storage.
+        tokens: reads the tokens of its clients; none with serve.open.
     """
 
     kind = "server"
@@ -49,19 +49,20 @@ class ServerCluster(YarnCluster):
         if not self._tokens() and not section.open:
             raise UsageError(
                 "a server on YARN listens on its node's address, and requests would need no token",
-                where="serve.token_file", expected="a file of tokens, or serve.open: true",
+                where="serve.token_file",
+                expected="a file of tokens, or serve.open: true",
                 remedy="python3 -c 'import secrets; print(secrets.token_hex(32))' > token;"
                 " chmod 600 token",
-            )  # fmt: skip
+            )
         others = set(type(section).model_fields) - set(OF_CONTAINER)
         require_implemented(section, others, "a server on YARN")
         cluster_paths.refuse_local({"--model": self.directory})
         if Published(self.directory).current() is None:
             raise ModelError(
-                "no model is published there", where=self.directory,
-                expected="NAME below publish.directory, or a published model's directory",
+                "this directory has no published model",
+                where=self.directory,
                 remedy="`howdah publish` publishes a run",
-            )  # fmt: skip
+            )
 
     def request(self, claim: Record, directory: str, progress: Progress) -> spec.Application:
         config, conf = self.config, self.manager.conf
@@ -78,7 +79,7 @@ class ServerCluster(YarnCluster):
         )  # fmt: skip
 
     def announce(self, application: Application, progress: Progress) -> str | None:
-        """Wait until the server answers; its URL.
+        """Wait until the server answers, and return its URL.
 
         Raises:
             ClusterError: the application has ended, or does not answer in time.
@@ -91,18 +92,19 @@ class ServerCluster(YarnCluster):
                 progress(f"{application.id} is {last}")
             if last in OVER:
                 raise ClusterError(
-                    "the server's application has ended", where=application.id,
+                    "the server's application has ended",
+                    where=application.id,
                     got=(report.get("diagnostics") or "").strip()[-2000:] or last,
                     remedy=f"howdah logs {application.id}",
-                )  # fmt: skip
-            there = server.look(application.id, self.directory, self._tokens())
-            if there["health"] is not None:
-                return there["url"]
-            # It may wait for room in its queue as long as the queue is full.
+                )
+            answer = server.look(application.id, self.directory, self._tokens())
+            if answer["health"] is not None:
+                return answer["url"]
+            # Before it runs, it may wait for room in its queue without a limit.
             if last == "RUNNING" and time.monotonic() > until:
                 raise ClusterError(
-                    "the server does not answer", where=there["url"] or there["file"],
-                    expected=f"an answer within {START_SECONDS:.0f} s", got=f"{last}, no answer",
+                    f"the server has not answered within {START_SECONDS:.0f} s",
+                    where=answer["url"] or answer["file"],
                     remedy=f"howdah logs {application.id}",
-                )  # fmt: skip
+                )
             time.sleep(_POLL_SECONDS)

@@ -1,6 +1,6 @@
 """Packages for the nodes: Howdah's wheel, a Python environment, the user's files.
 
-Each is stored in the staging directory under its hash: uploaded once, used by all later jobs, and
+The staging directory stores each under its hash: it is uploaded once, used by all later jobs, and
 localised once on each node by YARN.
 """
 
@@ -22,13 +22,13 @@ from howdah.yarn.spec import Shipment, Source, file_names
 def plan(
     config: Config, progress: Progress, *, kind: str | None = None
 ) -> tuple[Shipment, list[Package]]:
-    """The packages of a job, built if they are not in the local cache; nothing is uploaded.
+    """The packages of a job, built if they are not in the local cache. Nothing is uploaded.
 
     Args:
-        kind: of the environment; None: the one of the framework that trains.
+        kind: the environment's kind; None: the framework that trains.
 
     Raises:
-        ConfigError: a file of `yarn.files` is missing, or its name is taken.
+        ConfigError: a file of `yarn.files` is missing, or its name is in use.
         ClusterError, StorageError: a package cannot be built.
     """
     directory = storage.join(staging(config, config.yarn), PACKAGES)
@@ -36,9 +36,9 @@ def plan(
     packages = [wheel]
     environment = None
     if {"archive": True, "path": False}[config.yarn.environment]:
-        started = time.monotonic()
+        began = time.monotonic()
         made = package.environment(kind or config.training.framework, progress=progress)
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - began
         progress(
             f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s;"
             f" nodes need glibc {made.glibc} or newer"
@@ -53,11 +53,9 @@ def plan(
         local = storage.local_path(path)
         if not storage.exists(local) or storage.is_dir(local):
             raise ConfigError(
-                "a file to ship is not there",
+                f"{path} is not a file",
                 where="yarn.files",
-                expected="a file",
-                got=path,
-                remedy="name files, not directories, of this machine or of the cluster's storage",
+                remedy="name files, not directories, on this machine or on the cluster's storage",
             )
         made = package.of_file(local)
         packages.append(made)
@@ -80,9 +78,9 @@ def upload(config: Config, packages: list[Package], progress: Progress) -> None:
     """
     directory = ready(staging(config, config.yarn), "yarn.staging")
     for item in packages:
-        started = time.monotonic()
-        said: list[str] = []
-        directory.put(item, said.append)
-        if said:
-            seconds = time.monotonic() - started
+        began = time.monotonic()
+        uploads: list[str] = []
+        directory.put(item, uploads.append)
+        if uploads:
+            seconds = time.monotonic() - began
             progress(f"uploaded {item.name}: {item.size / 2**20:,.1f} MiB in {seconds:.1f} s")

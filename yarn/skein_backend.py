@@ -1,10 +1,10 @@
-"""Jobs on YARN by skein: its Java master holds the containers, our driver runs beside it.
+"""Jobs on YARN through skein: its Java master holds the containers, our driver runs beside it.
 
-The only module that imports skein. It works around what skein lacks: skein ends the oldest
-containers first (we name the ones to end), cannot fail an application for good while attempts are
-left (we store the verdict for the next attempt), and hides exit codes (agents report their own). A
-job's traffic does not pass skein's master: agents find their driver by a signed file in the run
-directory, so they need no route to the master.
+Only this module imports skein. It works around skein's limits: skein ends the oldest containers
+first (we name the containers to end), cannot fail an application for good while attempts are left
+(we store the verdict for the next attempt), and hides exit codes (agents report their own). A job's
+traffic does not pass skein's master: agents find their driver by a signed file in the run
+directory, and need no route to the master.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from howdah.jobs.status import status_file
 from howdah.yarn import address, spec
 
 _CALL_SECONDS = 20.0
-_SUBMIT_SECONDS = 300.0  # it uploads small files only: shipping.py has uploaded the packages
+_SUBMIT_SECONDS = 300.0  # it only uploads small files: shipping.py has uploaded the packages
 _ALL_STATES = ("WAITING", "REQUESTED", "RUNNING", "SUCCEEDED", "FAILED", "KILLED")
 _LIVE = ("WAITING", "REQUESTED", "RUNNING")
 _DIAGNOSTICS_CHARACTERS = 8000
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 3.0
-_NO_PROXY = "no_grpc_proxy"  # gRPC reads it in lower case alone
+_NO_PROXY = "no_grpc_proxy"  # gRPC only reads it in lower case
 
 
 # ------------------------------------------------------------------------- inside a container
@@ -49,7 +49,7 @@ def attempt_of(container: str) -> int:
 
 
 def application_of(container: str) -> str:
-    """Its application's id.
+    """The id of a container's application.
 
     >>> application_of("container_e17_1410901177871_0001_02_000005")
     'application_1410901177871_0001'
@@ -62,10 +62,8 @@ def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise ClusterError(
-            "this process is not in a container of a job on YARN",
-            where=name,
-            got="not set",
-            remedy="submit the job by `howdah submit`",
+            f"this process is not in a container of a job on YARN: {name} is not set",
+            remedy="submit the job with `howdah submit`",
         )
     return value
 
@@ -76,15 +74,14 @@ def _secrets() -> secret_file.Secrets:
             return secret_file.parse(file.read())
     except (OSError, ValueError, KeyError) as error:
         raise ClusterError(
-            "the job's secret is not in this container",
+            "the job's secret, which `howdah submit` ships, is not in this container",
             where=os.path.join(os.getcwd(), spec.SECRET),
             got=getattr(error, "strerror", None) or type(error).__name__,
-            remedy="`howdah submit` ships it",
         ) from None
 
 
 def verdict(config: Config, application: str) -> dict[str, str] | None:
-    """How an earlier attempt ended the application: {"status", "diagnostics"}; None: it did not."""
+    """The end of the application in an earlier attempt: {"status", "diagnostics"}; None: none."""
     try:
         return storage.read_object(_verdict(config, application))
     except NotFound:
@@ -120,26 +117,22 @@ class SkeinDriver(DriverBackend):
                 with contextlib.suppress(OSError):
                     return _routed_from(host)
         raise ClusterError(
-            "no address to listen on",
+            "cannot find an address to listen on",
             where=conf.directory or "HADOOP_CONF_DIR (not set)",
-            expected="yarn.resourcemanager.hostname in yarn-site.xml on the nodes",
-            remedy="look at the nodes' Hadoop configuration and name service",
+            expected="yarn.resourcemanager.hostname in the nodes' yarn-site.xml, and its address",
         )
 
     def session_key(self) -> str:
         return address.session_key(self._secret, self._nonce)
 
     def publish(self, driver: DriverAddress) -> None:
-        """Write its address and the nonce of its key, signed; remove files of earlier drivers."""
+        """Write the address and the key's nonce, signed, and remove files of earlier drivers."""
         directory = status_file.directory(self._config.run.directory)
         storage.make_dirs(directory)
         application, attempt = self.application, self.attempt
         address.publish(directory, application, attempt, driver, self._secret, self._nonce)
-        own = (
-            address.file_path(directory, application, attempt),
-            _verdict(self._config, application),
-        )
-        names = {storage.name(path) for path in own}
+        path = address.file_path(directory, application, attempt)
+        names = {storage.name(path), storage.name(_verdict(self._config, application))}
         for entry in storage.list_dir(directory):
             if entry.name.startswith(("driver-", "verdict-")) and entry.name not in names:
                 storage.remove(entry.path)
@@ -158,9 +151,9 @@ class SkeinDriver(DriverBackend):
             self._kill(container.id)
 
     def release(self, container: str) -> None:
-        for found in self._all():
-            if container in (found.yarn_container_id, found.id) and str(found.state) in _LIVE:
-                self._kill(found.id)
+        for one in self._all():
+            if container in (one.yarn_container_id, one.id) and str(one.state) in _LIVE:
+                self._kill(one.id)
 
     def superseded(self) -> str | None:
         published = address.attempts(
@@ -169,10 +162,10 @@ class SkeinDriver(DriverBackend):
         if (newest := max(published, default=0)) > self.attempt:
             return f"attempt {newest} of {self.application}"
         claim = None
-        with contextlib.suppress(DataError):  # a damaged record supersedes no job
+        with contextlib.suppress(DataError):  # a damaged record must not end this job
             claim = record.read(self._config.run.directory)
         if claim is not None and claim.token != os.environ.get(spec.SUBMISSION, ""):
-            return f"{claim.application or 'an application'} that {claim.user} has submitted since"
+            return f"{claim.application or 'an application'}, submitted later by {claim.user}"
         return None
 
     def progress(self, fraction: float) -> None:
@@ -187,7 +180,7 @@ class SkeinDriver(DriverBackend):
     def finish(self, status: Literal["SUCCEEDED", "FAILED", "KILLED"], diagnostics: str) -> None:
         diagnostics = diagnostics[:_DIAGNOSTICS_CHARACTERS]
         if status != "SUCCEEDED" and self.attempt < self._config.job.attempts:
-            # YARN starts another attempt at what failed; that attempt reads this verdict and ends.
+            # YARN starts another attempt, which reads this verdict and ends.
             data = json.dumps({"status": status, "diagnostics": diagnostics}).encode()
             with contextlib.suppress(StorageError):  # without it the next attempt runs the job
                 storage.write_whole(_verdict(self._config, self.application), data)
@@ -204,7 +197,7 @@ class SkeinDriver(DriverBackend):
     def _kill(self, name: str) -> None:
         import skein
 
-        with _typed(), contextlib.suppress(KeyError, ValueError):  # it has ended meanwhile
+        with _typed(), contextlib.suppress(KeyError, ValueError):  # the container has just ended
             try:
                 self._skein().kill_container(name)
             except skein.exceptions.SkeinError as error:
@@ -226,13 +219,13 @@ class SkeinDriver(DriverBackend):
         return self._connected
 
 
-def _container(found: Any) -> Container:
-    state = str(found.state)
-    node = (found.yarn_node_http_address or "").rpartition(":")[0]
-    message = found.exit_message or ""
+def _container(container: Any) -> Container:
+    state = str(container.state)
+    node = (container.yarn_node_http_address or "").rpartition(":")[0]
+    message = container.exit_message or ""
     if state in ("WAITING", "REQUESTED"):
-        return Container(found.id, "", "requested")
-    name = found.yarn_container_id or found.id
+        return Container(container.id, "", "requested")
+    name = container.yarn_container_id or container.id
     if state == "RUNNING":
         return Container(name, node, "running")
     if state == "SUCCEEDED":
@@ -265,7 +258,7 @@ def _routed_from(host: str) -> str:
 def _pauses() -> Iterator[float]:
     """Seconds between two reads of the driver's file.
 
-    All agents of a job ask one NameNode: the pauses grow, and they differ between agents.
+    The pauses grow and differ between agents, since all agents of a job read from one NameNode.
     """
     pause = _FIRST_PAUSE_SECONDS
     while True:
@@ -278,8 +271,8 @@ class SkeinAgent(AgentBackend):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        held = _secrets()
-        self._secret, self._secret_env = held.secret, held.env
+        secrets = _secrets()
+        self._secret, self._secret_env = secrets.secret, secrets.env
         self.container_id = _variable("CONTAINER_ID")
         self.node = os.environ.get("NM_HOST") or socket.gethostname()
 
@@ -299,9 +292,9 @@ class SkeinAgent(AgentBackend):
                 cause = str(error)
             if time.monotonic() > until:
                 raise ClusterError(
-                    "the job's driver was not found",
+                    f"the job's driver was not found within {timeout:.0f} s",
                     where=address.file_path(directory, application, attempt),
-                    got=f"{cause}, after {timeout:.0f} s",
+                    got=cause,
                     remedy=f"read its log: howdah logs, or yarn logs -applicationId {application}",
                 )
             time.sleep(pause)
@@ -312,7 +305,7 @@ class SkeinAgent(AgentBackend):
 def submit(
     application: spec.Application, *, keytab: str | None = None, principal: str | None = None
 ) -> str:
-    """Submit an application to YARN; its id.
+    """Submit an application to YARN, and return its id.
 
     Raises:
         ClusterError: Hadoop's `yarn` or Java is not installed, or YARN refuses.
@@ -333,23 +326,14 @@ def submit(
                 def _call(self, method, req, timeout=None):
                     return super()._call(method, req, timeout or _SUBMIT_SECONDS)
 
-            # A key of this job instead of the user's ~/.skein: no file stays on this machine.
-            client = Bounded(
-                security=security, keytab=keytab, principal=principal, log=log,
-                java_options=_client_java_options(),
-            )  # fmt: skip
-            with client:
+            # A key for this job instead of the user's ~/.skein, so that no file stays here.
+            login = {"security": security, "keytab": keytab, "principal": principal}
+            # Without the second compiler the JVM that submits takes 0.8 s less. The variable is
+            # skein's own setting for these flags.
+            flags = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+            flags = os.environ.get("SKEIN_DRIVER_JAVA_OPTIONS") or flags
+            with Bounded(**login, log=log, java_options=flags) as client:
                 return client.submit(_specification(skein, application, security))
-
-
-def _client_java_options() -> str:
-    """Flags of the JVM that submits: without the second compiler it takes 0.8 s less.
-
-    SKEIN_DRIVER_JAVA_OPTIONS, skein's own setting, replaces them.
-    """
-    return os.environ.get("SKEIN_DRIVER_JAVA_OPTIONS") or (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    )
 
 
 def _specification(skein: Any, application: spec.Application, security: Any) -> Any:
@@ -380,8 +364,8 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
         instances=application.workers,
         nodes=list(application.nodes) or None,
         relax_locality=True,
-        # Where there is a driver it decides which containers to replace: skein counts preemption as
-        # a failure.
+        # A job's driver decides which containers to replace, since skein counts preemption as a
+        # failure.
         max_restarts=application.restarts,
         allow_failures=True,
     )
@@ -410,8 +394,8 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
 def _client_environment() -> Iterator[None]:
     """The environment of skein's client.
 
-    skein asks `yarn` for the class path: HADOOP_HOME/bin is appended to PATH. The specification
-    names the proxied user; HADOOP_PROXY_USER would impersonate a second time.
+    HADOOP_HOME/bin is appended to PATH, since skein runs `yarn` for the class path. The
+    specification has the proxied user; HADOOP_PROXY_USER would impersonate a second time.
     """
     before = {name: os.environ.get(name) for name in ("PATH", "HADOOP_PROXY_USER")}
     home = os.environ.get("HADOOP_HOME")
@@ -428,7 +412,7 @@ def _client_environment() -> Iterator[None]:
 
 
 def _no_proxy(host: str) -> None:
-    """Keep gRPC, which reads proxy variables, from calling a host by a proxy."""
+    """Prevent gRPC, which reads proxy variables, from calling a host through a proxy."""
     hosts = [part for part in os.environ.get(_NO_PROXY, "").split(",") if part]
     os.environ[_NO_PROXY] = ",".join(dict.fromkeys([*hosts, host, "127.0.0.1", "localhost"]))
 
@@ -445,19 +429,13 @@ def _typed(log: str | None = None) -> Iterator[None]:
             "a program that submits to YARN is not installed",
             where=str(error.filename or error),
             expected="Hadoop's `yarn` and Java on PATH (or HADOOP_HOME and JAVA_HOME)",
-            remedy="submit from a machine with a Hadoop client",
         ) from None
     except subprocess.CalledProcessError as error:
-        raise ClusterError(
-            "Hadoop's `yarn classpath --glob` failed",
-            got=f"exit code {error.returncode}",
-            remedy="run it by hand",
-        ) from None
+        code = f"exit code {error.returncode}"
+        raise ClusterError("Hadoop's `yarn classpath --glob` failed", got=code) from None
     except ImportError as error:
         raise ClusterError(
-            "skein cannot be imported",
-            got=str(error),
-            remedy="pip install 'howdah[yarn]'",
+            "skein cannot be imported", got=str(error), remedy="pip install 'howdah[yarn]'"
         ) from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in ("skein", "grpc", "grpc._channel"):
@@ -465,12 +443,12 @@ def _typed(log: str | None = None) -> Iterator[None]:
         raise ClusterError(
             "YARN refused the application" if log else "skein's master does not answer",
             got=_cause(str(error), log),
-            remedy="see its message above; `howdah doctor` checks this machine",
+            remedy="`howdah doctor` checks this machine",
         ) from None
 
 
 def _cause(message: str, log: str | None) -> str:
-    """The error's message, followed by the last cause in the client's log, if that is another."""
+    """The error's message, followed by the last cause in the client's log if that differs."""
     if log is None or not os.path.exists(log):
         return message
     with open(log, encoding="utf-8", errors="replace") as file:

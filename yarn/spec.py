@@ -1,7 +1,7 @@
-"""What a job asks of YARN, computed from the configuration and the shipped files alone.
+"""A job's request to YARN, computed from only the configuration and the shipped files.
 
-Pure: no file, no network, no skein. `skein_backend` converts an `Application` to skein's objects;
-`howdah submit --dry-run` prints it.
+These are pure functions without files, network or skein. `skein_backend` converts an `Application`
+to skein's objects; `howdah submit --dry-run` prints it.
 """
 
 from __future__ import annotations
@@ -22,32 +22,31 @@ from howdah.process import isolation
 CONFIG = "run.yaml"
 """Name of the configuration in each container's working directory."""
 SECRET = ".howdah.secret"
-"""Name of the file there with the job's secrets (jobs/secret_file.py)."""
+"""Name of the file with the job's secrets in that directory (jobs/secret_file.py)."""
 HADOOP = "hadoop-conf"
-"""Name there of the submitter's Hadoop settings, for nodes that give containers none."""
+"""Name of the submitter's Hadoop settings there, for nodes that do not give containers any."""
 FINISHED = ".howdah.finished"
-"""Name of an empty file there: the driver has reported the job's end to YARN."""
+"""Name of a file there, written once the driver has reported the job's end to YARN."""
 SUBMISSION = "HOWDAH_SUBMISSION"
 """Variable of the driver: the token of its submission, the same as in its record."""
 ENVIRONMENT = "environment"
-"""Name there of the unpacked Python environment."""
+"""Name of the unpacked Python environment in that directory."""
 WORKER = "worker"
-"""The service whose containers are the workers."""
+"""Name of skein's service whose containers are the workers."""
 TAG = "howdah"
-"""A tag that every job has."""
+"""Tag that every job has."""
 MASTER_ENV = {
     "_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp",
     "JDK_JAVA_OPTIONS": "--add-opens=java.base/java.util=ALL-UNNAMED",
 }
-"""For skein's master, a Java program: /tmp may not be executable or writable, and from Java 16 on
-its pages reflect on java.util only if it is opened (Java 8 ignores JDK_*)."""
-_MIB = 2**20
+"""Variables for skein's master, a Java program: /tmp may not be executable or writable, and from
+Java 16 on its pages can only reflect on java.util if that is opened (Java 8 ignores JDK_*)."""
 _RESERVED = (CONFIG, SECRET, HADOOP, FINISHED, ENVIRONMENT, "home", "tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A file for a container's working directory; `url` is one that all nodes see, or local."""
+    """A file for a container's working directory; `url` is local, or readable from all nodes."""
 
     url: str
     kind: Literal["file", "archive"] = "file"
@@ -55,21 +54,21 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Shipment:
-    """What lies on the cluster's storage for the job's containers."""
+    """The files on the cluster's storage for the job's containers."""
 
     wheel: Source
     wheel_name: str
     wheel_sha256: str
-    """Of the wheel: containers run it only if it is the one that was submitted."""
+    """Hash of the submitted wheel; containers refuse to run any other."""
     environment: Source | None = None
-    """None: the nodes have their own (`yarn.python`)."""
+    """The Python environment; None: the nodes have one (`yarn.python`)."""
     files: Mapping[str, Source] = dataclasses.field(default_factory=dict)
-    """`yarn.files`, by the names that they get."""
+    """The files of `yarn.files`, by their names in containers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerRequest:
-    """One kind of container: resources, and the bash script that runs in it."""
+    """One kind of container: its resources, and the bash script that runs in it."""
 
     memory_mib: int
     vcores: int
@@ -81,7 +80,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """A whole job."""
+    """The request for a whole job or server."""
 
     name: str
     queue: str
@@ -93,31 +92,31 @@ class Application:
     view_users: tuple[str, ...]
     modify_users: tuple[str, ...]
     page_users: tuple[str, ...]
-    """Users, besides the owner, who may see the job's page."""
+    """Users besides the owner who may see the job's page."""
     file_systems: tuple[str, ...]
     """URLs of the HDFS clusters that need delegation tokens."""
     attempts: int
     workers: int
     nodes: tuple[str, ...]
-    """Hosts that hold the dataset's blocks: preferred, not required."""
+    """Preferred hosts, which hold the dataset's blocks."""
     driver: ContainerRequest
     worker: ContainerRequest
     restarts: int = 0
-    """How often skein starts a worker anew that has failed; -1: always. 0: the driver decides."""
+    """How often skein restarts a failed worker; -1: always; 0: the driver decides instead."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For --dry-run and --json."""
+        """The output of --dry-run and --json."""
         return dataclasses.asdict(self)
 
 
 def tag(run_directory: str) -> str:
-    """The tag of a run directory's applications, the same however its path is written."""
+    """The tag of a run directory's applications, which does not depend on its path's spelling."""
     return f"howdah-run-{hashlib.sha256(_canonical(run_directory).encode()).hexdigest()[:16]}"
 
 
 def claim_tag(token: str) -> str:
-    """The tag of one submission's application. It holds a random token, so that no application can
-    have it before that submission."""
+    """The tag of one submission's application. Its random token ensures that no application has it
+    before that submission."""
     return f"howdah-{token}"
 
 
@@ -138,14 +137,14 @@ def application(
     secure: bool,
     token: str,
 ) -> Application:
-    """What a job asks of YARN.
+    """A job's request to YARN.
 
     Args:
-        config_file, secret_file, hadoop_file: local paths of what becomes CONFIG, SECRET and
-            (a .zip) HADOOP.
+        config_file, secret_file, hadoop_file: local paths of the files that become CONFIG, SECRET
+            and (a .zip) HADOOP.
         nodes: hosts that hold the dataset's blocks.
-        secure: whether the cluster has Kerberos.
-        token: of this submission; in a tag of its own.
+        secure: True if the cluster has Kerberos.
+        token: this submission's token, which one of its tags contains.
     """
     options = config.yarn
     files = localised(shipment, hadoop_file, {CONFIG: config_file, SECRET: secret_file})
@@ -181,8 +180,8 @@ def localised(
     """The files of a container's working directory.
 
     Args:
-        hadoop_file: local path of what becomes HADOOP, a .zip.
-        private: {name there: local path} of this submission's own files.
+        hadoop_file: local path of the .zip that becomes HADOOP.
+        private: {name in the directory: local path} of files for this submission alone.
     """
     files = {
         **shipment.files,
@@ -196,47 +195,47 @@ def localised(
 
 
 def common(config: Config, directory: str, *, secure: bool, token: str) -> dict[str, Any]:
-    """The fields of an `Application` that jobs and servers have alike.
+    """The fields of an `Application` that jobs and servers share.
 
     Args:
         directory: the run directory, or the served model's.
-        secure: whether the cluster has Kerberos.
-        token: of this submission.
+        secure: True if the cluster has Kerberos.
+        token: this submission's token.
     """
     options = config.yarn
-    own = (TAG, tag(directory), claim_tag(token))
+    tags = (TAG, tag(directory), claim_tag(token), *options.tags)
     return {
         "queue": options.queue or "default",
         "user": config.run.user,
         "node_label": options.node_label,
         "priority": options.priority,
-        "tags": tuple(dict.fromkeys((*own, *options.tags))),
+        "tags": tuple(dict.fromkeys(tags)),
         "view_users": tuple(options.view_users),
         "modify_users": tuple(options.modify_users),
-        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
+        # Without Kerberos the ResourceManager's proxy does not know users, so the page is open.
         "page_users": tuple(options.view_users) if secure else ("*",),
     }
 
 
 def file_systems(paths: Iterable[str]) -> tuple[str, ...]:
     """The HDFS clusters of paths ("hdfs://host:port"), each once."""
-    found = {}
+    urls = {}
     for path in paths:
         scheme, slashes, rest = path.partition("://")
         if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]
             if authority:
-                found[f"{scheme}://{authority}"] = None
-    return tuple(found)
+                urls[f"{scheme}://{authority}"] = None
+    return tuple(urls)
 
 
 def refuse_local_paths(config: Config, *, local_model: bool) -> None:
     """Refuse paths on this machine, which containers cannot read.
 
     Args:
-        local_model: whether model.base is a directory here (else it is a hub's name).
+        local_model: True if model.base is a directory here; otherwise it is a name on the hub.
     Raises:
-        ConfigError: with every such key at once.
+        ConfigError: paths are local; it names all their keys.
     """
     paths = cluster_paths.of_ranks(config)
     if not local_model:
@@ -248,26 +247,25 @@ def file_names(config: Config) -> dict[str, str]:
     """{name in a container: path} of `yarn.files`.
 
     Raises:
-        ConfigError: two have the same name, or a name is reserved.
+        ConfigError: two files have the same name, or a name is reserved.
     """
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for path in config.yarn.files:
         name = storage.name(path)
-        if name in found or name in _RESERVED or not name or name.startswith(".skein"):
+        if name in files or name in _RESERVED or not name or name.startswith(".skein"):
             raise ConfigError(
-                "a file's name is taken in the containers",
+                "this file's name is already in use in the containers",
                 where="yarn.files",
-                expected=f"names of their own, none of {', '.join(_RESERVED)}",
-                got=f"{found.get(name, name)}, {path}",
-                remedy="rename it",
+                expected=f"unique names, and none of {', '.join(_RESERVED)}",
+                got=f"{files.get(name, name)}, {path}",
             )
-        found[name] = path
-    return found
+        files[name] = path
+    return files
 
 
 # ------------------------------------------------------------------------------------- scripts
 def python(config: Config) -> str:
-    """The interpreter in a container, as its script names it."""
+    """The interpreter's path in a container's script."""
     return {
         "archive": f"./{ENVIRONMENT}/bin/python",
         "path": shlex.quote(config.yarn.python or ""),
@@ -275,19 +273,19 @@ def python(config: Config) -> str:
 
 
 def words(config: Config, name: str, *arguments: str) -> str:
-    """The command of a container's script that runs a module of Howdah's."""
+    """The command in a container's script that runs one of Howdah's modules."""
     return " ".join(isolation.module(name, *arguments, python=python(config)))
 
 
 def preamble(shipment: Shipment) -> str:
     """The beginning of each container's script.
 
-    It sets a home and a temporary directory of the container's own (/tmp may be noexec, the user
-    may have no home), and a cache that the job's containers on a node share: YARN's directory of
-    the application there.
+    It sets a home and a temporary directory for the container (/tmp may be noexec, the user may
+    have no home), and a cache that the job's containers on a node share: YARN's directory of the
+    application there.
 
     It verifies the wheel's hash, because YARN pins the size and time of localised files, not their
-    contents. The environment's archive is unpacked by YARN itself.
+    contents. YARN itself unpacks the environment's archive.
     """
     return (
         f'if test "$(sha256sum < {shipment.wheel_name})" != "{shipment.wheel_sha256}  -"; then\n'
@@ -304,7 +302,7 @@ def preamble(shipment: Shipment) -> str:
 
 
 def _driver_script(config: Config, shipment: Shipment) -> str:
-    """The driver's script; skein's master, its parent, starts it.
+    """The driver's script, which skein's master starts as its child.
 
     If the driver dies before it has reported the job's end, the script kills the master, so that
     YARN starts the next attempt and shows the driver's last lines. skein would end the whole
@@ -316,7 +314,7 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
         '  log="${LOG_DIRS%%,*}"\n'
-        # YARN shows the end of such a file in the application's diagnostics.
+        # YARN shows the end of a file of this name in the application's diagnostics.
         '  tail -c 3000 "$log/application.driver.log" > "$log/driver.stderr"\n'
         "  kill -KILL $PPID\n"
         "fi\n"
@@ -325,5 +323,5 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
 
 
 def mib(size: int) -> int:
-    """Mebibytes of a number of bytes, rounded up, as YARN takes them."""
-    return -(-size // _MIB)
+    """A number of bytes in mebibytes, YARN's unit, rounded up."""
+    return -(-size // 2**20)

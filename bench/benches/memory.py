@@ -222,7 +222,7 @@ def measure(case: Case, folder: str) -> dict:
     held = settings(case, own, base, dataset)
     config = from_dict(held)
     shape = json.loads(Path(base, "config.json").read_text(encoding="utf-8"))
-    computed = worker_memory.needed(config, shape, load_dataset(dataset).manifest)
+    computed = worker_memory.peak(config, shape, load_dataset(dataset).manifest)
     measured = peaks(held, own)
     return {
         **asdict(case), "measured": max(measured), "each": measured, "computed": computed.total,

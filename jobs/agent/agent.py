@@ -30,22 +30,22 @@ from howdah.jobs.net.relay import Relay
 from howdah.jobs.net.wire import Client
 
 _DRIVER_GONE_SECONDS = 10.0
-"""A driver whose machine has refused every connection for so long has ended: nothing listens. A
-driver that is stopped, or cut off, refuses none."""
+"""A driver has ended once its machine has refused every connection for this long. A driver that
+is stopped or cut off does not refuse connections: they time out."""
 _FIND_DRIVER_SECONDS = 120.0
 _SAMPLE_SECONDS = 1.0
 _EXIT_GRACE_SECONDS = 3.0
 
 
 def run(config: Config, config_path: str, backend: AgentBackend) -> int:
-    """Serve one container until the driver orders its agent to leave; the agent's exit code.
+    """Serve one container until the driver orders its agent to leave, and return the exit code.
 
-    To be called from the main thread. Errors are printed.
+    It must be called from the main thread, and prints errors.
 
     Args:
         config: the job's configuration.
         config_path: the file that training processes are started with.
-        backend: how the driver is found.
+        backend: finds the driver.
     """
     try:
         return _Agent(config, config_path, backend).serve()
@@ -61,7 +61,8 @@ class _Agent:
         self._config, self._config_path = config, config_path
         self._me, self._node = backend.container_id, backend.node
         self._secret_env = backend.secret_env()
-        # Signal handlers put things in: a Queue's own lock could be held by what they interrupt.
+        # Signal handlers put events here. A queue.Queue would deadlock: the code that a handler
+        # interrupts may hold its lock.
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._process: training_process.TrainingProcess | mpi_node.OrtedProcess | None = None
         self._slot: world.Slot | None = None
@@ -79,7 +80,7 @@ class _Agent:
         )
         client = _WatchedClient(
             Client(driver.address, driver.port, driver.key),
-            gone=lambda: self._inbox.put(("driver gone", None)),
+            on_gone=lambda: self._inbox.put(("driver gone", None)),
             seconds=min(_DRIVER_GONE_SECONDS, CONTACT_SECONDS),
         )
         ports = config.job.port_range
@@ -126,17 +127,14 @@ class _Agent:
             self._report_end(*value)
         elif kind == "signal":
             name = signal.Signals(value).name
-            _say(f"asked to end by {name}")
+            _say(f"received {name}: leaving")
             self._driver.event({"type": "leaving", "signal": name})
             return Terminated.exit_code
         elif kind == "driver lost":
-            seconds = CONTACT_SECONDS
-            _say(
-                f"the driver has given this agent up, or was not heard for {seconds:.0f} s: leaving"
-            )
+            _say(f"the driver dropped this agent, or was silent {CONTACT_SECONDS:.0f} s: leaving")
             return ClusterError.exit_code
         elif kind == "driver gone":
-            _say("nothing listens at the driver's address any more: leaving")
+            _say("the driver's address refuses connections: leaving")
             return ClusterError.exit_code
         return None
 
@@ -148,7 +146,7 @@ class _Agent:
         if kind == "start":
             self._start(order)
         elif process is None or process.number != order["process"]:
-            _say(f"an order for process {order['process']}, which does not run: {kind}")
+            _say(f"ignored an order for process {order['process']}, which does not run: {kind}")
         elif kind == "world":
             self._enter(order, process)
         elif kind == "kill":
@@ -185,9 +183,10 @@ class _Agent:
             "on_end": lambda n, code: self._inbox.put(("ended", (n, code))),
         }
         if "argv" in order:  # mpirun's daemon, which starts the training process
-            ports, own = self._config.job.port_range, self._facts
+            ports = self._config.job.port_range
             span = None if ports is None else range(ports[0], ports[1] + 1)
-            env |= mpi_node.mpi_environment(own["interface"], span, own["address"])
+            interface, address = self._facts["interface"], self._facts["address"]
+            env |= mpi_node.mpi_environment(interface, span, address)
             daemon = order["argv"]
             self._process = mpi_node.OrtedProcess(number, daemon, argv, env, self._logs, **calls)
         else:
@@ -238,7 +237,7 @@ class _Agent:
             self._process.wait(_EXIT_GRACE_SECONDS)
 
     def _sample(self) -> None:
-        """Report the process's state from /proc, also when the process itself is silent."""
+        """Report the process's state from /proc, even while the process itself is silent."""
         while True:
             process = self._process
             if process is not None:
@@ -248,16 +247,16 @@ class _Agent:
 
 
 class _WatchedClient:
-    """A client that notices when the driver's process is gone.
+    """A client that notices when the driver's process has ended.
 
     Args:
         client: makes the requests.
-        gone: called once, when every connection has been refused for `seconds`.
-        seconds: see `gone`.
+        on_gone: called once, when every connection has been refused for `seconds`.
+        seconds: how long refusals must last.
     """
 
-    def __init__(self, client: Client, *, gone: Callable[[], None], seconds: float) -> None:
-        self._client, self._gone, self._seconds = client, gone, seconds
+    def __init__(self, client: Client, *, on_gone: Callable[[], None], seconds: float) -> None:
+        self._client, self._on_gone, self._seconds = client, on_gone, seconds
         self._refused_since: float | None = None
         self._reported = False
 
@@ -265,7 +264,7 @@ class _WatchedClient:
         return getattr(self._client, name)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """As Client.call."""
+        """Make a request like Client.call, and note whether the connection was refused."""
         try:
             answer = self._client.call(*args, **kwargs)
         except ClusterError as error:
@@ -282,11 +281,11 @@ class _WatchedClient:
             self._refused_since = now
         elif now - self._refused_since > self._seconds and not self._reported:
             self._reported = True
-            self._gone()
+            self._on_gone()
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether the kernel of the driver's machine has refused the connection: nothing listens."""
+    """True if the driver's machine refused the connection: no process listens on that port."""
     while error is not None:
         if isinstance(error, ConnectionRefusedError):
             return True
@@ -295,7 +294,7 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 
 def _log_directory() -> str:
-    """Where the cluster collects a container's logs; elsewhere, the working directory."""
+    """The first directory of YARN's LOG_DIRS; the working directory on other clusters."""
     directory = os.environ.get("LOG_DIRS", "").split(",")[0] or os.getcwd()
     os.makedirs(directory, exist_ok=True)
     return directory
@@ -303,5 +302,5 @@ def _log_directory() -> str:
 
 def _say(line: str) -> None:
     stamp = time.strftime("%H:%M:%S", time.gmtime())
-    with contextlib.suppress(OSError):  # a full disk is to be reported, not to end the agent
+    with contextlib.suppress(OSError):  # the agent must survive a full disk, to report it
         print(f"{stamp} {line}", file=sys.stderr, flush=True)

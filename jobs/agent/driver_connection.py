@@ -25,29 +25,29 @@ from howdah.jobs.net.wire import Client, Refused, TooLarge
 _POLL_SECONDS = 2.0
 """How long the driver holds a poll while it has no order."""
 _REPORT_SECONDS = 1.0
-"""Between two reports without events, until the driver asks for another interval."""
+"""Interval between reports without events, until the driver sets another one."""
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
-"""Times 0.5 to 1.5, at random: all agents of a job lose their driver at the same moment."""
+"""Multiplied by a random 0.5 to 1.5, since all agents lose their driver at the same moment."""
 _BATCH = 200
-"""Events of one report at the most."""
+"""Most events in one report."""
 _BATCH_BYTES = 2**18
-"""Of the events of one report; one event has a quarter at the most, and so has the state. A
-quarter of what the driver takes (wire.BODY_LIMIT)."""
+"""Most bytes of events in one report: a quarter of the driver's limit (wire.BODY_LIMIT). One event
+takes at most a quarter of it, and so does the state."""
 _FEWEST_BYTES = 2**10
 _LINE_CHARACTERS = 2_000
-"""Of a line of rank 0's console: 200 of them are in status.json."""
+"""Longest line of rank 0's console, since status.json holds 200 of them."""
 _COALESCED = ("beat", "step", "data")
-"""Messages of which only the newest counts: sent as state, not one by one."""
+"""Messages that are sent as state, since only the newest of each counts."""
 
 
 class DriverConnection:
-    """The agent's end.
+    """The agent's end of the connection.
 
     Args:
         client: makes signed requests to the driver.
         me: this container's name.
-        on_order: called with each order, once, in their sequence; from a thread of this object.
+        on_order: called once with each order, in sequence, from a thread of this object.
         on_lost: called once when the driver has been silent for `patience` seconds, no longer knows
             this agent, or a thread of this object has failed.
         patience: seconds.
@@ -74,11 +74,11 @@ class DriverConnection:
         self._lost_reported = False
 
     def register(self, node: str, facts: dict[str, Any]) -> str | None:
-        """Register with the driver; the application's id, or None if it does not need this agent.
+        """Register, and return the application's id, or None if the driver needs no more agents.
 
         Raises:
-            ClusterError: it cannot be reached within the patience, or it refuses this container
-                for what its node lacks.
+            ClusterError: the driver cannot be reached within `patience`, or it refuses this
+                container because its node lacks something.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -104,7 +104,7 @@ class DriverConnection:
         return answer["application"]
 
     def event(self, event: dict[str, Any]) -> None:
-        """Report an event, once, after all earlier ones; long texts are cut."""
+        """Report an event once, after all earlier ones, with its long texts cut."""
         if isinstance(event.get("line"), str):
             event = {**event, "line": shorten.text(event["line"], _LINE_CHARACTERS)}
         event = shorten.message(event, self._batch_bytes // 4)
@@ -137,7 +137,7 @@ class DriverConnection:
             self._beat_time = time.monotonic()
 
     def flush(self, seconds: float) -> None:
-        """Wait until the driver has all events, at most so long."""
+        """Wait until the driver has all events, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._events or self._lost_reported, seconds)
 
@@ -170,29 +170,28 @@ class DriverConnection:
             if answer is None or not batch:
                 continue
             with self._changed:
-                self._events = [one for one in self._events if one[0] > batch[-1][0]]
+                self._events = [event for event in self._events if event[0] > batch[-1][0]]
                 self._changed.notify_all()
 
     def _batch(self) -> list[tuple[int, dict[str, Any]]]:
-        """The events of the next report: the oldest, as many as fit. The lock is held."""
-        batch, left = [], self._batch_bytes
-        for one in self._events[:_BATCH]:
-            left -= len(json.dumps(one))
-            if left < 0 and batch:
+        """The oldest events, as many as fit into the next report. The caller holds the lock."""
+        batch, room = [], self._batch_bytes
+        for event in self._events[:_BATCH]:
+            room -= len(json.dumps(event))
+            if room < 0 and batch:
                 break
-            batch.append(one)
+            batch.append(event)
         return batch
 
     def _make_smaller(self) -> None:
-        """The driver refuses reports of this size: send fewer events in one, and cut each one
-        shorter.
+        """Halve the size of reports, since the driver refuses them, and of each event in them.
 
         Raises:
-            TooLarge: the driver refuses even the smallest.
+            TooLarge: the driver refuses even the smallest report.
         """
         if self._batch_bytes <= _FEWEST_BYTES:
             raise TooLarge(
-                "the job's driver accepts no report", got=f"{self._batch_bytes} bytes are too many"
+                "the driver refuses even the smallest report", got=f"{self._batch_bytes} bytes"
             )
         with self._changed:
             self._batch_bytes //= 2
@@ -200,7 +199,7 @@ class DriverConnection:
             self._events = [(number, shorten.message(e, most)) for number, e in self._events]
 
     def _call(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
-        """The driver's answer; None (after a pause) if there was none.
+        """The driver's answer; None, after a pause, if it did not answer.
 
         Raises:
             TooLarge: the driver refuses a message of this size.
@@ -213,7 +212,7 @@ class DriverConnection:
             self._contact = time.monotonic()
             raise
         except Refused:
-            self._lost()  # it has given this agent up
+            self._lost()  # the driver has dropped this agent
         except ClusterError:
             if time.monotonic() - self._contact > self._patience:
                 self._lost()

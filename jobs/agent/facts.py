@@ -1,7 +1,7 @@
-"""What an agent reports of its machine and of its training process, read from /proc.
+"""What an agent reports about its machine and its training process, read from /proc.
 
-Nothing here changes anything, except that `diagnose` asks a process for its Python stacks with
-a signal, and only a process that handles it.
+These functions only read, except that `diagnose` signals a process for its Python stacks, and only
+if the process handles that signal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from howdah.errors import ClusterError
 from howdah.packaging import package
 
 STACKS_SIGNAL = signal.SIGRTMIN + 3
-"""A training process answers it with the stacks of its threads (faulthandler)."""
+"""Signal on which a training process writes the stacks of its threads (faulthandler)."""
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -32,7 +32,7 @@ _STATES = {
     "Z": "ended",
 }
 _LINE_LIMIT = 1_000
-"""Characters of a log line that are reported."""
+"""Most characters of a log line that are reported."""
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -43,38 +43,37 @@ def node_facts(
     """The facts of this machine that an agent registers with.
 
     Args:
-        driver_address, driver_port: the workers' interface must lead there.
-        interface: the one that the configuration names; None: by the route to the driver.
-        gpus: GPUs that the container has asked for; 0: none is looked for.
+        driver_address, driver_port: where the driver listens; the workers' interface leads there.
+        interface: the configuration's interface; None: the one on the route to the driver.
+        gpus: number of GPUs that the container requested; with 0 the machine is not searched.
     Raises:
-        ClusterError: there is no way to the driver, or no such interface.
+        ClusterError: the driver is not routable from here, or the interface does not exist.
     """
     address = _source_address(driver_address, driver_port)
     if interface is not None:
         names = [name for _, name in socket.if_nameindex()]
         if interface not in names:
             raise ClusterError(
-                "this node has no such network interface",
+                f"this node has no network interface {interface}",
                 where=f"job.network_interface on {socket.gethostname()}",
                 expected=f"one of {', '.join(names)}",
-                got=interface,
             )
-    found = Gpus((), "") if gpus == 0 else usable()
+    present = Gpus((), "") if gpus == 0 else usable()
     return {
         "address": address,
         "interface": interface or interface_of(address),
         "glibc": platform.libc_ver()[1],
         "glibc_needed": (package.here() or {}).get("glibc"),
         "cores": machine.cores(),
-        "gpus": list(found.devices),
-        "gpus_how": found.how,
+        "gpus": list(present.devices),
+        "gpus_how": present.how,
         "python": platform.python_version(),
         "pid": os.getpid(),
     }
 
 
 def _source_address(address: str, port: int) -> str:
-    """The address that this machine's packets to `address` carry; nothing is sent."""
+    """The source address of this machine's packets to `address`; no packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -89,13 +88,13 @@ def _source_address(address: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface that has an IPv4 address: also for the driver's own node, whose packets to
-    itself take the loopback interface but carry the address of another.
+    """The interface with an IPv4 address, not the one that routes to it: on the driver's node,
+    packets to the driver use loopback but carry another interface's address.
 
     Raises:
-        ClusterError: none has it.
+        ClusterError: no interface has the address.
     """
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -103,23 +102,22 @@ def interface_of(address: str) -> str:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:  # an interface without an IPv4 address
                 continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    for name, owned in found.items():
-        if owned == address:
+            addresses[name] = socket.inet_ntoa(answer[20:24])
+    for name, value in addresses.items():
+        if value == address:
             return name
     if address.startswith("127."):
-        return "lo"  # the whole of 127/8 is its own
+        return "lo"  # all of 127/8 belongs to it, not only the address that it reports
     raise ClusterError(
-        "no network interface has the address that leads to the driver",
+        f"no network interface has {address}, the source address of packets to the driver",
         where=socket.gethostname(),
-        expected=address,
-        got=", ".join(f"{name} {owned}" for name, owned in found.items()),
+        got=", ".join(f"{name} {value}" for name, value in addresses.items()),
         remedy="name the workers' interface in job.network_interface",
     )
 
 
 def process_state(pid: int) -> dict[str, Any] | None:
-    """State letter, seconds of CPU used and resident bytes of a process; None: it is gone."""
+    """State letter, CPU seconds and resident bytes of a process; None: it has ended."""
     fields = stat_fields(pid)
     if fields is None:
         return None
@@ -151,8 +149,8 @@ def diagnose(pid: int, stacks_path: str) -> dict[str, Any]:
 
 
 def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
-    """The stacks that the process writes when it is asked; [] if it has no handler, or does not
-    answer."""
+    """The stacks that the process writes on STACKS_SIGNAL; [] if it has no handler for the signal
+    or does not respond."""
     if not _catches(pid, STACKS_SIGNAL):
         return []
     before = _size(path)
@@ -165,7 +163,7 @@ def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
         time.sleep(0.1)
         now = _size(path)
         if now > before and now == size:
-            break  # written, and no more comes
+            break  # the file has stopped growing: the stacks are complete
         size = now
     with open(path, encoding="utf-8", errors="replace") as file:
         file.seek(before)
@@ -173,7 +171,7 @@ def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
 
 
 def _catches(pid: int, number: int) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
+    """True if the process handles the signal; without a handler the signal would end it."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
@@ -190,7 +188,7 @@ def _size(path: str) -> int:
 
 
 def _stuck_connections(pid: int) -> list[str]:
-    """Peers that have not answered what this process has sent them again and again."""
+    """Peers that have not acknowledged data that the process's kernel has retransmitted."""
     inodes = set()
     try:
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -204,7 +202,7 @@ def _stuck_connections(pid: int) -> list[str]:
             rows = [line.split() for line in table][1:]
     except OSError:
         return []
-    # Field 3: the state (01: established); 6: how often what was sent last was sent again.
+    # Field 3 is the state (01: established), field 6 the retransmissions of the last segment.
     mine = [row for row in rows if row[9] in inodes and row[3] == "01"]
     return [_dotted(row[2]) for row in mine if int(row[6], 16) > 2]
 
@@ -215,9 +213,9 @@ def _dotted(text: str) -> str:
 
 
 def tail(path: str, lines: int = 30, most_bytes: int = 32_768) -> list[str]:
-    """The last lines of a log, or those around the interpreter's last dump; [] if there is none.
+    """The last lines of a log, or those around the interpreter's last crash; [] without a log.
 
-    A crash ends a log with the stacks of all threads, which would push out the lines before it.
+    A crash ends a log with the stacks of all threads, which would displace the lines before it.
     """
     try:
         with open(path, "rb") as file:
@@ -225,8 +223,8 @@ def tail(path: str, lines: int = 30, most_bytes: int = 32_768) -> list[str]:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
-    found = [line.rstrip()[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
-    dumps = [n for n, line in enumerate(found) if line.startswith("Fatal Python error")]
+    log = [line.rstrip()[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
+    dumps = [n for n, line in enumerate(log) if line.startswith("Fatal Python error")]
     if dumps:
-        return found[max(0, dumps[-1] - lines // 3) :][:lines]
-    return found[-lines:]
+        return log[max(0, dumps[-1] - lines // 3) :][:lines]
+    return log[-lines:]

@@ -23,11 +23,11 @@ from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB
 from howdah.jobs.status import status_file
 
 _READ_SECONDS = 5.0
-"""Time that the driver needs to read a request."""
+"""How long the driver may take to read a request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the roles; the process's exit code."""
+    """Run one of the three roles, and return the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     role, directory, *more = [*arguments, "", ""]
     try:
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             sweep(directory, int(more[0]))
             return 0
         raise UsageError(
-            "unknown role", where="python -m howdah.jobs.clusters",
+            f"unknown role: {' '.join(arguments) or 'none'}",
+            where="python -m howdah.jobs.clusters",
             expected="driver or agent, and a directory (howdah submit --on starts a job)",
-            got=" ".join(arguments) or "none",
-        )  # fmt: skip
+        )
     except HowdahError as error:
         print(f"howdah: {render(error)}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -67,7 +67,7 @@ def _driver(directory: str, *, etl: bool, attended: bool) -> int:
     with open(os.path.join(directory, JOB), encoding="utf-8") as file:
         application = file.read().strip()
     secret_env = secret_file.values(config, os.environ)
-    for name in secret_env:  # only training processes get them
+    for name in secret_env:  # only training processes may have these
         del os.environ[name]
     if attended:
         threads.start(
@@ -77,7 +77,8 @@ def _driver(directory: str, *, etl: bool, attended: bool) -> int:
         cluster = class_of(config.job.on)(config, etl=etl)
         with cluster.containers(path, application, directory, secret_env) as backend:
             try:
-                return run(_load(path), path, backend)  # by now it may name another dataset
+                # Loaded again, since `containers` may have put another dataset into the file.
+                return run(_load(path), path, backend)
             finally:
                 backend.end_all()
     except HowdahError as error:
@@ -86,8 +87,8 @@ def _driver(directory: str, *, etl: bool, attended: bool) -> int:
 
 
 def _end_with_command(config: Config, application: str) -> None:
-    """Save and end the job once the command that waits for it is gone, however it ended."""
-    while os.read(0, 1):  # blocks until its end: nothing is ever written
+    """Save and end the job once the command that waits for it has ended in any way."""
+    while os.read(0, 1):  # blocks until the command's end: it never writes to this pipe
         pass
     status_file.request(config.run.directory, application, {"type": "stop", "save": True})
     time.sleep(config.checkpoint.grace_seconds + _READ_SECONDS)

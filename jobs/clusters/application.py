@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,14 +25,14 @@ _SIGNAL_SECONDS = 10.0
 
 
 class ProcessApplication(Application):
-    """A job of a record whose process is its driver."""
+    """A job with a record whose process is its driver."""
 
     def __init__(self, record: Record) -> None:
         super().__init__(record.application, on=record.on, directory=record.run_directory)
         self.record = record
 
     def look(self) -> tuple[str, bool]:
-        """STARTING, RUNNING, FINISHED, FAILED, KILLED; LOST: the driver has died."""
+        """STARTING, RUNNING, FINISHED, FAILED, KILLED, or LOST if the driver has died."""
         alive = self.record.driver_lives
         return self._state(self.driver_status(), alive)[0], not alive
 
@@ -43,7 +42,7 @@ class ProcessApplication(Application):
             return ("FINISHED" if final == "SUCCEEDED" else final), final
         if alive:
             return ("RUNNING" if driver else "STARTING"), None
-        if self._verdict().get("status") == "FAILED":  # before its first status
+        if self._verdict().get("status") == "FAILED":  # it failed before its first status
             return "FAILED", "FAILED"
         return "LOST", None
 
@@ -72,13 +71,14 @@ class ProcessApplication(Application):
 
     # -------------------------------------------------------------------------------- logs
     def container_logs(self, progress: Progress) -> dict[str, dict[str, str]]:
-        """{"driver" or container: {file: its end}}, on the machine where the driver runs."""
+        """{"driver" or container: {file: its end}}; only on the machine where the driver runs."""
         if not self.record.here:
             raise ClusterError(
-                "the job's own files are on the machine of its driver", where=self.record.host,
-                got=socket.gethostname(), remedy="howdah logs --rank N reads the run directory",
-            )  # fmt: skip
-        self._require_ours("its own files are read")
+                "the logs of the driver and its containers are on the driver's machine",
+                where=self.record.host,
+                remedy="howdah logs --rank N reads the run directory",
+            )
+        self._require_ours("its logs can be read")
         directory = self.record.directory
         logs = {"driver": {LOG: _tail(os.path.join(directory, LOG))}}
         root = os.path.join(directory, "containers")
@@ -98,52 +98,51 @@ class ProcessApplication(Application):
             self.request({"type": "stop", "save": False})
         self._wait(_STOP_SECONDS)
         if self.record.driver_lives and not self.record.here:
-            starting = None if driver else "it is starting: the request waits for it"
             raise ClusterError(
-                "the job's driver has not ended", where=f"{self.id} on {self.record.host}",
-                expected=f"its end within {_STOP_SECONDS:.0f} s", got=starting,
+                f"the job's driver has not ended within {_STOP_SECONDS:.0f} s",
+                where=f"{self.id} on {self.record.host}",
+                got=None if driver else "it is starting, and reads the request afterwards",
                 remedy=f"run `howdah kill {self.directory}` on {self.record.host}",
-            )  # fmt: skip
+            )
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.record.driver_lives:
-                self._require_ours("its process is signalled")
+                self._require_ours("its process can be signalled")
                 os.kill(self.record.pid, number)
                 self._wait(_SIGNAL_SECONDS)
         return self.look()[0]
 
     def _wait(self, seconds: float) -> None:
-        """Until the driver has ended, or the time is over."""
+        """Wait until the driver has ended, for at most `seconds`."""
         until = time.monotonic() + seconds
         while self.record.driver_lives and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
     def _require_ours(self, what: str) -> None:
-        """Raise ClusterError for a record that another user, or a copy, may have put there."""
+        """Raise ClusterError if another user may have made the record, or it may be a copy."""
         job, owner = self.record, os.geteuid()
         if job.process_lives:
-            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            with contextlib.suppress(FileNotFoundError):  # the process has ended meanwhile
                 owner = os.stat(f"/proc/{job.pid}").st_uid
         if job.is_ours and owner == os.geteuid():
             return
         raise ClusterError(
-            f"this run directory's record names a job that is not this user's: {what} by its owner"
-            " alone", where=record.path_of(job.run_directory),
-            expected=f"the record in {record.jobs_directory()}, which only this user can write",
-            got=f"{job.application}, process {job.pid}",
+            f"this run directory's record names another user's job: {what} only by its owner",
+            where=record.path_of(job.run_directory),
+            expected=f"the same record in {record.jobs_directory()}",
             remedy="do it as the user who has submitted the job, with that user's HOWDAH_CACHE",
-        )  # fmt: skip
+        )
 
 
 def listed(*, finished: bool) -> list[dict[str, Any]]:
     """The rows of `howdah ps` for jobs that were submitted from this machine."""
     rows = []
-    for job in record.known():
+    for job in record.submitted_here():
         try:
             current, application = record.read(job.run_directory), ProcessApplication(job)
             driver = application.driver_status()
             facts = application.facts(driver)
             hours = (run_summary(job.run_directory) or {}).get("hours")
-        except HowdahError:  # its storage is away, or not ours to read any more
+        except HowdahError:  # its storage is unreachable, or no longer readable for this user
             current, driver, hours, facts = job, {}, None, _unreadable(job)
         live = facts["state"] in ("STARTING", "RUNNING")
         if not (live or finished) or (live and current != job):
@@ -166,12 +165,11 @@ def _name(job: Record) -> str:
 
 
 def _unreadable(job: Record) -> dict[str, Any]:
-    """What is known of a job whose run directory cannot be read."""
-    alive = job.process_lives
-    return {
-        "state": "RUNNING" if alive else "UNKNOWN", "final_status": None,
-        "elapsed_seconds": time.time() - job.submitted if alive else 0.0,
-    }  # fmt: skip
+    """The facts about a job whose run directory cannot be read."""
+    if job.process_lives:
+        elapsed = time.time() - job.submitted
+        return {"state": "RUNNING", "final_status": None, "elapsed_seconds": elapsed}
+    return {"state": "UNKNOWN", "final_status": None, "elapsed_seconds": 0.0}
 
 
 def _tail(path: str) -> str:

@@ -1,6 +1,6 @@
 """The driver's backend where a container is a call that the cluster runs: a Spark job, a Ray actor.
 
-What differs between clusters is how a call begins, what it is doing, and how it is ended.
+Clusters differ in how a call begins, how its state is read, and how it is ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic, Literal, TypeVar
 
 from howdah import storage
@@ -24,12 +25,12 @@ Call = TypeVar("Call")
 
 
 class CallsDriver(DriverBackend, Generic[Call]):
-    """Containers are calls.
+    """The driver's backend whose containers are calls.
 
     Args:
         application: the job's id.
-        directory: the job's own.
-        config: the configuration's YAML, for agents.
+        directory: the job's directory on this machine.
+        config: the configuration as YAML, for agents.
         secret_env: values of `job.secret_env`.
         address: IP address to listen on, which agents reach.
     """
@@ -52,15 +53,15 @@ class CallsDriver(DriverBackend, Generic[Call]):
     # ------------------------------------------------------------------ what clusters differ in
     @abstractmethod
     def begin(self, assignment: Assignment) -> Call:
-        """Have the cluster run `worker.run_agent`; does not wait for it."""
+        """Let the cluster run `worker.run_agent`, without waiting for it."""
 
     @abstractmethod
     def look(self, name: str, call: Call) -> Container:
-        """What the call is doing."""
+        """The call as a container, in its present state."""
 
     @abstractmethod
     def end(self, name: str, call: Call) -> None:
-        """End the call, whatever it is doing."""
+        """End the call in whatever state it is."""
 
     # -------------------------------------------------------------------------- DriverBackend
     def listen_address(self) -> str:
@@ -79,14 +80,13 @@ class CallsDriver(DriverBackend, Generic[Call]):
     def keep(self, count: int) -> None:
         with self._lock:
             self._count = count
-            found = [self._look(name) for name in self._calls]
-            live = [one for one in found if one.state != "ended"]
-            for one in reversed(live):
+            live = [one for one in map(self._look, self._calls) if one.state != "ended"]
+            for container in reversed(live):
                 if len(live) <= count:
                     break
-                if one.state == "requested":
-                    self._end(one.id)
-                    live.remove(one)
+                if container.state == "requested":
+                    self._end(container.id)
+                    live.remove(container)
             for _ in range(count - len(live)):
                 self._begin()
 
@@ -95,7 +95,7 @@ class CallsDriver(DriverBackend, Generic[Call]):
             self._end(container)
 
     def progress(self, fraction: float) -> None:
-        pass  # the job's status has it
+        pass  # the job's status contains it
 
     def add_page(self, url: str) -> str | None:
         return None
@@ -114,7 +114,7 @@ class CallsDriver(DriverBackend, Generic[Call]):
     # ----------------------------------------------------------------------------------- calls
     def _begin(self) -> None:
         if self._driver is None:
-            raise ClusterError("a container was asked for before the driver's address was known")
+            raise ClusterError("a container was requested before the driver's address was known")
         self._begun += 1
         name = f"{self.application}_{self._begun:04}"
         self._calls[name] = self.begin(
@@ -125,10 +125,10 @@ class CallsDriver(DriverBackend, Generic[Call]):
         )  # fmt: skip
 
     def _look(self, name: str) -> Container:
-        found = self.look(name, self._calls[name])
-        if found.state == "ended" and name in self._released:
-            return Container(name, found.node, "ended", found.exit_code, "killed", found.message)
-        return found
+        container = self.look(name, self._calls[name])
+        if container.state == "ended" and name in self._released:
+            return replace(container, id=name, reason="killed")
+        return container
 
     def _end(self, name: str) -> None:
         call = self._calls.get(name)
@@ -139,7 +139,7 @@ class CallsDriver(DriverBackend, Generic[Call]):
 
 
 class StdinAgent(AgentBackend):
-    """The backend of an agent that got its assignment by standard input."""
+    """The backend of an agent that receives its assignment on standard input."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.container_id, self.node = values["container"], os.uname().nodename
@@ -155,6 +155,6 @@ class StdinAgent(AgentBackend):
 def write_verdict(
     directory: str, status: str, diagnostics: str, error: Mapping[str, Any] | None = None
 ) -> None:
-    """Write how a job has ended."""
+    """Write the job's final status."""
     verdict = {"status": status, "diagnostics": diagnostics, "error": error}
     storage.write_whole(os.path.join(directory, VERDICT), json.dumps(verdict).encode())

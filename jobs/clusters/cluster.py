@@ -1,8 +1,6 @@
-"""Clusters where a job's driver is a process of the submitter's machine.
+"""Clusters where a job's driver is a process of the submitter's machine that outlives the command.
 
-The driver outlives the command.
-
-What differs between this machine, Spark and Ray: what is checked, and how containers are kept.
+This machine, Spark and Ray differ in what is checked and in how containers are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ _TERM_SECONDS = 30.0
 
 
 class DriverCluster(Cluster):
-    """A cluster that a driver on this machine asks for containers.
+    """A cluster that gives containers to a driver on this machine.
 
     Args:
         etl: the job makes its dataset first.
@@ -60,9 +58,9 @@ class DriverCluster(Cluster):
     """
 
     starting: str | None = None
-    """What the user is told while the driver starts."""
+    """Message to the user while the driver starts."""
     start_seconds = 300.0
-    """How long a Spark session or a Ray may take to start, besides what a queue takes."""
+    """How long a Spark session or Ray may take to start, in addition to `queue_seconds`."""
 
     def __init__(
         self, config: Config, *, etl: bool = False, command_pipe: int | None = None
@@ -75,26 +73,26 @@ class DriverCluster(Cluster):
     # ------------------------------------------------------------ what these clusters differ in
     @abstractmethod
     def check_cluster(self, progress: Progress) -> None:
-        """Check what this cluster needs of the configuration."""
+        """Check what this cluster needs in the configuration."""
 
     @abstractmethod
     def where(self) -> str:
-        """The cluster, for users."""
+        """The cluster's name for users."""
 
     @abstractmethod
     def containers(
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> contextlib.AbstractContextManager[DriverBackend]:
-        """In the driver: what starts and keeps the job's containers.
+        """The backend that starts and keeps the job's containers; called in the driver.
 
         Args:
-            path: of the configuration, which may name another dataset by the time this returns.
-            directory: the job's own.
+            path: the configuration's file, which may name another dataset when this returns.
+            directory: the job's directory.
         """
 
     @property
     def ranks_are_here(self) -> bool:
-        """True if ranks run in the environment of this Python: what they need can be looked for."""
+        """True if ranks run in the environment of this Python, whose packages can be checked."""
         return "PYTHONPATH" not in self.config.job.env
 
     def queue_seconds(self) -> float:
@@ -102,7 +100,7 @@ class DriverCluster(Cluster):
         return 0.0
 
     def prepare(self, progress: Progress) -> None:
-        """Build and upload what the driver then finds."""
+        """Build and upload the files that the driver needs."""
 
     # ---------------------------------------------------------------------------- submission
     def check(self, progress: Progress) -> None:
@@ -110,14 +108,16 @@ class DriverCluster(Cluster):
         loader.require_secrets(self.config)
         if self.config.job.controller == "mpi" and self.name != "local":
             raise ConfigError(
-                "job.controller: mpi works on YARN and on this machine only",
-                where="job.controller", expected="gloo", got="mpi",
-            )  # fmt: skip
+                "job.controller: mpi works only on YARN and on this machine",
+                where="job.controller",
+                expected="gloo",
+            )
         if self.config.run.user is not None:
             raise ConfigError(
-                "run.user is for YARN: here the job's processes are those of the user who starts"
-                " it", where="run.user", got=self.config.run.user, remedy="leave it out",
-            )  # fmt: skip
+                "only YARN runs a job as another user; here its processes belong to the submitter",
+                where="run.user",
+                remedy="leave it out",
+            )
         self.config = config = _with_absolute_paths(self.config, self.keeps_schemes)
         problems: list[HowdahError] = []
         parts: tuple[Callable[[], None], ...] = (
@@ -137,7 +137,7 @@ class DriverCluster(Cluster):
 
     @property
     def keeps_schemes(self) -> bool:
-        """True if file:// names what all nodes mount, as on YARN."""
+        """True if file:// stands for a file system that all nodes mount, as on YARN."""
         return False
 
     def plan(self, progress: Progress) -> dict[str, Any]:
@@ -175,28 +175,27 @@ class DriverCluster(Cluster):
         pipe = self._command_pipe
         options = [ETL] if self.etl else [] if pipe is None else [ATTENDED]
         with open(log, "ab") as output:
-            # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
+            # In a new session, which Ctrl-C and the end of the terminal do not reach.
             self._process = process = subprocess.Popen(
                 isolation.module("howdah.jobs.clusters", "driver", directory, *options),
                 stdin=subprocess.DEVNULL if pipe is None else pipe,
                 stdout=output, stderr=output, start_new_session=True,
                 env=isolation.environment(),
             )  # fmt: skip
-        started = replace(
-            claim, application=application, directory=directory, pid=process.pid,
-            start=process_start(process.pid) or 0,
-        )  # fmt: skip
-        started.write(private=True)
-        self._started = started, process
+        start = process_start(process.pid) or 0
+        running = replace(claim, application=application, directory=directory, pid=process.pid)
+        running = replace(running, start=start)
+        running.write(private=True)
+        self._started = running, process
         progress(f"{application}: {log}")
-        return self.application(started)
+        return self.application(running)
 
     def announce(self, application: Application, progress: Progress) -> str | None:
         """Wait for the driver's first status.
 
         Raises:
-            ClusterError: not in time, or the driver has ended before.
-            HowdahError: the driver's own, with which it has ended.
+            ClusterError: it is late, or the driver has ended before it.
+            HowdahError: the driver's own error, if it has written one.
         """
         if self._started is not None:
             self._wait_for_status(application, *self._started, progress)
@@ -213,15 +212,16 @@ class DriverCluster(Cluster):
         while not application.driver_status():
             if process.poll() is not None:
                 if application.driver_status():
-                    return  # a short job: it is over
+                    return  # a short job has ended already
                 raise _not_started(record, process.returncode)
             if time.monotonic() > until:
                 raise ClusterError(
-                    "the job's driver has not started", where=log,
-                    expected=f"its first status within {seconds:g} s",
-                    remedy="is its queue on YARN full? job.gang_seconds says how long it"
-                    " waits" if queued else "its log says what it waits for",
-                )  # fmt: skip
+                    f"the job's driver has not written a status within {seconds:g} s",
+                    where=log,
+                    remedy="its queue on YARN may be full; job.gang_seconds sets how long it waits"
+                    if queued
+                    else "its log says what it waits for",
+                )
             if not shown and self.starting is not None:
                 limit = f": for at most {seconds:g} s, while its queue on YARN is full"
                 progress(self.starting + (limit if queued else ""))
@@ -236,7 +236,7 @@ class DriverCluster(Cluster):
             self._process.wait(_TERM_SECONDS)
         except (subprocess.TimeoutExpired, *INTERRUPTS):
             self._process.kill()
-        return False  # `howdah status` and `logs` find what its driver has said
+        return False  # `howdah status` and `logs` need the record to show what the driver wrote
 
     # ------------------------------------------------------------------------------- looking
     def application(self, record: Record) -> Application:
@@ -263,19 +263,19 @@ class DriverCluster(Cluster):
         application = status.get("application")
         if not isinstance(application, str):
             return None
-        left = Record(token="", on=self.name, run_directory=self.directory, application=application)
-        return application if left.is_heard() else None
+        lost = Record(token="", on=self.name, run_directory=self.directory, application=application)
+        return application if lost.is_heard() else None
 
 
 def say_what_is_shared(config: Config, progress: Progress) -> None:
-    """Local paths mean the same on every machine only where a file system is shared."""
+    """Tell the user which local paths every machine must have, on a shared file system."""
     local = [key for key, path in paths_of_ranks(config).items() if is_local(path)]
     if local:
         progress(f"{', '.join(local)}: every machine must have this path (a shared file system)")
 
 
 def paths_of_ranks(config: Config) -> dict[str, str]:
-    """Paths that ranks use, by their keys; a model's name on the hub is not a path."""
+    """Paths that ranks use, by their keys, without a model's name on the hub."""
     paths = cluster_paths.of_ranks(config)
     if not os.path.isdir(config.model.base):
         del paths["model.base"]
@@ -283,7 +283,7 @@ def paths_of_ranks(config: Config) -> dict[str, str]:
 
 
 def _with_absolute_paths(config: Config, keeps_schemes: bool) -> Config:
-    """Agents have working directories of their own: every local path becomes absolute."""
+    """The configuration with absolute local paths, since agents have other working directories."""
     values = config.model_dump(mode="json")
     for name, field in loader.keys():  # noqa: SIM118 - a module
         section: Any = values
@@ -312,7 +312,7 @@ def _writable(config: Config) -> None:
 
 
 def _not_started(record: Record, code: int) -> HowdahError:
-    """The driver's own error, if it could write one."""
+    """The driver's own error, if it could write one, or else its exit code."""
     path = os.path.join(record.directory, VERDICT)
     verdict = storage.read_json(path) if os.path.exists(path) else {}
     if verdict.get("error"):
@@ -320,7 +320,7 @@ def _not_started(record: Record, code: int) -> HowdahError:
         error.exit_code = int(verdict["error"].get("exit_code") or error.exit_code)
         return error
     return ClusterError(
-        "the job's driver has ended before it wrote a status",
+        "the job's driver ended before it wrote a status",
         where=os.path.join(record.directory, LOG),
         got=f"exit code {code}" if code >= 0 else signal.Signals(-code).name,
     )

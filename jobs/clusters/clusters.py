@@ -9,5 +9,5 @@ from howdah.jobs.clusters.spark_cluster import SparkCluster
 
 
 def class_of(name: str) -> type[DriverCluster]:
-    """The class of local, spark or ray."""
+    """The class for local, spark or ray."""
     return {one.name: one for one in (LocalCluster, SparkCluster, RayCluster)}[name]

@@ -1,7 +1,7 @@
-"""The dataset of a job that makes it first, in the Spark application that then trains on it.
+"""Makes a job's dataset in the Spark application that then trains on it.
 
-While the ETL runs, the job has a status and takes requests as it does later, when its driver
-(jobs/driver) decides: `howdah status`, `kill` and `submit --wait` need not know which it is.
+While the ETL runs, the job has a status and takes requests just as later under its driver
+(jobs/driver), so that `howdah status`, `kill` and `submit --wait` need not distinguish the two.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _LAST_STATUS_SECONDS = 30.0
 
 
 def needs_hive(config: Config) -> bool:
-    """Whether the ETL needs a session with Hive's tables."""
+    """True if the ETL needs a session with Hive's tables."""
     from howdah.etl import pipeline
 
     return pipeline.needs_hive(config)
 
 
 def check(config: Config, progress: Progress) -> None:
-    """The source and the tokenizer are there; what needs Spark is not asked.
+    """Check the source and the tokenizer as far as that is possible without Spark.
 
     Raises:
-        ConfigError, DataError, ModelError, StorageError: they are not.
+        ConfigError, DataError, ModelError, StorageError: one of them is missing or unusable.
     """
     from howdah.etl import pipeline
 
@@ -45,11 +45,11 @@ def check(config: Config, progress: Progress) -> None:
 
 
 def make(config: Config, path: str, application: str) -> None:
-    """Make the dataset in this process's active session, unless it is there, and let the
-    configuration at `path` name its version.
+    """Make the dataset in this process's active session, unless it exists, and write its version
+    into the configuration at `path`.
 
     Raises:
-        HowdahError: the ETL's own; the job's status says so, too.
+        HowdahError: the ETL's own error, which the job's status shows too.
     """
     from howdah.etl import pipeline
 
@@ -64,17 +64,15 @@ def make(config: Config, path: str, application: str) -> None:
 
 
 class _Stage:
-    """The job's status while the ETL runs; a request to stop ends it as SIGTERM does."""
+    """The job's status while the ETL runs; a request to stop ends the ETL as SIGTERM does."""
 
     def __init__(self, config: Config, application: str) -> None:
         self._config = config
         self._state, self._error = ETL, None
         self._code: int | None = None
         self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
-        claim = Claim(
-            status_path(config.run.directory), application=application, number=1,
-            started=time.time(),
-        )  # fmt: skip
+        path = status_path(config.run.directory)
+        claim = Claim(path, application=application, number=1, started=time.time())
         self._file = StatusFile(
             config.run.directory, claim=claim, status=self._status, on_request=self._request,
             say=self.say, superseded=lambda later: self._stop(),
@@ -82,7 +80,7 @@ class _Stage:
         self._interrupts = interrupts("the job, while its dataset was made,")
 
     def say(self, line: str) -> None:
-        """An event of the job, and a line of the driver's log."""
+        """Log a line as an event of the job and in the driver's log."""
         print(line, flush=True)
         self._events.append({"time": time.time(), "what": line})
         self._file.touch()
@@ -109,7 +107,7 @@ class _Stage:
         self._file.close(_LAST_STATUS_SECONDS, None)
 
     def _status(self) -> dict[str, Any]:
-        """The keys that a reader of a job's status may ask for (jobs/driver/job_status.py)."""
+        """The keys that readers of a job's status use (jobs/driver/job_status.py)."""
         return {
             "state": self._state, "wanted": self._config.job.workers, "world_size": 0,
             "generation": 0, "restarts": 0, "preemptions": 0, "step": None, "page": None,

@@ -1,4 +1,4 @@
-"""Jobs on this machine: a worker is a process in a session of its own, which ends as a whole."""
+"""Jobs on this machine: each worker is a process in a new session, which is ended as a whole."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from howdah.jobs.clusters.worker import Assignment
 from howdah.process import isolation
 
 _TERM_SECONDS = 0.25
-"""Between SIGTERM and SIGKILL, as YARN's NodeManager has it."""
+"""Time between SIGTERM and SIGKILL, the same as YARN's NodeManager uses."""
 
 
 class LocalCluster(DriverCluster):
-    """This machine."""
+    """The machine that the job is submitted from."""
 
     name = "local"
 
@@ -51,16 +51,16 @@ class LocalCluster(DriverCluster):
 
 
 class LocalDriver(CallsDriver[Child]):
-    """Containers are processes."""
+    """The backend whose containers are processes."""
 
     def begin(self, assignment: Assignment) -> Child:
         home = os.path.join(assignment.directory, "containers", assignment.container)
         os.makedirs(home, mode=0o700)
-        with tempfile.TemporaryFile() as stdin:  # without a name: it holds the job's key
+        with tempfile.TemporaryFile() as stdin:  # has no name, since it holds the job's key
             stdin.write(json.dumps({**asdict(assignment), "home": home}).encode())
             stdin.seek(0)
-            # The kernel's signal at a parent's end is for that of a thread, and this one may end:
-            # an agent that hears nothing of its driver ends by itself.
+            # No death signal: the kernel would send it when this thread ends, not the process. An
+            # agent without contact to its driver ends by itself.
             return Child(
                 isolation.module("howdah.jobs.clusters", "agent", home), cwd=home,
                 env=isolation.environment() | {"LOG_DIRS": home}, stdin=stdin,

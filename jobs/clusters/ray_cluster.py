@@ -1,4 +1,4 @@
-"""Jobs on Ray: containers are actors of a Ray of the job's own, or of one that is there."""
+"""Jobs on Ray: containers are actors in a Ray that the job starts, or in an existing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from howdah.jobs.clusters.cluster import DriverCluster, say_what_is_shared
 
 
 class RayCluster(DriverCluster):
-    """Ray: the cluster at `ray.address`, or one of the job's own on this machine."""
+    """The Ray cluster at `ray.address`, or a private one on this machine."""
 
     name = "ray"
     starting = "starting Ray"
@@ -29,7 +29,7 @@ class RayCluster(DriverCluster):
         if os.environ.get("RAY_USE_TLS") != "1":
             progress(
                 "WARNING: without RAY_USE_TLS=1 the job's key crosses the network to Ray's nodes"
-                " unencrypted: use a network of your own (docs/places.md)"
+                " unencrypted: use a private network (docs/places.md)"
             )
         say_what_is_shared(self.config, progress)
 
@@ -48,7 +48,5 @@ class RayCluster(DriverCluster):
 
         os.chdir(directory)  # Ray's workers import from the directory in which Ray is started
         with cluster(self.config) as (ray, address), open(path, encoding="utf-8") as file:
-            yield RayDriver(
-                ray, self.config, application, directory, file.read(), secret_env=secret_env,
-                address=address,
-            )  # fmt: skip
+            where = {"secret_env": secret_env, "address": address}
+            yield RayDriver(ray, self.config, application, directory, file.read(), **where)

@@ -1,7 +1,7 @@
-"""Workers in a Ray cluster: an actor each.
+"""Workers in a Ray cluster, each an actor.
 
-Ray's processes listen on more than loopback (docs/places.md lists what); since 2.60 a token guards
-them. A Ray of our own gets a token file of its own, which must be there before `import ray`.
+Ray's processes listen on more than loopback (docs/places.md has the list); since 2.60 a token
+guards them. A private Ray gets its own token file, which must exist before `import ray`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from howdah.jobs.clusters.worker import Assignment, run_agent
 from howdah.process import isolation
 from howdah.ray_home import RayHome
 
-_OBJECT_STORE_BYTES = 100 * 2**20  # nothing of a job passes through it
+_OBJECT_STORE_BYTES = 100 * 2**20  # small, since a job puts nothing into it
 _MESSAGE_CHARACTERS = 500
 _NODE_DIED = "node has died"
-"""In the message of Ray's ActorDiedError; it has no field for it."""
+"""Text in the message of Ray's ActorDiedError, which has no field for the reason."""
 
 
 @contextmanager
 def cluster(config: Config) -> Iterator[tuple[Any, str]]:
-    """Ray, and this machine's address on its network: one of our own, or the one at `ray.address`.
+    """Ray at `ray.address`, or else a private one, and this machine's address on its network.
 
     Raises:
         ClusterError: it does not start, or does not answer.
@@ -48,20 +48,16 @@ def cluster(config: Config) -> Iterator[tuple[Any, str]]:
     with _swept(home.root):
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": home.token}
+        # Ray's workers import what this process imports, without the working directory.
+        env = isolation.environment()
+        paths = {name: env.get(name, "") for name in isolation.VARIABLES}
         with _connected(
             config, address="local", num_cpus=config.job.most * config.job.worker.vcores,
             include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=home.temporary,
-            runtime_env={"env_vars": _paths()},
+            _temp_dir=home.temporary, runtime_env={"env_vars": paths},
         ) as ray:  # fmt: skip
             home.require_private()
             yield ray, "127.0.0.1"
-
-
-def _paths() -> dict[str, str]:
-    """What Ray's workers import from: as this process, and not the working directory."""
-    env = isolation.environment()
-    return {name: env.get(name, "") for name in isolation.VARIABLES}
 
 
 @contextmanager
@@ -70,16 +66,18 @@ def _connected(config: Config, *, address: str, **settings: Any) -> Iterator[Any
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray
 
-    own = config.ray.address is None
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False, **settings)
     except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        got = str(error)[:_MESSAGE_CHARACTERS]
+        if config.ray.address is None:
+            raise ClusterError("Ray does not start on this machine", got=got) from error
         raise ClusterError(
-            "Ray does not start" if own else "the Ray cluster does not answer",
-            where="this machine" if own else address, got=str(error)[:_MESSAGE_CHARACTERS],
-            remedy="look into the driver's log" if own else
-            "is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token?",
-        ) from error  # fmt: skip
+            "the Ray cluster does not answer",
+            where=address,
+            got=got,
+            remedy="check the address, and that RAY_AUTH_TOKEN_PATH names the cluster's token",
+        ) from error
     try:
         yield ray
     finally:
@@ -88,9 +86,9 @@ def _connected(config: Config, *, address: str, **settings: Any) -> Iterator[Any
 
 @contextmanager
 def _swept(place: str) -> Iterator[None]:
-    """Have a process of another session end what is left of Ray after this one, even a killed one:
-    some of Ray's processes outlive a raylet that was killed."""
-    # `howdah submit` gives a driver a session of its own; any other one is a terminal's.
+    """Start a process in another session that ends the rest of Ray after this process, even if it
+    is killed: some of Ray's processes outlive a raylet that was killed."""
+    # `howdah submit` starts a driver in a new session; any other session is a terminal's.
     session = os.getpid() if os.getsid(0) == os.getpid() else 0
     process = subprocess.Popen(
         isolation.module("howdah.jobs.clusters", "sweep", place, str(session)),
@@ -107,7 +105,7 @@ def sweep(place: str, session: int) -> None:
     remove its Ray's directory.
 
     Args:
-        session: its id, which is the driver's process id; 0: remove the directory alone.
+        session: the session's id, which is the driver's process id; 0: only remove the directory.
     """
     while sys.stdin.buffer.read(1):
         pass
@@ -120,7 +118,7 @@ def sweep(place: str, session: int) -> None:
 
 @dataclass
 class _Call:
-    """One actor: where it is, and its agent's exit code."""
+    """One actor, with the futures of its node and of its agent's exit code."""
 
     actor: Any
     up: Any
@@ -130,13 +128,13 @@ class _Call:
 
 
 class RayDriver(CallsDriver[_Call]):
-    """Containers are actors."""
+    """The backend whose containers are actors."""
 
     def __init__(self, ray: Any, config: Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._ray, self._worker = ray, config.job.worker
         self._actor = ray.remote(_Place)
-        self._of_ours = config.ray.address is None
+        self._private = config.ray.address is None
 
     def begin(self, assignment: Assignment) -> _Call:
         options: dict[str, Any] = {
@@ -145,7 +143,7 @@ class RayDriver(CallsDriver[_Call]):
         }  # fmt: skip
         if self._worker.gpus:
             options["num_gpus"] = self._worker.gpus
-        if not self._of_ours:
+        if not self._private:
             options["memory"] = self._worker.memory
         actor = self._actor.options(**options).remote()
         return _Call(actor, actor.where.remote(), actor.run.remote(assignment))
@@ -160,7 +158,7 @@ class RayDriver(CallsDriver[_Call]):
         return Container(name, call.node, "running" if call.node else "requested")
 
     def _look_at(self, name: str, call: _Call) -> Container | None:
-        """The container if it has ended."""
+        """The container if it has ended; None: it has not."""
         from ray.exceptions import ActorUnavailableError, RayError
 
         try:
@@ -170,7 +168,7 @@ class RayDriver(CallsDriver[_Call]):
                 return None
             code = self._ray.get(call.done)
         except RayError as error:
-            # Unavailable: the connection broke, and with it the way to the agent's exit code.
+            # Unavailable: the connection broke, and the agent's exit code can no longer be read.
             lost = isinstance(error, ActorUnavailableError) or _NODE_DIED in str(error)
             reason, text = "lost" if lost else "failed", str(error)[:_MESSAGE_CHARACTERS]
             return Container(name, call.node, "ended", 1, reason, text)
@@ -181,7 +179,7 @@ class RayDriver(CallsDriver[_Call]):
 
 
 class _Place:
-    """The actor; Ray sets CUDA_VISIBLE_DEVICES in its process."""
+    """The actor's class; Ray sets CUDA_VISIBLE_DEVICES in its process."""
 
     def where(self) -> str:
         return socket.gethostname()

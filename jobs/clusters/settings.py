@@ -1,4 +1,4 @@
-"""Names of the files in a job's own directory, on the machine of its driver."""
+"""Names of the files in a job's directory on the machine of its driver."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.
 ETL = "--etl"
 """Argument of a driver that makes the dataset first."""
 ATTENDED = "--attended"
-"""Argument of a driver that ends with the command that started it: its standard input then ends."""
+"""Argument of a driver that ends with its command, which holds the other end of its stdin."""

@@ -22,11 +22,11 @@ from howdah.storage import local_path
 
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
 _NO_ROWS_MEMORY = "512m"
-"""Of an executor's JVM that holds a rank alone: no row passes through it."""
+"""Heap of an executor that only holds a rank: no rows pass through its JVM."""
 
 
 class SparkCluster(DriverCluster):
-    """A Spark session, of whatever master."""
+    """A Spark session with any master."""
 
     name = "spark"
     starting = "starting a Spark session"
@@ -34,40 +34,38 @@ class SparkCluster(DriverCluster):
     def check_cluster(self, progress: Progress) -> None:
         config = self.config
         if importlib.util.find_spec("pyspark") is None:
-            raise ConfigError("PySpark is not installed", where="job.on: spark",
-                              remedy="pip install 'howdah[etl]'")  # fmt: skip
+            remedy = "pip install 'howdah[etl]'"
+            raise ConfigError("PySpark is not installed", where="job.on: spark", remedy=remedy)
         options = config.data.spark
         _refuse_other_sparks(config)
         if config.job.worker.gpus and "spark.executor.resource.gpu.amount" not in options.conf:
             raise ConfigError(
-                "the session would give its tasks no GPU", where="job.worker.gpus",
+                "the Spark session would not give its tasks a GPU",
+                where="job.worker.gpus",
                 expected="data.spark.conf with spark.executor.resource.gpu.amount and its"
                 " discoveryScript, which the cluster's administrator knows",
-                got="1",
-            )  # fmt: skip
+            )
         ours = for_spark(config, etl=self.etl)
         if other := sorted(key for key in ours if options.conf.get(key, ours[key]) != ours[key]):
             raise ConfigError(
-                "the job's driver needs other settings of the session", where="data.spark.conf",
+                "the job's driver sets these keys of the session itself",
+                where="data.spark.conf",
                 expected=", ".join(f"{key}={ours[key]}" for key in other),
-                got=", ".join(f"{key}={options.conf[key]}" for key in other),
                 remedy="leave them out",
-            )  # fmt: skip
+            )
         if _is_here(options.master):
             _fits(config)
             return
-        if shipping.on_yarn(options):  # it makes the secret itself, and `for_spark` turns both on
+        if shipping.on_yarn(options):  # YARN makes the secret, and `for_spark` turns on both keys
             _on_yarn(config)
             return
         off = [key for key in _AUTHENTICATED if options.conf.get(key, "").lower() != "true"]
         if off:
             raise ConfigError(
-                "the job's key would cross the network as anyone on it can read it",
+                "Spark would send the job's key over the network without encryption",
                 where="data.spark.conf",
-                expected=f"{', '.join(off)}: true, spark.authenticate.secret as the cluster has it",
-                got="not set",
-                remedy="turn on Spark's authentication and encryption; there is no way without",
-            )  # fmt: skip
+                expected=f"{', '.join(off)}: true, and the cluster's spark.authenticate.secret",
+            )
         say_what_is_shared(config, progress)
 
     def where(self) -> str:
@@ -75,16 +73,16 @@ class SparkCluster(DriverCluster):
 
     @property
     def ranks_are_here(self) -> bool:
-        own_python = os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
+        same_python = os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
         is_here = _is_here(self.config.data.spark.master)
-        return super().ranks_are_here and own_python and is_here
+        return super().ranks_are_here and same_python and is_here
 
     @property
     def keeps_schemes(self) -> bool:
         return shipping.on_yarn(self.config.data.spark)
 
     def queue_seconds(self) -> float:
-        """A session on YARN starts when its queue has room: it may wait as workers may."""
+        """How long a session on YARN may wait for room in its queue: as long as workers may."""
         job = self.config.job
         return job.gang_seconds * GANG_ATTEMPTS if self.keeps_schemes else 0.0
 
@@ -110,7 +108,7 @@ class SparkCluster(DriverCluster):
             address = "127.0.0.1"
             if not _is_here(config.data.spark.master):
                 address = socket.gethostbyname(context.getConf().get("spark.driver.host"))
-            with open(path, encoding="utf-8") as file:  # by now it may name another dataset
+            with open(path, encoding="utf-8") as file:  # read after `make`, which may change it
                 text = file.read()
             yield SparkDriver(
                 context, application, directory, text, secret_env=secret_env, address=address
@@ -118,57 +116,58 @@ class SparkCluster(DriverCluster):
 
 
 def _refuse_other_sparks(config: Config) -> None:
-    """The driver of the job holds the session: in this process, by the PySpark of this Python."""
+    """Refuse a Spark home or deploy mode that this Python's PySpark cannot serve in this process,
+    since the job's driver holds the session."""
     options = config.data.spark
     if options.deploy_mode != "client":
         raise ConfigError(
             "the job's driver holds the Spark session, on this machine",
-            where="data.spark.deploy_mode", expected="client", got=options.deploy_mode,
-        )  # fmt: skip
-    own = shipping.spark_home(options.model_copy(update={"home": None}))
-    if options.home is not None and not os.path.samefile(shipping.spark_home(options), own):
+            where="data.spark.deploy_mode",
+            expected="client",
+        )
+    home = shipping.spark_home(options.model_copy(update={"home": None}))
+    if options.home is not None and not os.path.samefile(shipping.spark_home(options), home):
         raise ConfigError(
-            "the job's driver uses the PySpark that is installed with it",
-            where="data.spark.home", expected=own, got=local_path(options.home),
+            f"the job's driver can only use the PySpark that is installed with it, {home}",
+            where=f"data.spark.home: {local_path(options.home)}",
             remedy="leave it out, or install Howdah beside the PySpark of that version",
-        )  # fmt: skip
+        )
 
 
 def _on_yarn(config: Config) -> None:
-    """Executors have what YARN gives them: shipped Python, paths of the cluster's storage."""
+    """Check what executors on YARN cannot have: Kerberos tokens that last, and local paths."""
     if hadoop_conf.load().kerberos:
         raise ConfigError(
-            "a job on Spark has no way to renew its Kerberos tokens in training processes",
-            where="hadoop.security.authentication", expected="simple", got="kerberos",
-            remedy="howdah submit --on yarn renews them",
-        )  # fmt: skip
+            "a job on Spark cannot renew the Kerberos tokens of its training processes",
+            where="hadoop.security.authentication",
+            remedy="use howdah submit --on yarn, which renews them",
+        )
     cluster_paths.refuse_local(paths_of_ranks(config))
 
 
 def _fits(config: Config) -> None:
-    """A local Spark has as many slots as its master says; more workers would wait for ever."""
+    """Check that a local Spark has a core per worker thread; other workers would wait for ever."""
     cores = sizing.local_cores(config.data.spark.master)
-    needed = config.job.fewest * config.job.worker.vcores
-    if needed > cores:
+    required = config.job.fewest * config.job.worker.vcores
+    if required > cores:
         raise ConfigError(
-            "the session has fewer cores than the job's workers need", where="data.spark.master",
-            expected=f"at least {needed}: {config.job.fewest} workers of"
-            f" {config.job.worker.vcores} threads",
-            got=f"{config.data.spark.master} ({cores})",
+            "the session has fewer cores than the job's workers need",
+            where=f"data.spark.master: {config.data.spark.master}",
+            expected=f"at least {required} cores",
             remedy=f"data.spark.master=local[{config.job.most * config.job.worker.vcores}]",
-        )  # fmt: skip
+        )
 
 
 def _is_here(master: str) -> bool:
-    """True if a Spark of this master is processes of this machine, on loopback."""
+    """True if a Spark with this master runs on this machine alone, on loopback."""
     return master.startswith("local")
 
 
 def for_spark(config: Config, *, etl: bool) -> dict[str, str]:
-    """Settings that the session needs which holds a job's workers.
+    """Settings that a session needs to hold a job's workers.
 
     Args:
-        etl: it makes the dataset first.
+        etl: the session makes the dataset first.
     """
     settings = {
         "spark.speculation": "false",
@@ -178,8 +177,8 @@ def for_spark(config: Config, *, etl: bool) -> dict[str, str]:
         "spark.python.task.killTimeout": "1s",
     }
     if not etl:
-        # A worker that ends is replaced by the job's driver, which knows whether it should be. The
-        # ETL's tasks may fail and be tried again; a worker's task that is ends at once (_Task).
+        # Spark must not retry a worker: the job's driver decides whether to replace it. Tasks of
+        # an ETL may be retried; there a retried worker's task ends at once (_Task).
         settings["spark.task.maxFailures"] = settings["spark.stage.maxConsecutiveAttempts"] = "1"
     if config.job.worker.gpus:
         settings["spark.task.resource.gpu.amount"] = "1"
@@ -190,22 +189,22 @@ def for_spark(config: Config, *, etl: bool) -> dict[str, str]:
 
 
 def _executors(config: Config) -> dict[str, str]:
-    """An executor a worker: YARN limits the memory of both together."""
+    """Settings for one executor per worker; YARN limits the memory of both together."""
     job = config.job
     instances = max(job.most, config.data.spark.executors or 0)
     return {
         "spark.executor.instances": str(instances),
         "spark.executor.cores": str(job.worker.vcores),
         sizing.OVERHEAD[0]: f"{job.worker.memory // 2**20}m",
-        # By default two for each executor: how many may fail is job.max_restarts' to say.
+        # Spark allows two failures for each executor by default; job.max_restarts decides instead.
         "spark.executor.maxNumFailures": str((job.restarts + job.attempts) * instances),
     }
 
 
 def shipped_for_spark(config: Config, *, etl: bool, progress: Progress) -> dict[str, str]:
-    """`for_spark`, and on YARN the settings that bring Python and Howdah to the nodes.
+    """The settings of `for_spark`, and on YARN those that ship Python and Howdah to the nodes.
 
-    Uploads what the cluster's storage does not have yet.
+    Uploads the archives that the cluster's storage does not have yet.
     """
     shipped: dict[str, str] = {}
     if shipping.on_yarn(config.data.spark):

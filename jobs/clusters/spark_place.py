@@ -1,7 +1,7 @@
-"""Workers in a Spark application: a job of one task each, in a job group of its own.
+"""Workers in a Spark application: each is a Spark job of one task, in its own job group.
 
-Not one barrier stage: Spark does not recover from the loss of one of its tasks, and the driver of
-the job waits for all its workers itself.
+A barrier stage would not do: Spark cannot recover from the loss of one of its tasks. The job's
+driver waits for all its workers itself.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class _Call:
     ran: bool = False
     """Its task has been seen running."""
     idle: float | None = None
-    """Since when none is, by the monotonic clock."""
+    """Monotonic time since which its task has not been seen running."""
     code: int | None = None
     lost: bool = False
     message: str = ""
     node: str = ""
-    """Where its task ran, as the task itself says at its end: until then Spark alone knows."""
+    """Host name of the task, which it reports only at its end."""
 
 
 class SparkDriver(CallsDriver[_Call]):
-    """Containers are tasks of the session's application."""
+    """The backend whose containers are tasks of the session's application."""
 
     def __init__(self, context: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class SparkDriver(CallsDriver[_Call]):
         def failed(error: Exception) -> None:
             call.code, call.message, call.done = 1, str(error)[:_MESSAGE_CHARACTERS], True
 
-        # Py4J gives each of our threads one of the JVM's, which holds the job group.
+        # Py4J pairs each Python thread with a JVM thread, which holds the job group.
         name = f"spark-{assignment.container}"
         threads.start(self._run, assignment, call, name=name, failed=failed)
         return call
@@ -61,10 +61,10 @@ class SparkDriver(CallsDriver[_Call]):
         from pyspark.errors import PySparkException
 
         name = assignment.container
-        # Interrupted, the task's thread ends its Python process, and the kernel our agent.
+        # An interrupted task's thread ends its Python process; the kernel then ends the agent.
         self._context.setJobGroup(name, "a worker of a Howdah job", interruptOnCancel=True)
         try:
-            # In the closure: `parallelize` would write the key into a file.
+            # The assignment is in the closure, since `parallelize` would write its key to a file.
             task = self._context.parallelize([0], 1).map(_Task(assignment))
             node, code = task.collect()[0]
             if not call.done:
@@ -93,7 +93,7 @@ class SparkDriver(CallsDriver[_Call]):
             return Container(name, "", "requested")
         call.idle = call.idle or time.monotonic()
         if time.monotonic() - call.idle > _ABORT_SECONDS:
-            # Where a node is lost, Spark does not count its tasks' failures: they wait for another.
+            # Spark does not fail the tasks of a lost node: they would wait for another executor.
             call.code, call.lost, call.done = 1, True, True
             call.message = "Spark has lost the executor of its task"
             self.end(name, call)
@@ -105,10 +105,10 @@ class SparkDriver(CallsDriver[_Call]):
 
 @dataclass(frozen=True)
 class _Task:
-    """In the executor: run the agent; (host, its exit code).
+    """The function of a Spark task: it runs the agent and returns (host, exit code).
 
-    None: Spark has started the task again, for its worker was lost. Whether there is to be another
-    worker is for the job's driver to decide.
+    The exit code is None where Spark has retried the task of a lost worker: only the job's driver
+    decides whether to replace a worker.
     """
 
     assignment: Assignment

@@ -1,7 +1,7 @@
 """A worker inside a cluster's call: a Spark task or a Ray actor runs an agent as its child.
 
-The agent must be a process of its own (it handles signals, and training processes are its
-children), and must not outlive the call: the kernel ends it with the process that made it.
+The agent must be a separate process, since it handles signals and has training processes as
+children. It must not outlive the call: the kernel ends it with the process that made it.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What an agent is started with; it holds the job's key and secrets, and reaches the agent's
-    process by its standard input alone."""
+    """What an agent is started with. It holds the job's key and secrets, and therefore reaches the
+    agent's process only on its standard input."""
 
     container: str
     driver: Mapping[str, str]
-    """DriverAddress.to_dict()."""
+    """The driver's address and key, from DriverAddress.to_dict()."""
     config: str
-    """The configuration's YAML."""
+    """The configuration as YAML."""
     secret_env: Mapping[str, str]
     directory: str
-    """The job's own on the driver's machine; a worker elsewhere makes a temporary one."""
+    """The job's directory on the driver's machine; workers elsewhere make a temporary one."""
     host: str
-    """Of the driver."""
+    """Host name of the driver."""
 
     def __repr__(self) -> str:
         return f"Assignment({self.container})"
 
 
 def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
-    """Run an agent to its end, in the main thread of the cluster's process; its exit code.
+    """Run an agent in the main thread of the cluster's process, and return its exit code.
 
     Args:
-        env: variables to add to this process's.
+        env: variables to add to this process's environment.
     """
     from howdah.core.processes import die_with_parent
     from howdah.process import isolation
@@ -65,5 +65,5 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
         child.communicate(json.dumps(payload).encode())
         return child.returncode
     finally:
-        if not shared:  # rank logs are in the run directory
+        if not shared:  # nothing is lost: the ranks' logs are in the run directory
             shutil.rmtree(home, ignore_errors=True)

@@ -1,1 +1,1 @@
-"""The driver: which workers form which world, and what follows when one of them ends."""
+"""The driver decides which workers form a world, and what happens when one of them ends."""

@@ -1,4 +1,4 @@
-"""The driver's alerts: a job that failed, that takes no step for long, whose disk fills up."""
+"""The driver's alerts: the job has failed, its steps have stalled, or its disk fills up."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from howdah.errors import HowdahError
 from howdah.jobs.stall import Stall
 
 _STALL_FACTOR = limit("stall_factor", 20.0)
-"""A job has stalled when no step has ended for so many times its median step, and for
-alerts.stall_seconds: steps of one run differ by less."""
+"""A job has stalled when no step has ended for this many of its median steps, more than steps of
+one run differ by, and for alerts.stall_seconds."""
 _LOOK_SECONDS = 2.0
 _DISK_SECONDS = 300.0
 
 
 class Alerting:
-    """Sends from a thread of its own: a slow command must not keep the driver from its job.
+    """Sends alerts from a separate thread, so that a slow command does not block the driver.
 
     Args:
-        config: the job's.
-        step: the newest step; None: none yet, or none is due.
-        page: the job's page.
-        say: gets lines for the log.
+        config: the job's configuration.
+        step: () -> the newest step; None: no step yet, or no step is due.
+        page: () -> the URL of the job's page.
+        say: logs a line.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Alerting:
         self._over = threading.Event()
 
     def start(self) -> None:
-        """Watch from now on, if anything is to be sent to."""
+        """Start to watch the job if the configuration has a receiver for alerts."""
         if self._config.alerts.asks:
             threads.start(self._watch, name="alerts", failed=threads.REPORT, say=self._say)
 
     def _watch(self) -> None:
-        asked = self._config.alerts
-        stall = Stall(_STALL_FACTOR, asked.stall_seconds)
+        stall_seconds = self._config.alerts.stall_seconds
+        stall = Stall(_STALL_FACTOR, stall_seconds)
         disk_at = 0.0
-        pause = min(_LOOK_SECONDS, asked.stall_seconds / 4)
+        pause = min(_LOOK_SECONDS, stall_seconds / 4)
         while not self._over.wait(pause):
             now, step = time.monotonic(), self._step()
             quiet = stall.look(step, now)
@@ -66,7 +66,7 @@ class Alerting:
                 alerts.low_disk(self._config, say=self._say)
 
     def close(self, error: HowdahError | None) -> None:
-        """Stop watching; send how the job ended, if it failed by itself."""
+        """Stop watching, and send the error of a job that failed by itself."""
         self._over.set()
         if error is not None:
             alerts.of_error(self._config, "submit", error, link=self._page(), say=self._say)

@@ -1,7 +1,7 @@
 """The driver of a job: one process in the application's master container.
 
 It serves its agents (jobs/net/wire.py) and carries out what jobs/driver/job.py decides. The next
-attempt's driver needs nothing of its state: training goes on from the newest checkpoint.
+attempt's driver does not need its state: training goes on from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ from howdah.jobs.status.status_file import StatusFile, status_path
 
 _TICK_SECONDS = 0.2
 _TICK_SHARE = 4.0
-"""So many times as long as a tick took, the lock is left to the agents' requests."""
+"""After a tick the lock is free for agents' requests for this many times the tick's duration."""
 _SWITCH_SECONDS = 0.05
-"""Each of the threads that wait for the interpreter wakes so often to ask for it. Requests take
-less than a millisecond, so that it is free long before; with the default of 5 ms, waking thousands
-of threads took more time than their requests."""
+"""Interval at which threads that wait for the interpreter wake to request it. A request takes less
+than a millisecond, so that they seldom wake; with Python's default of 5 ms, waking thousands of
+threads took more time than their requests."""
 _POLL_LIMIT = 4.0
-"""Seconds that a poll is held at the most; an agent waits 5 s for an answer."""
+"""Longest hold of a poll in seconds; an agent waits 5 s for an answer."""
 _REPORTS_A_SECOND = 500
 _MOST_REPORT_SECONDS = 3.0
-"""A rank is taken to be silent after 5 s without a report (jobs/hang.py)."""
+"""Longest interval of reports: a rank counts as silent after 5 s without one (jobs/hang.py)."""
 _LEAVE_SECONDS = 5.0
 """How long agents have to receive the order to leave."""
 _LAST_STATUS_SECONDS = 30.0
 _PAUSE_SECONDS = 5.0
-"""A driver that has not run a tick for so long was stopped, or its machine was."""
+"""A driver that has not run a tick for this long was stopped, or its machine was."""
 _VERIFY_SECONDS = 15.0
-"""How long a driver that was stopped waits for the answer whether a later attempt has begun, before
-it decides anything. Storage may be away at the same time, and the job is to go on then: training's
-own fence guards what it writes (training/checkpoint/fence.py)."""
+"""How long a driver that was stopped waits to learn whether a later attempt has begun, before it
+decides anything. If storage is unreachable too, the job goes on after that: training's own fence
+guards what it writes (training/checkpoint/fence.py)."""
 
 
 def run(config: Config, config_path: str, backend: DriverBackend) -> int:
-    """Run one job to its end; the driver's exit code.
+    """Run one job to its end, and return the driver's exit code.
 
-    To be called from the main thread. `backend.finish` has been called when this returns, except
-    after a signal: it ends this driver alone, and the cluster knows whether the application is over
-    (killed) or gets a new driver (a node that is shut down).
+    It must be called from the main thread. `backend.finish` has been called when this returns,
+    except after a signal, which ends only this driver: the cluster knows whether the application is
+    over (killed) or gets a new driver (its node is shut down).
 
     Args:
         config: the job's configuration.
-        config_path: the file it was read from.
-        backend: the cluster. A driver that finds a later attempt of the job does not finish it.
+        config_path: the file that it was read from.
+        backend: the cluster. A driver that meets a later attempt of the job does not finish it.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
@@ -83,7 +83,7 @@ def run(config: Config, config_path: str, backend: DriverBackend) -> int:
 
 
 def limits(config: Config) -> Limits:
-    """What the configuration says of a job."""
+    """The job's limits, from its configuration."""
     job = config.job
     return Limits(
         workers=job.workers,
@@ -108,7 +108,7 @@ def limits(config: Config) -> Limits:
 class _Mailbox:
     """Orders for one agent, until it confirms them. Every access holds the driver's lock.
 
-    Its agent's poll waits here alone: an order wakes the one thread that is to hand it over.
+    Only its agent's poll waits on `changed`, so that an order wakes no other thread.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -135,14 +135,13 @@ class _Driver:
         self._config, self._backend = config, backend
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
-        """Wakes the main thread: events have come, or an agent has received its order to leave."""
+        """Wakes the main thread when events come or an agent has received its order to leave."""
         self._mail: dict[str, _Mailbox] = {}
         self._rendezvous = rendezvous.Rendezvous()
         self._job_status = JobStatus(backend.application, backend.attempt)
         self._signal: int | None = None
         self._later: Superseded | None = None
-        """A later attempt has the job: this driver writes nothing and does not finish the
-        application."""
+        """The later attempt that has the job; this driver then neither writes nor finishes it."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         key = backend.session_key()
@@ -156,7 +155,7 @@ class _Driver:
             refused=_say,
         )
         self._address = DriverAddress(backend.listen_address(), self._server.port, key)
-        # The page's path cannot be guessed; the cluster's own pages lead to it.
+        # The path cannot be guessed, so that users reach the page only through the cluster's pages.
         self._page_path = f"/page/{wire.new_key()[:32]}/"
         self._reconciler = Reconciler(
             backend,
@@ -189,10 +188,10 @@ class _Driver:
     # ---------------------------------------------------------------- what the job can do
     def order(self, member: str, order: dict[str, Any]) -> None:
         """DriverActions: send an order to an agent."""
-        if order["type"] == "start":  # training's fence is ordered by it (howdah/attempts.py)
+        if order["type"] == "start":  # attempts order training's fences (howdah/attempts.py)
             order = {**order, "attempt": self._attempt.to_dict()}
         if self._mpirun is not None and order["type"] == "start":
-            self._mpirun.start(member, order)  # all of them at once, by mpirun
+            self._mpirun.start(member, order)  # mpirun starts all of them together
             return
         self._send(member, order)
 
@@ -203,7 +202,7 @@ class _Driver:
         return self._mail.setdefault(member, _Mailbox(self._lock))
 
     def keep(self, count: int) -> None:
-        """DriverActions: have so many containers."""
+        """DriverActions: keep `count` containers."""
         self._reconciler.keep(count)
 
     def release(self, member: str) -> None:
@@ -215,8 +214,8 @@ class _Driver:
         self._rendezvous.begin(generation)
 
     def event(self, what: str) -> None:
-        """DriverActions: log an event, and show it in the job's status; without secrets, which an
-        error's text may have."""
+        """DriverActions: log an event and show it in the job's status. Secrets are removed, since
+        the text of an error may contain them."""
         what = redact.text(what)
         with self._lock:
             self._job_status.event(what)
@@ -228,8 +227,8 @@ class _Driver:
         address, ports = self._backend.listen_address(), self._config.job.port_range
 
         def members() -> list[str]:
-            there = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]
-            return [slot.member for slot in world.assign(there, self._job.workers.wanted)]
+            alive = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]
+            return [slot.member for slot in world.assign(alive, self._job.workers.target)]
 
         def send(member: str, order: dict[str, Any]) -> None:
             with self._lock:
@@ -241,7 +240,7 @@ class _Driver:
 
         return Mpirun(
             members=members,
-            wanted=lambda: self._job.workers.wanted,
+            size=lambda: self._job.workers.target,
             send=send,
             failed=failed,
             say=self.event,
@@ -251,9 +250,9 @@ class _Driver:
             grace_seconds=self._config.checkpoint.grace_seconds,
         )
 
-    # ---------------------------------------------------------------------------- its life
+    # --------------------------------------------------------------------------- main thread
     def drive(self) -> int:
-        """From the first container to the final status."""
+        """Run the job from the first container to the final status, and return the exit code."""
         self._server.start()
         url = f"http://{self._address.address}:{self._address.port}{self._page_path}"
         self._backend.publish(self._address)
@@ -270,7 +269,7 @@ class _Driver:
             with self._lock:
                 now = time.monotonic()
                 if now - looked > _PAUSE_SECONDS:
-                    continue  # stopped in this very moment: ask first
+                    continue  # stopped since the check above: verify again before any decision
                 if self._later is not None:
                     self._job.give_way(self._later, now)
                 if self._signal is not None:
@@ -289,8 +288,8 @@ class _Driver:
         with self._lock:
             self._wake.wait_for(self._all_left, _LEAVE_SECONDS)
             error, stopped = self._job.error, self._job.stopped
-            if error is not None and (lost := self._job_status.cut_short()):
-                error.what += "; " + lost
+            if error is not None and (unsaved := self._job_status.cut_short()):
+                error.what += "; " + unsaved
         ended = None
         if error is not None:
             ended = ("interrupted" if stopped else "failed", error.what)
@@ -315,7 +314,7 @@ class _Driver:
         return exit_code(self._job)
 
     def _due_step(self) -> int | None:
-        """The newest step; None: there is none, or no further one is due."""
+        """The newest step; None: no step yet, or no further step is due."""
         with self._lock:
             over = self._job.worlds.concluding or self._job.mode in ("ending", "over")
             return None if over else self._job_status.step
@@ -327,7 +326,7 @@ class _Driver:
         _say(f"{later.what}: {later.got}")
 
     def _all_left(self) -> bool:
-        """Every agent that is alive has confirmed its order to leave."""
+        """True once every live agent has confirmed its order to leave."""
         return all(
             not self._mail[name].orders or not member.alive
             for name, member in self._job.members.items()
@@ -336,7 +335,7 @@ class _Driver:
     def _note_signal(self, number: int, _: object) -> None:
         self._signal = number
 
-    # ------------------------------------------------------------- what the agents ask for
+    # --------------------------------------------------------------------- agents' requests
     def _answer(self, method: str, path: str, body: bytes) -> wire.Answer:
         parts = path.strip("/").split("/")
         if parts[0] == "rendezvous" and len(parts) >= 4 and parts[1].isdecimal():
@@ -347,8 +346,8 @@ class _Driver:
         try:
             answer = routes[path](json.loads(body))
         except (ValueError, KeyError, TypeError) as error:
-            _say(f"a malformed message to {path}: {error!r}")
-            return 400, "text/plain", b"not understood\n"
+            _say(f"malformed message to {path}: {error!r}")
+            return 400, "text/plain", b"malformed message\n"
         if answer is None:
             return 410, "text/plain", b"not a worker of this job\n"
         return 200, "application/json", json.dumps(answer).encode()
@@ -390,7 +389,7 @@ class _Driver:
                 return None
             now = time.monotonic()
             self._job.contact(name, now)
-            # First the state, then the events: the process's end may be among them.
+            # The state first, since the process's end may be among the events.
             member.reported(message["state"], now)
             if member.rank == 0:
                 self._job_status.progress(self._job)
@@ -401,15 +400,15 @@ class _Driver:
                 if not self._job_status.take(event) and member.alive:
                     self._job.happened(name, event, now)
             if message["events"]:
-                self._wake.notify_all()  # one tick decides for all of them
+                self._wake.notify_all()  # one tick handles all of them
         return {"taken": True, "again": self._report_seconds()}
 
     def _report_seconds(self) -> float:
-        """When an agent without events is to report again: a large job's reports are spread."""
+        """Interval of reports without events: longer in a large job, to bound their rate."""
         most = min(_MOST_REPORT_SECONDS, self._job.limits.hang_seconds / 4)
         return max(1.0, min(most, len(self._job.members) / _REPORTS_A_SECOND))
 
-    # --------------------------------------------------------------- what others ask for
+    # ------------------------------------------------------------------- clients' requests
     def _page(self, path: str) -> wire.Answer:
         if path == self._page_path + "status.json":
             text = json.dumps(self._status(), ensure_ascii=False)
@@ -442,10 +441,10 @@ class _Driver:
             elif kind == "stop":
                 self._job.stop(bool(request.get("save")), now)
             else:
-                raise UsageError("an unknown request", got=str(request)[:200])
+                raise UsageError("unknown request", got=str(request)[:200])
 
 
 def _say(line: str) -> None:
     stamp = time.strftime("%H:%M:%S", time.gmtime())
-    with contextlib.suppress(OSError):  # the log's disk may be full: no reason to end a job
+    with contextlib.suppress(OSError):  # a full disk for the log must not end the job
         print(f"{stamp} {line}", file=sys.stderr, flush=True)

@@ -1,8 +1,7 @@
-"""Whose fault a failure is, by the error that its process reported: the job's, its node's, or
-neither's.
+"""Pure functions that decide from a process's error whether the job or its node is at fault.
 
-Pure functions. A fault of the job would come again on any node, and ends it. A fault of a node (a
-full disk, a broken GPU, a library that is missing there) ends a worker there and no more.
+A fault of the job would recur on any node, and ends the job. A fault of a node (a full disk, a
+broken GPU, a missing library) only ends a worker on that node.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from howdah.config.model import Config
 from howdah.packaging.cluster_paths import of_ranks
 
 Fault = Literal["job", "node", "passing", "unknown"]
-"""The job's own; the node's; that of something temporary (storage that is away); not known."""
+"""What is at fault: the job; the node; something temporary (unreachable storage); not known."""
 
 _JOB = {
     "ConfigError", "UsageError", "DataError", "ModelError", "CheckpointError",
-    "TrainingError",  # a loss that is not finite; a lost rank (RankLost) is another's failure
+    "TrainingError",  # such as a loss that is not finite; RankLost is another rank's failure
     "TokensExpiring", "Interrupted", "Terminated",
 }  # fmt: skip
 _PASSING = {"StorageUnavailable", "SafeMode"}
 _OF_A_PATH = {"StorageFull", "NotFound", "AlreadyExists", "PermissionDenied"}
-"""On storage that all nodes share every node meets them, on a local disk one node."""
+"""Errors that every node meets on shared storage, and one node on its local disk."""
 _LIBRARY = {"ImportError", "ModuleNotFoundError"}
 _MACHINE = {*_LIBRARY, "MemoryError", "OutOfMemoryError", "ResourceExhaustedError"}
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,18 +41,18 @@ _VARYING = re.compile(r"0x[0-9a-f]+|(?<![\w.])/[^\s:;,'\")]+|\d+", re.IGNORECASE
 
 
 def shared_paths(config: Config) -> tuple[str, ...]:
-    """What of a job lies on storage that every node sees."""
+    """The job's paths on storage that every node shares."""
     return tuple(of_ranks(config).values())
 
 
 def fault_of(error: Mapping[str, Any] | None, shared: Sequence[str]) -> Fault:
-    """Whose fault an error is.
+    """What is at fault for an error.
 
     Args:
-        error: as a training process reports it (training/process/failure.py): class (`error`),
-            the names of its base classes (`kinds`), `what`, `where`, `message`, and of an OSError
-            `errno`. None: the process has reported none.
-        shared: `shared_paths`.
+        error: a training process's report (training/process/failure.py): class (`error`), the names
+            of its base classes (`kinds`), `what`, `where`, `message`, and the `errno` of an
+            OSError. None: the process has not reported an error.
+        shared: the result of `shared_paths`.
     """
     if not error:
         return "unknown"
@@ -65,7 +64,7 @@ def fault_of(error: Mapping[str, Any] | None, shared: Sequence[str]) -> Fault:
         return "job"
     if kinds & _PASSING:
         return "passing"
-    if "NotAuthenticated" in kinds:  # the tokens are the job's, a clock or a krb5.conf the node's
+    if "NotAuthenticated" in kinds:  # the job's tokens, or the node's clock or krb5.conf
         return "unknown"
     if "StorageError" in kinds or kinds & _OF_A_PATH:
         if not _is_shared(where, shared):
@@ -81,20 +80,20 @@ def fault_of(error: Mapping[str, Any] | None, shared: Sequence[str]) -> Fault:
 
 
 def of_cluster(error: Mapping[str, Any] | None) -> bool:
-    """The error comes from the cluster to all ranks at once, such as a collective that does not
-    return: that two nodes have it at the same step proves nothing."""
+    """True if all ranks get the error from the cluster at once, such as a collective that does not
+    return: the same step on two nodes then does not prove a fault of the job."""
     return "ClusterError" in _kinds(error or {})
 
 
 def of_disk(error: Mapping[str, Any] | None) -> bool:
-    """A node's error is of a file or a disk: another may have the same one of its own."""
+    """True for an error of a file or disk, which two nodes may have independently."""
     kinds = _kinds(error or {})
     return bool(kinds & {"StorageError", "OSError", *_OF_A_PATH})
 
 
 def signature(error: Mapping[str, Any] | None) -> str | None:
     """The part of an error that is equal on every node: class and message, without numbers and
-    local paths; None where the process has reported no error.
+    local paths; None if the process has not reported an error.
 
     >>> signature({"error": "RuntimeError", "what": "index 31 is out of bounds (/d/a.py:7)"})
     'RuntimeError: index # is out of bounds (#:#)'
@@ -110,7 +109,7 @@ def _kinds(error: Mapping[str, Any]) -> set[str]:
 
 
 def _message(error: Mapping[str, Any]) -> str:
-    """One line of an error: its message; of a traceback alone, its end."""
+    """One line of an error: its message, or the last line of a mere traceback."""
     message = str(error.get("message") or "").strip()
     if message:
         return message.partition("\n")[0]
@@ -119,15 +118,9 @@ def _message(error: Mapping[str, Any]) -> str:
 
 
 def _is_shared(where: str, shared: Sequence[str]) -> bool:
-    """The path is on storage that all nodes share: a remote one, or below one of the job's own."""
+    """True if the path is on storage that all nodes share: remote, or below a path of the job."""
     if not storage.is_local(where):
         return True
-    path = _plain(where)
-    return any(
-        path == own or path.startswith(own.rstrip("/") + "/")
-        for own in (_plain(one) for one in shared if storage.is_local(one))
-    )
-
-
-def _plain(path: str) -> str:
-    return os.path.normpath(storage.local_path(path))
+    path = os.path.normpath(storage.local_path(where))
+    roots = (os.path.normpath(storage.local_path(p)) for p in shared if storage.is_local(p))
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)

@@ -1,9 +1,9 @@
 """The driver's decisions: which containers a job keeps, and what to do when something ends.
 
-A static job has one world, and is tried again from its newest checkpoint where it may; an elastic
-one goes on to the next world whenever a worker is lost or gained (jobs/driver/worlds.py). Nothing
-here touches a network, a file or a clock: `DriverActions` acts, callers say what time it is, and
-one thread at a time is inside.
+A static job has one world, and is retried from its newest checkpoint within its limits; an elastic
+job goes on to the next world whenever a worker is lost or gained (jobs/driver/worlds.py). This code
+does not touch a network, a file or a clock: `DriverActions` acts, and callers pass the time. One
+thread at a time may be inside.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from howdah.jobs.driver.workers import DriverActions, Limits, Workers
 from howdah.jobs.driver.worlds import Phase, Worlds
 
 _PAUSE_SECONDS = 3.0
-"""A driver that has not looked for so long was stopped itself: its agents were not silent."""
+"""A driver that has not run for this long was stopped itself, and its agents were not silent."""
 _PROCESS_FAILURES = 2
-"""Processes that may fail in one container before it is given back for another."""
+"""Number of processes that fail in one container before it is exchanged for another."""
 _END_SECONDS = 12.0
 """How long the other ranks have to end by themselves when a static job has lost one; a rank 0 that
 saves has `checkpoint.grace_seconds`."""
 _WITHOUT_GPUS = 3
-"""Containers without a GPU, in a row, after which no more are asked for."""
+"""Number of containers without a GPU, in a row, after which the job requests no more."""
 _AFTER_DONE_SECONDS = 30.0
 _EXCHANGE_SECONDS = 10.0
-"""How long an agent has to leave when its container is given back for another."""
+"""How long an agent has to leave when its container is exchanged for another."""
 
 Mode = Phase | Literal["failing", "ending", "over"]
-"""That of the job's worlds; waiting for the other ranks of a static job that has lost one; ending;
-ended."""
+"""A phase of the job's worlds; `failing`: waiting for the remaining ranks of a static job that has
+lost one; `ending`; `over`."""
 
 
 class Job:
     """One job, from its first container to its end.
 
     Args:
-        limits: what the configuration says of it.
-        actions: carry out what it decides.
-        now: monotonic seconds, as everywhere below.
-        attempt: which of the application's drivers this is.
+        limits: the limits from its configuration.
+        actions: carry out its decisions.
+        now: monotonic seconds, as in all methods.
+        attempt: the number of the application's driver.
     """
 
     def __init__(
@@ -58,28 +58,28 @@ class Job:
         self.worlds = Worlds(self.workers, self.budget)
         self.nodes = NodeLedger(limits.node_failures)
         self.done_since: float | None = None
-        """When rank 0 reported that the run is finished."""
+        """Time when rank 0 reported that the run is finished."""
         self.error: HowdahError | None = None
         self.stopped = False
         self._stage: Literal["training", "failing", "ending", "over"] = "training"
         self._since = now
-        """When the stage began."""
+        """Time when the stage began."""
         self._last_tick = now
         self._end_seconds = _END_SECONDS
         """How long ranks may take in the stage "ending"."""
         self._refused_without_gpus = 0
-        """Containers in a row."""
+        """Number of containers in a row that were refused."""
         self._exchanged: dict[str, float] = {}
-        """Containers that are to be given back, and since when."""
+        """Containers that will be released, and the times of that decision."""
 
     @property
     def mode(self) -> Mode:
-        """What the job does now."""
+        """The job's present mode."""
         return self.worlds.phase if self._stage == "training" else self._stage
 
     @property
     def over(self) -> bool:
-        """The job ends, or has ended: no failure counts any more."""
+        """True once the job is ending or has ended, when failures no longer count."""
         return self._stage in ("ending", "over")
 
     @property
@@ -89,10 +89,10 @@ class Job:
 
     # ------------------------------------------------------------------ what comes from outside
     def registered(self, name: str, node: str, facts: dict[str, Any], now: float) -> bool:
-        """An agent has registered; whether it may stay."""
+        """Take an agent's registration; True if it may stay."""
         if name in self.members:
-            return self.members[name].alive  # its first answer was lost
-        if self.over or self.worlds.pausing or len(self.workers.alive()) >= self.workers.wanted:
+            return self.members[name].alive  # the answer to its first registration was lost
+        if self.over or self.worlds.pausing or len(self.workers.alive()) >= self.workers.target:
             return False
         error = errors.old_glibc(node, name, facts)
         if error is not None:
@@ -118,17 +118,17 @@ class Job:
             self._refused_without_gpus = 0
         self.members[name] = member
         self._actions.event(f"worker {name} on {node} has registered")
-        if self._stage != "failing":  # then all start together, when the others have ended
+        if self._stage != "failing":  # a failing job starts all together once the others ended
             self.workers.start(member, now)
         return True
 
     def refusal(self, name: str) -> HowdahError | None:
-        """Why a container was refused; None: it was not, or for no fault of its node."""
+        """Why a container was refused because of its node; None: it was not."""
         member = self.members.get(name)
         return None if member is None else member.refused
 
     def contact(self, name: str, now: float) -> bool:
-        """An agent was heard; False if it is not, or no longer, a worker of this job."""
+        """Record contact with an agent; False if it is not (any longer) a worker of this job."""
         member = self.members.get(name)
         if member is None or not member.alive:
             return False
@@ -136,13 +136,13 @@ class Job:
         return True
 
     def happened(self, name: str, event: dict[str, Any], now: float) -> None:
-        """An event that an agent reports; each comes once, in the agent's order."""
+        """Handle an event that an agent reports; each comes once, in the agent's order."""
         member = self.members[name]
         if event["type"] == "leaving":
             member.leaving = event["signal"]
             return
         if event.get("process") != member.process:
-            return  # of a process that has been replaced
+            return  # the event of a process that has been replaced
         kind = event["type"]
         if kind == "started":
             member.pid = event["pid"]
@@ -166,22 +166,22 @@ class Job:
             self._exited(member, event, now)
 
     def gone(self, name: str, why: str, now: float, *, fault: bool = True) -> None:
-        """A container has ended, or is given up.
+        """Handle the end of a container, or its loss.
 
         Args:
-            fault: it may be its node's: nothing is known that ended the container on purpose.
+            fault: its node may be at fault; False: the container was ended on purpose.
         """
         member = self.members.get(name)
         if member is None or not member.alive:
             return
         was_running, rank = member.phase not in ("ended", "finished"), member.rank
         member.phase = "gone"
-        # Its agent may still run, cut off from the cluster or from the driver: it must end.
+        # Its agent may still run, cut off from the cluster or from the driver, and must end.
         self.workers.leave(member, why, exit_code=1)
         if self.over or self.done_since is not None:
             return
         if member.leaving is not None:
-            why = f"{why} (its agent was sent {member.leaving})"
+            why = f"{why} (its agent received {member.leaving})"
         if fault:
             self._count_failure(member.node, name, why, now)
         else:
@@ -191,7 +191,7 @@ class Job:
             self._lost(Loss(name, member.node, rank, why), now)
 
     def listed(self, containers: Sequence[Container], now: float) -> None:
-        """The backend's list of containers; it comes about every second."""
+        """Take the backend's list of containers, which comes about every second."""
         for one in containers:
             if one.node and one.id not in self.members:
                 self._check_node_of(one, now)
@@ -205,8 +205,8 @@ class Job:
                 self.gone(one.id, why, now, fault=one.reason not in ("preempted", "killed"))
                 if one.reason == "preempted":
                     self.budget.preempted(one.id)
-        known = self.members.keys() | self.nodes.refused
-        for event in self.budget.settle(containers, known, now):
+        agents = self.members.keys() | self.nodes.refused
+        for event in self.budget.settle(containers, agents, now):
             self._actions.event(event)
         if (error := self.budget.never_registered()) is not None:
             self.fail(error, now)
@@ -215,31 +215,30 @@ class Job:
         """Change the number of workers.
 
         Raises:
-            UsageError: the job cannot have so many.
+            UsageError: the number is outside the job's limits.
         """
         low, high = self.limits.fewest, self.limits.most
         if not self.limits.elastic or not low <= workers <= high:
             raise UsageError(
-                "the job cannot have that size",
+                f"the job cannot have {workers} workers",
                 expected=f"{low} to {high} workers (job.min_workers, job.max_workers)",
-                got=str(workers),
             )
-        self._actions.event(f"{workers} workers are wanted instead of {self.workers.wanted}")
+        self._actions.event(f"changing from {self.workers.target} to {workers} workers")
         self.nodes.accepted()
-        self.workers.want(workers)
+        self.workers.set_target(workers)
 
     def stop(self, save: bool, now: float) -> None:
-        """End in good order, saving first if asked."""
+        """End all processes in good order; `save`: ranks save first."""
         if self.over:
             return
         self.stopped = True
-        self.error = Terminated("the job was asked to stop")
-        self._actions.event("asked to stop" + (", saving first" if save else ""))
+        self.error = Terminated("the job was stopped on request")
+        self._actions.event("stopping on request" + (", saving first" if save else ""))
         self._end(now)
         self._end_processes(save=save, why="the job stops")
 
     def fail(self, error: HowdahError, now: float, *, save: bool = False) -> None:
-        """End with an error; `save`: ranks whose state is good save it first."""
+        """End with an error; `save`: ranks with intact state save it first."""
         if self.over:
             return
         self.error = error
@@ -248,7 +247,7 @@ class Job:
         self._end_processes(save=save, why="the job has failed")
 
     def give_way(self, error: HowdahError, now: float) -> None:
-        """A later attempt has the job: all agents end their processes and leave."""
+        """Let all agents end their processes and leave, since a later attempt has the job."""
         if self._stage == "over":
             return
         self.error = error
@@ -259,7 +258,7 @@ class Job:
 
     # ----------------------------------------------------------------------- as time passes
     def tick(self, now: float) -> None:
-        """Decide what is due; to be called several times a second."""
+        """Decide what is due; called several times a second."""
         pause = now - self._last_tick
         self._last_tick = now
         if pause > _PAUSE_SECONDS:  # the driver was stopped, not its agents
@@ -277,7 +276,7 @@ class Job:
             del self._exchanged[name]
             self._actions.release(name)
         if self.nodes.ask_again(now) and not self.worlds.pausing and not self.over:
-            self._actions.keep(self.workers.wanted)
+            self._actions.keep(self.workers.target)
         if self.done_since is not None and not self.over:  # the other ranks end by themselves
             self._actions.event("training is finished")
             self._end(now)
@@ -293,17 +292,17 @@ class Job:
 
     def _tick_failing(self, now: float) -> None:
         """Wait for the other ranks of a static job that has lost one, then try again or fail."""
-        left = self.workers.running()
-        if left:
+        running = self.workers.running()
+        if running:
             self.workers.end_hanging(self.workers.views(self.workers.placed(), now))
             limit = _END_SECONDS
-            if any(member.view(now).phase == "save" for member in left):
+            if any(member.view(now).phase == "save" for member in running):
                 limit = max(limit, self.limits.grace_seconds)
             if now - self._since > limit:
                 self.workers.end_left(now, self._since, has_cause=self.budget.has_cause)
             return
         if self.budget.waiting:
-            return  # the cluster will say soon why a container has ended
+            return  # the cluster will soon report why a container has ended
         error = self.budget.next_try()
         if error is not None:
             self.fail(error, now)
@@ -328,7 +327,7 @@ class Job:
             self.workers.leave(member, "the job is over", exit_code=0)
         self._turn("over", now)
 
-    # ------------------------------------------------------------------------- what is done
+    # ----------------------------------------------------------------------------- actions
     def _turn(self, stage: Literal["training", "failing", "ending", "over"], now: float) -> None:
         self._stage, self._since = stage, now
 
@@ -338,7 +337,7 @@ class Job:
         self._actions.keep(0)
 
     def _end_processes(self, *, save: bool, why: str) -> None:
-        """Stop ranks that are to save in good order, and kill all other processes at once."""
+        """Stop ranks in good order where they save, and kill all other processes at once."""
         self._end_seconds = self.limits.grace_seconds + 30.0 if save else _END_SECONDS
         for member in self.members.values():
             if member.phase in ("placed", "in", "left") and (save or self.stopped):
@@ -350,11 +349,11 @@ class Job:
         if self.nodes.failed(node, container, why, now):
             count = self.nodes.all_excluded()[node]
             self._actions.event(
-                f"node {node} is excluded: {count} failure(s) of workers there, the last: {why}"
+                f"node {node} is excluded; failures of workers there: {count}, the last: {why}"
             )
 
     def _check_node_of(self, one: Container, now: float) -> None:
-        """A container without an agent yet: its node may be excluded, or have ended it."""
+        """Check a container without an agent: its node may be excluded, or have ended it."""
         if one.state == "running" and self.nodes.excluded(one.node):
             self._refuse_for_node(one.id, one.node, now)
             return
@@ -368,14 +367,14 @@ class Job:
             self._count_failure(one.node, one.id, why.rstrip(), now)
 
     def _refuse_for_node(self, container: str, node: str, now: float) -> None:
-        """Give a container on an excluded node back, and ask for another one after a pause."""
+        """Release a container on an excluded node, and request another one after a pause."""
         if self.worlds.pausing or self.over:
-            return  # all containers are given back anyway
+            return  # all containers are released anyway
         if not self.nodes.refuse(container, now):
             return
-        self._actions.event(f"container {container} is given back: node {node} is excluded")
-        present, wanted = len(self.workers.alive()), self.workers.wanted
-        self._actions.keep(max(present, wanted - self.nodes.held))
+        self._actions.event(f"container {container} is released: node {node} is excluded")
+        present = len(self.workers.alive())
+        self._actions.keep(max(present, self.workers.target - self.nodes.held))
         self._actions.release(container)
         if not self.nodes.enough:
             return
@@ -384,16 +383,16 @@ class Job:
             self.fail(errors.no_good_node(excluded, self.nodes.why(node)), now)
             return
         self.nodes.accepted()
-        self.workers.want(present)
+        self.workers.set_target(present)
         self._actions.event(
-            f"{present} workers are wanted from now on: the cluster gives containers on excluded"
-            f" nodes alone ({', '.join(excluded)}; `howdah scale` asks again)"
+            f"going on with {present} workers: the cluster only offers excluded nodes"
+            f" ({', '.join(excluded)}; `howdah scale` requests more)"
         )
 
     def _refuse_without_gpus(self, member: Member, now: float) -> None:
         """Refuse a container; after some in a row the job goes on with fewer workers, or fails.
 
-        The cluster is likely to give the same node again: its own count says that a GPU is free.
+        The cluster is likely to offer the same node again, since it counts the GPU as free.
         """
         free = self.workers.free_gpus(member.node, member.facts)
         error = errors.no_gpus(member.node, member.id, member.facts, self.limits.gpus, free)
@@ -408,14 +407,14 @@ class Job:
             self.fail(error, now)
             return
         self._refused_without_gpus = 0
-        self.workers.want(present)
+        self.workers.set_target(present)
         self._actions.event(
-            f"{present} workers are wanted from now on: {_WITHOUT_GPUS} containers in a row had no"
-            " GPU (`howdah scale` asks again)"
+            f"going on with {present} workers: {_WITHOUT_GPUS} containers in a row had no GPU"
+            " (`howdah scale` requests more)"
         )
 
     def _goes_on_with(self, workers: int) -> bool:
-        """A job that trains can do with so many workers."""
+        """True if the job trains and may go on with this number of workers."""
         return self.mode in ("running", "changing") and workers >= self.limits.fewest
 
     def _exited(self, member: Member, event: dict[str, Any], now: float) -> None:
@@ -435,7 +434,7 @@ class Job:
             return
         self.budget.process_lost(loss, self.worlds.generation, now)
         many = member.failures >= _PROCESS_FAILURES
-        # By a signal it may have ended with its container, as the cluster will say: preempted.
+        # A signal may have come from the container's preemption, which the cluster reports later.
         bad_node = code >= 0 and self.nodes.excluded(member.node)
         if many or member.unfit or bad_node:
             self._exchange(member, now)
@@ -443,7 +442,7 @@ class Job:
             self.workers.start(member, now)
 
     def _loss_of(self, member: Member, event: dict[str, Any]) -> Loss:
-        """What the end of a training process is a loss of, and whose fault it is."""
+        """The loss that the end of a training process is, with its fault."""
         code, failure = event["exit_code"], event.get("failure")
         if member.kill_reason is not None:
             why = f"killed by Howdah: {member.kill_reason}"
@@ -456,23 +455,25 @@ class Job:
         lines = list(event.get("lines") or [])
         if member.diagnosis is not None and member.diagnosis.get("stacks"):
             lines = list(member.diagnosis["stacks"])
+        # Completed steps: from the failure message, or else from the last report.
+        reports = ((failure or {}).get("step"), member.step.get("step"), member.beat.get("step"))
         return Loss(
             member.id, member.node, member.rank, why, code, tuple(lines), failure,
             follows=member.kill_follows or (member.abandoned and code == -signal.SIGTERM),
             fault=faults.fault_of((failure or {}).get("error"), self.limits.shared),
-            step=_step(member, failure),
+            step=next((step for step in reports if isinstance(step, int)), None),
         )  # fmt: skip
 
     def _exchange(self, member: Member, now: float) -> None:
-        """Give a container back for another one: its agent leaves. An agent that a broken node
-        keeps from leaving is ended some seconds later."""
+        """Exchange a container for another one: its agent leaves, or its container is released some
+        seconds later if a broken node prevents that."""
         member.phase = "gone"
         self._exchanged[member.id] = now
-        self._actions.event(f"container {member.id} on {member.node} is given back for another")
+        self._actions.event(f"container {member.id} on {member.node} is exchanged for another")
         self.workers.leave(member, "its processes fail there", exit_code=1)
 
     def _lost(self, loss: Loss, now: float) -> None:
-        """A process or a container has ended before its time."""
+        """Handle a process or a container that has ended too early."""
         self.budget.add(loss)
         self._actions.event(loss.what)
         other_node = self.nodes.met_elsewhere(loss)
@@ -486,12 +487,6 @@ class Job:
             self._turn("failing", now)
             self.worlds.halt()
             self._actions.begin(self.worlds.generation + 1)  # ends waiting in the rendezvous
-            for member in self.workers.placed():  # rank 0 saves the last step that it has completed
+            for member in self.workers.placed():  # rank 0 saves its last complete step
                 member.abandoned = True
                 self.workers.send(member, {"type": "abandon"})
-
-
-def _step(member: Member, failure: dict[str, Any] | None) -> int | None:
-    """Steps done when a process failed: by its failure message, or else by its last report."""
-    reports = ((failure or {}).get("step"), member.step.get("step"), member.beat.get("step"))
-    return next((step for step in reports if isinstance(step, int)), None)

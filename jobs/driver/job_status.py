@@ -13,18 +13,17 @@ from howdah.jobs.driver.job import Job
 _EVENTS = 50
 _LINES = 200
 _STEPPING = ("compute", "wait", "input")
-"""Phases of rank 0 in which steps are taken; it also waits for others in an evaluation's end."""
+"""Phases of rank 0 that belong to a step; it also waits for others at an evaluation's end."""
 _CURVE = 500
-"""Points of the loss curve; when there are more, every other one is left out."""
+"""Most points of the loss curve; when there are more, every other one is dropped."""
 
 
 class JobStatus:
-    """Collects a job's events, console lines, progress and checkpoints, also of ranks that are
-    gone.
+    """Collects a job's events, console lines, progress and checkpoints, even of ended ranks.
 
     Args:
-        application: its id.
-        attempt: which of the application's drivers this is.
+        application: the application's id.
+        attempt: the number of the application's driver.
     """
 
     def __init__(self, application: str, attempt: int) -> None:
@@ -68,11 +67,11 @@ class JobStatus:
         if self._saving is None:
             return ""
         saved = self._checkpoint
-        newest = "from before this attempt, if there is one" if saved is None else saved["path"]
-        return f"the save of step {self._saving} was cut short; the newest whole one is {newest}"
+        newest = "an earlier attempt's, if any" if saved is None else saved["path"]
+        return f"the save of step {self._saving} was cut short; newest complete one: {newest}"
 
     def progress(self, job: Job) -> float:
-        """Update from rank 0's newest report; the done fraction, 0 to 1."""
+        """Update from rank 0's newest report, and return the fraction that is done, 0 to 1."""
         leader = next((m for m in job.members.values() if m.running and m.rank == 0), None)
         now = time.monotonic()
         if leader is not None and leader.beat.get("phase") in _STEPPING:
@@ -92,7 +91,7 @@ class JobStatus:
 
     def _mark(self, step: int, loss: float) -> None:
         while self._curve and self._curve[-1][0] >= step:
-            self._curve.pop()  # steps that are repeated: the last one counts
+            self._curve.pop()  # a repeated step replaces its earlier point
         self._curve.append((step, loss))
         if len(self._curve) > _CURVE:
             self._curve = self._curve[::2]
@@ -108,7 +107,7 @@ class JobStatus:
         return list(self._curve)
 
     def status(self, job: Job) -> dict[str, Any]:
-        """The whole of status.json; yarn/ and howdah/airflow/ read its keys."""
+        """The contents of status.json, whose keys yarn/ and howdah/airflow/ read."""
         step = self._step
         ranks = self._ranks(job)
         return {
@@ -117,7 +116,7 @@ class JobStatus:
             "state": _state(job),
             "generation": job.worlds.generation,
             "world_size": len(job.worlds.slots) if job.mode == "running" else 0,
-            "wanted": job.workers.wanted,
+            "wanted": job.workers.target,
             "step": step.get("step"),
             "total_steps": step.get("total_steps"),
             "epoch": step.get("epoch"),
@@ -149,10 +148,10 @@ class JobStatus:
         )
         paces = {m.rank: pace for m in members if m.rank is not None and (pace := m.pace())}
         slow = hang.stragglers(paces)
-        found = []
+        ranks = []
         for member in members:
             view, pace = member.view(now), member.pace()
-            found.append(
+            ranks.append(
                 {
                     "rank": member.rank,
                     "container": member.id,
@@ -174,23 +173,23 @@ class JobStatus:
                     "data": {k: v for k, v in member.data.items() if k not in ("type", "process")},
                 }
             )
-        return found
+        return ranks
 
     def _eta(self, job: Job) -> float | None:
         total = self._step.get("total_steps")
         if job.mode != "running" or not total:
             return None
-        left = self._speed.left(self._clock, total)
-        return None if left is None else round(left, 1)
+        seconds = self._speed.left(self._clock, total)
+        return None if seconds is None else round(seconds, 1)
 
 
 def exit_code(job: Job) -> int:
-    """What the driver, and `howdah submit --wait`, exit with."""
+    """The exit code of the driver and of `howdah submit --wait`."""
     return 0 if job.error is None else job.error.exit_code
 
 
 def _state(job: Job) -> str:
-    """The job's state, one word."""
+    """The job's state in one word."""
     if job.mode == "over":
         if job.error is None:
             return "finished"
@@ -201,7 +200,7 @@ def _state(job: Job) -> str:
         return "running"
     if job.worlds.generation == 0 and job.mode == "waiting":
         present = sum(member.alive for member in job.members.values())
-        return "starting" if present >= job.workers.wanted else "waiting"
+        return "starting" if present >= job.workers.target else "waiting"
     if any(member.phase in ("in", "left") for member in job.members.values()):
         return "resizing" if job.limits.elastic else "restarting"
     return "restarting"

@@ -1,4 +1,4 @@
-"""A worker as the driver knows it: its container, its process, its rank."""
+"""The driver's view of a worker: its container, its process, its rank."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from howdah.jobs.driver.faults import Fault
 from howdah.jobs.hang import Pace, View
 
 Phase = Literal["starting", "ready", "placed", "in", "left", "finished", "ended", "gone"]
-"""Of a worker: its process imports; waits for its first world; has been given a rank; has joined
-the world; has left it and waits for the next; reports that it is done; has ended; the container is
-gone."""
+"""A worker's phase: its process imports; waits for its first world; has a rank; has joined the
+world; has left it and waits for the next; reports that it is done; has ended; its container has
+ended."""
 
 UNHEARD_SECONDS = 6.0
-"""Silence of an agent, which reports and asks for orders every few seconds (jobs/driver/driver.py),
-after which the state of its process is not known."""
+"""Silence of an agent after which the state of its process counts as unknown; it reports and polls
+every few seconds (jobs/driver/driver.py)."""
 _BUSY_SHARE = 0.1
-"""Of a processor, used since the last progress: a rank that uses more computes. Horovod's thread
-and our own take some hundredths beside a main thread that hangs; a rank that computes has at least
-this share also where ten ranks use one processor."""
+"""A rank computes if it has used more than this share of a processor since its last progress.
+Horovod's thread and our own take some hundredths beside a main thread that hangs; a rank that
+computes has at least this share even where ten ranks use one processor."""
 
 
 @dataclass
@@ -36,28 +36,27 @@ class Member:
     """Number of its training process, 1 for the first."""
     pid: int | None = None
     started: float = 0.0
-    """When the process was last ordered to start."""
+    """Time when the process was last ordered to start."""
     ready_since: float = 0.0
     rank: int | None = None
-    """In the world that it has been given; None: in none."""
+    """Rank in its present world; None: it has no world."""
     old_rank: int | None = None
-    """In the world whose state it holds."""
+    """Rank in the world whose state it holds."""
     failures: int = 0
-    """Processes of this container that have failed."""
+    """Number of processes of this container that have failed."""
     unfit: bool = False
-    """Its container is to be given back for another: its process failed of something on its
-    node."""
+    """Its container must be exchanged, since its process failed because of the node."""
     kill_reason: str | None = None
     """Why the driver has ordered its process to be killed."""
     kill_follows: bool = False
-    """It is killed because another worker was lost, which counts for both."""
+    """It is killed because another worker was lost, whose loss counts for both."""
     abandoned: bool = False
-    """Its world has lost a rank and cannot go on: it was asked to end (SIGTERM)."""
+    """It was sent SIGTERM, since its world has lost a rank and cannot go on."""
     leaving: str | None = None
     """The signal that its agent has received."""
     diagnosis: dict[str, Any] | None = None
     old_step: int | None = None
-    """The step of that state."""
+    """Step of the state that it holds."""
     committed: int | None = None
     """Step of its copy in memory."""
     beat: dict[str, Any] = field(default_factory=dict)
@@ -73,27 +72,27 @@ class Member:
 
     @property
     def alive(self) -> bool:
-        """Its agent runs."""
+        """True while its agent runs."""
         return self.phase != "gone"
 
     @property
     def running(self) -> bool:
-        """Its training process runs, as far as the driver knows."""
+        """True while its training process runs, as far as the driver knows."""
         return self.phase not in ("gone", "ended") and self.process > 0
 
     def heard(self, now: float) -> bool:
-        """What is known of its process is current: its agent is not silent."""
+        """True unless its agent is silent, so that the state of its process is current."""
         return now - self.contact <= UNHEARD_SECONDS
 
     def delay(self, seconds: float) -> None:
-        """Do not count the seconds for which the driver was stopped."""
+        """Discount the seconds for which the driver was stopped."""
         self.contact += seconds
         self.beat_time += seconds
         self.started += seconds
         self.ready_since += seconds
 
     def begin_process(self, now: float) -> None:
-        """Forget the reports of an earlier training process: a new one is ordered."""
+        """Discard the reports of an earlier training process when a new one is ordered."""
         self.process += 1
         self.phase, self.started = "starting", now
         self.rank = self.old_rank = self.old_step = self.pid = self.committed = None
@@ -117,12 +116,12 @@ class Member:
             self.beat = state["beat"]
 
     def view(self, now: float) -> View:
-        """The input of jobs/hang.py."""
+        """The worker's state for jobs/hang.py."""
         age = max(0.0, now - self.beat_time)
         since_beat = self.kernel.get("cpu_seconds", 0.0) - self._cpu_at_beat
         idle = self.beat.get("idle_seconds", 0.0) + age
         since_progress = self.beat.get("idle_cpu_seconds", 0.0) + since_beat
-        # Its main thread has work, also where others leave it hardly any processor time.
+        # State R: its main thread has work, even if other processes leave it hardly any CPU time.
         runs = self.kernel.get("state") == "R"
         return View(
             member=self.id,
@@ -138,7 +137,7 @@ class Member:
         )
 
     def pace(self) -> Pace | None:
-        """How long its steps take; None: not reported yet."""
+        """The duration of its steps; None: not reported yet."""
         if self.step.get("step_seconds") is None:
             return None
         return Pace(self.step["step_seconds"], self.step.get("wait_seconds") or 0.0)
@@ -146,60 +145,60 @@ class Member:
 
 @dataclass(frozen=True)
 class Loss:
-    """The end of a worker's process, or of the worker, that was not its last step."""
+    """The early end of a worker's process, or of the worker."""
 
     member: str
     node: str
     rank: int | None
     why: str
     exit_code: int | None = None
-    """Of the process; negative: the signal. None: it went with its container."""
+    """The process's exit code; negative: the signal. None: it ended with its container."""
     lines: tuple[str, ...] = ()
-    """The last of its log."""
+    """The last lines of its log."""
     failure: dict[str, Any] | None = None
-    """The process's own message about its end ("failed")."""
+    """The process's message about its end ("failed")."""
 
     preempted: bool = False
     """The cluster has preempted the container."""
     follows: bool = False
     """The driver killed it because another worker was lost."""
     fault: Fault = "unknown"
-    """Whose it is, by the process's error (jobs/driver/faults.py)."""
+    """What is at fault according to the process's error (jobs/driver/faults.py)."""
     step: int | None = None
-    """Steps done when the process failed; None: not known."""
+    """Steps completed when the process failed; None: not known."""
 
     @property
     def consequence(self) -> bool:
-        """It ended because another one did."""
+        """True if it ended because another worker did."""
         return self.follows or bool(self.failure and self.failure.get("consequence"))
 
     @property
     def fatal(self) -> bool:
-        """A new process would end in the same way, on whatever node."""
+        """True if a new process would end in the same way on any node."""
         return self.fault == "job" and not self.consequence
 
     @property
     def who(self) -> str:
-        """The worker, for messages."""
+        """The worker's description for messages."""
         rank = "a worker without a rank" if self.rank is None else f"rank {self.rank}"
         return f"{rank} on {self.node} ({self.member})"
 
     @property
     def what(self) -> str:
-        """Who was lost and why, for messages."""
+        """The message that names the worker and why it was lost."""
         failure = self.failure or {}
-        asked = (failure.get("error") or {}).get("error") in ("Interrupted", "Terminated")
-        vain = failure.get("consequence") and not asked  # it was not ended by a signal
-        after = ", as another rank was lost or did not come to a collective" if vain else ""
+        signalled = (failure.get("error") or {}).get("error") in ("Interrupted", "Terminated")
+        vain = failure.get("consequence") and not signalled
+        after = ", after another rank was lost or missed a collective" if vain else ""
         return f"{self.who} was lost: {self.why}{after}"
 
     @property
     def of_a_world(self) -> bool:
-        """It had a rank, or its process has ended: no container that was lost before that."""
+        """True if it had a rank or its process has ended; False if it was lost before that."""
         return self.rank is not None or self.exit_code is not None
 
     def error(self) -> HowdahError:
-        """The process's own error, or that it was lost."""
+        """The process's own error, or else one that reports its loss."""
         error = (self.failure or {}).get("error")
         lines = "\n".join(self.lines)
         if error and not self.consequence:
@@ -208,8 +207,7 @@ class Loss:
         return WorkersLost(
             self.what,
             where=f"node {self.node}, container {self.member}",
-            expected="its training process to run to the end",
             got="the last lines of its log:\n" + lines if lines else None,
-            remedy="`howdah logs` shows the whole log; submitted again, the run goes on from its"
-            " newest checkpoint",
+            remedy="`howdah logs` shows the whole log; a resubmission goes on from the newest"
+            " checkpoint",
         )

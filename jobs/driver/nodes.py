@@ -1,7 +1,7 @@
-"""Which nodes keep failing, and which containers on them are given back.
+"""The nodes that keep failing, and the containers on them that are released.
 
-A cluster cannot be asked to keep a node out: a container on an excluded node is given back and
-another one asked for, after a pause that grows, some times in a row.
+A cluster cannot be told to avoid a node: the job releases a container on an excluded node and
+requests another one, after a pause that grows, a limited number of times in a row.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from howdah.jobs.driver import faults
 from howdah.jobs.driver.members import Loss
 
 _SAME_SECONDS = 10.0
-"""A failure so shortly before the cluster ended its container was caused by that."""
+"""A failure this shortly before the cluster ended its container was caused by that end."""
 _REFUSALS = 8
-"""Containers in a row that are given back for their node before the job does without."""
+"""Number of containers in a row that are released for their node before the job gives up."""
 _PAUSES = (1.0, 2.0, 4.0, 8.0)
-"""Seconds before another container is asked for, after the first refusal in a row, the second..."""
+"""Seconds before another container is requested, after the first refusal in a row, the second..."""
 
 
 class NodeLedger:
@@ -27,60 +27,59 @@ class NodeLedger:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._failures: dict[str, list[tuple[str, float, str]]] = {}
-        """By node: container, when, why."""
-        self._seen: set[str] = set()
+        """{node: (container, time, reason) of each failure}."""
+        self._nodes: set[str] = set()
         self._refused: set[str] = set()
         self._in_a_row = 0
         self.held = 0
-        """Containers that are not asked for again yet."""
+        """Number of containers that are not requested again yet."""
         self._ask_at: float | None = None
         self._met: dict[tuple[str, int], str] = {}
-        """The node that an error at a step was first met on."""
+        """The node where an error at a step was first met."""
 
     def seen(self, node: str) -> None:
-        """The job has, or was offered, a container on this node."""
-        self._seen.add(node)
+        """Record a node on which the job has, or was offered, a container."""
+        self._nodes.add(node)
 
     def failed(self, node: str, container: str, why: str, now: float) -> bool:
-        """Count a worker's failure; whether it excludes the node, which was not excluded before."""
+        """Count a worker's failure; True if it excludes a node that was not excluded before."""
         was = self.excluded(node)
         failures = self._failures.setdefault(node, [])
         if any(one == container and now - when < _SAME_SECONDS for one, when, _ in failures):
-            return False  # a process, and its container with it
+            return False  # the end of a process and of its container count as one
         failures.append((container, now, why))
         self.seen(node)
         return self.excluded(node) and not was
 
     def taken_back(self, node: str, container: str, now: float) -> None:
-        """The cluster has ended a container for its own reasons: do not count the failure that this
-        has caused."""
+        """Discount the failure of a container that the cluster has ended for its own reasons."""
         self._failures[node] = [
             one for one in self._failures.get(node, ())
             if one[0] != container or now - one[1] >= _SAME_SECONDS
         ]  # fmt: skip
 
     def excluded(self, node: str) -> bool:
-        """Workers have failed there too often, and less often on another node of the job: where all
-        nodes fail, the cause is not a node, and job.max_restarts decides."""
+        """True if workers have failed there too often, and less often on another node of the job:
+        where all nodes fail, the cause is not a node, and job.max_restarts decides."""
         return self._count(node) >= self._limit and any(
-            self._count(other) < self._limit for other in self._seen
+            self._count(other) < self._limit for other in self._nodes
         )
 
     def all_excluded(self) -> dict[str, int]:
-        """Failures of every excluded node."""
+        """{excluded node: number of its failures}."""
         return {node: self._count(node) for node in sorted(self._failures) if self.excluded(node)}
 
     def _count(self, node: str) -> int:
         return len(self._failures.get(node, ()))
 
     def why(self, node: str) -> str:
-        """The last failure there."""
+        """The reason for the node's last failure."""
         failures = self._failures.get(node)
         return failures[-1][2] if failures else "nothing"
 
-    # ------------------------------------------------------------------- containers given back
+    # ------------------------------------------------------------------- released containers
     def refuse(self, container: str, now: float) -> bool:
-        """A container on an excluded node is given back; False if it was already."""
+        """Record the release of a container on an excluded node; False if it was known before."""
         if container in self._refused:
             return False
         self._refused.add(container)
@@ -92,20 +91,20 @@ class NodeLedger:
 
     @property
     def refused(self) -> set[str]:
-        """Every container that was given back for its node."""
+        """Every container that was released because of its node."""
         return self._refused
 
     @property
     def enough(self) -> bool:
-        """So many in a row were given back that the cluster seems to have no other node."""
+        """True after so many releases in a row that the cluster seems to have no other node."""
         return self._in_a_row >= _REFUSALS
 
     def accepted(self) -> None:
-        """A container on another node has come, or the user has asked for more."""
+        """Reset the row: a container on another node has come, or the user has requested more."""
         self._in_a_row = 0
 
     def ask_again(self, now: float) -> bool:
-        """The pause is over at this moment; True once."""
+        """True once, when the pause is over."""
         if self._ask_at is None or now < self._ask_at:
             return False
         self._ask_at, self.held = None, 0
@@ -113,9 +112,9 @@ class NodeLedger:
 
     # --------------------------------------------------------------------- the same elsewhere
     def met_elsewhere(self, loss: Loss) -> str | None:
-        """The other node that has had the same error at the same step; None: none had.
+        """The other node that has had the same error at the same step; None: no node had.
 
-        Before the first step all nodes are at the same one: two full disks are no proof there.
+        Before the first step all nodes are at the same one, where two full disks prove nothing.
         """
         failure = (loss.failure or {}).get("error")
         error = faults.signature(failure)

@@ -1,6 +1,6 @@
-"""Keeps the containers of the cluster at what the job has decided, in a thread of its own.
+"""Carries out the job's decisions about containers on the cluster, in a separate thread.
 
-Decisions (so many containers, this one ended) are noted at once and carried out here: a cluster
+Decisions (keep four containers, end this one) are recorded at once and carried out here: a cluster
 that does not answer for a while delays them, and stops neither heartbeats nor decisions.
 """
 
@@ -24,7 +24,7 @@ class Reconciler:
     Args:
         backend: the cluster.
         listed: called with each new list of containers.
-        progress: () -> the done fraction.
+        progress: () -> the fraction of the job that is done.
         say: logs when the cluster stops answering, and when it answers again.
     """
 
@@ -41,32 +41,32 @@ class Reconciler:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._count: int | None = None
-        self._kept: int | None = None
+        self._requested: int | None = None
         self._releases: list[str] = []
         self._closing = False
         self._away = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = threads.start(
             self._run, name="cluster", failed=threads.RESTART, say=self._say
         )
 
     def keep(self, count: int) -> None:
-        """Have so many containers, soon."""
+        """Keep `count` containers, soon."""
         with self._lock:
             self._count = count
         self._wake.set()
 
     def release(self, container: str) -> None:
-        """End a container, soon, and after the count that was given before."""
+        """End a container soon, after the latest count has been carried out."""
         with self._lock:
             self._releases.append(container)
         self._wake.set()
 
     def close(self, seconds: float) -> None:
-        """Carry out what is still open, at most for so long."""
+        """Carry out the pending decisions, for at most `seconds`."""
         self._closing = True
         self._wake.set()
         if self._thread is not None:
@@ -84,13 +84,13 @@ class Reconciler:
                     return
                 containers = self._backend.containers()
                 live = sum(one.state != "ended" for one in containers)
-                if self._kept is not None and live < self._kept:
-                    self._backend.keep(self._kept)
+                if self._requested is not None and live < self._requested:
+                    self._backend.keep(self._requested)
                 self._listed(containers)
-                done = self._progress()
-                if abs(done - shown) >= 0.01:
-                    self._backend.progress(done)
-                    shown = done
+                fraction = self._progress()
+                if abs(fraction - shown) >= 0.01:
+                    self._backend.progress(fraction)
+                    shown = fraction
                 if self._away:
                     self._away = False
                     self._say("the cluster answers again")
@@ -105,9 +105,9 @@ class Reconciler:
     def _carry_out(self) -> None:
         with self._lock:
             count, releases = self._count, list(self._releases)
-        if count is not None and count != self._kept:
+        if count is not None and count != self._requested:
             self._backend.keep(count)
-            self._kept = count
+            self._requested = count
         for container in releases:
             self._backend.release(container)
             with self._lock:

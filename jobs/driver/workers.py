@@ -1,4 +1,4 @@
-"""The workers of a job, and the orders that they are given."""
+"""The workers of a job, and the orders to them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from howdah.jobs.driver.members import Member
 
 GANG_ATTEMPTS = limit("gang_attempts", 10)
 """How often the workers of a start are requested: with job.gang_seconds a job waits for most of an
-hour, longer than a queue is usually full for one short job, and then says what it lacks."""
+hour, longer than a queue is usually full for one short job, and then reports what it lacks."""
 NODE_FAILURES = limit("node_failures", 3)
 """Failures of workers on a node after which the job takes no more containers there, as long as
 another of its nodes has fewer. A full disk, a broken GPU or a missing library ends each worker of a
 node, while one or two failures may be chance."""
 _LOST_NODE_SHARE = 0.25
-"""Of contact_seconds, where all but one node is heard and the world has lost a rank."""
+"""The share of contact_seconds that a silent node has, if the world has lost a rank and all other
+nodes are heard."""
 
 
 @dataclass(frozen=True)
@@ -30,34 +31,34 @@ class Limits:
     most: int
     elastic: bool
     tries: int
-    """How often a static job may begin, this time included."""
+    """Number of times that a static job may begin, including the present one."""
     max_restarts: int
     node_failures: int
-    """Failures of a node after which it is excluded."""
+    """Number of failures after which a node is excluded."""
     gang_seconds: float
     gang_attempts: int
     hang_seconds: float
     gloo_timeout_seconds: float
     """How long a rank waits for another one in a collective."""
     contact_seconds: float
-    """Silence of an agent after which its container is given up."""
+    """Silence of an agent after which its container counts as lost."""
     grace_seconds: float
     """How long an orderly stop may take."""
     threads: int
     gpus: int
-    """Of each worker."""
+    """Number of GPUs per worker."""
     shared: tuple[str, ...] = ()
     """Paths of the job on storage that all nodes share."""
 
 
 class DriverActions(Protocol):
-    """What a job's decisions have the driver do."""
+    """The driver's actions on a job's decisions."""
 
     def order(self, member: str, order: dict[str, Any]) -> None:
         """Send an order to an agent."""
 
     def keep(self, count: int) -> None:
-        """Have so many containers."""
+        """Keep `count` containers."""
 
     def release(self, member: str) -> None:
         """End a container."""
@@ -70,27 +71,27 @@ class DriverActions(Protocol):
 
 
 class Workers:
-    """All workers that a job has or has had, how many it wants, and the orders to them.
+    """All workers that a job has or has had, their target number, and the orders to them.
 
     Args:
-        limits: of the job.
-        actions: carry out what is decided.
+        limits: the job's limits.
+        actions: carry out the decisions.
     """
 
     def __init__(self, limits: Limits, actions: DriverActions) -> None:
         self.limits, self.actions = limits, actions
         self.members: dict[str, Member] = {}
-        """By container."""
-        self.wanted = limits.workers
-        actions.keep(self.wanted)
+        """Every worker, by its container."""
+        self.target = limits.workers
+        actions.keep(self.target)
 
-    def want(self, count: int) -> None:
-        """Change how many workers the job wants, and ask the cluster for as many containers."""
-        self.wanted = count
+    def set_target(self, count: int) -> None:
+        """Change the target number of workers, and of containers on the cluster."""
+        self.target = count
         self.actions.keep(count)
 
     def alive(self) -> list[Member]:
-        """Workers whose agents are there."""
+        """Workers whose agents run."""
         return [member for member in self.members.values() if member.alive]
 
     def running(self) -> list[Member]:
@@ -105,8 +106,8 @@ class Workers:
         """Workers whose agents have been silent for too long.
 
         Args:
-            world_lost: the newest world has lost a rank. Where all nodes but one are heard then,
-                that one is taken for lost after a part of `contact_seconds`.
+            world_lost: the newest world has lost a rank. If all nodes but one are heard then, that
+                one counts as lost after a part of `contact_seconds`.
         """
         alive = self.alive()
         limit = self.limits.contact_seconds
@@ -117,11 +118,11 @@ class Workers:
         return [member for member in alive if now - member.contact > limit]
 
     def free_gpus(self, node: str, facts: dict[str, Any]) -> list[str]:
-        """The devices that a new container can open and no other worker of its node has been given:
-        a cluster counts GPUs, but says which only where it isolates them.
+        """The devices that a new container can open and that no other worker of its node uses: a
+        cluster counts GPUs, but names the devices only where it isolates them.
         """
-        taken = {gpu for member in self.alive() if member.node == node for gpu in member.gpus}
-        return [device for device in facts.get("gpus", []) if device not in taken]
+        used = {gpu for member in self.alive() if member.node == node for gpu in member.gpus}
+        return [device for device in facts.get("gpus", []) if device not in used]
 
     # -------------------------------------------------------------------------------- orders
     def start(self, member: Member, now: float) -> None:
@@ -143,19 +144,19 @@ class Workers:
         """Kill a training process.
 
         Args:
-            follows: it is killed because of another loss, which counts; this one does not.
+            follows: it is killed because of another loss, and does not count beside that one.
         """
         if member.kill_reason is None:
             member.kill_reason, member.kill_follows = why, follows
             self.send(member, {"type": "kill", "why": why})
 
     def views(self, members: Iterable[Member], now: float) -> list[hang.View]:
-        """What is known of them. Nothing is known of a process whose agent is silent: it is judged
-        when it is heard again."""
+        """The views of these workers, without those whose agents are silent: the state of their
+        processes is not known until they are heard again."""
         return [member.view(now) for member in members if member.heard(now)]
 
     def end_hanging(self, views: Sequence[hang.View]) -> None:
-        """Name those that hang, and kill them."""
+        """Log the ranks that hang, and kill them."""
         for verdict in hang.hanging(views, self.limits.hang_seconds):
             member = self.members[verdict.member]
             if member.kill_reason is None:
@@ -168,15 +169,15 @@ class Workers:
         """Kill the ranks of a static job that have not ended by themselves after a loss.
 
         Args:
-            since: when the first one was lost.
-            has_cause: one of the lost has ended by itself. Otherwise all of them have waited for
-                another rank in vain (Gloo's limit is shorter than hang_seconds): for one of those
-                that are left, whose end then is the loss that counts.
+            since: time when the first rank was lost.
+            has_cause: a lost rank has ended by itself. Otherwise all lost ranks have waited for one
+                of the remaining ranks (Gloo's limit is shorter than hang_seconds), whose end is
+                then the loss that counts.
         """
         for member in self.running():
             why = None
             if member.rank is not None and member.heard(now) and not has_cause:
-                # The others had waited that long, in a part of which it may still have got on.
+                # The others had waited twice this long; it may have made progress in a part of it.
                 before = self.limits.gloo_timeout_seconds / 2
                 why = hang.held_up(member.view(now), now - since + before)
             if why is None:
@@ -185,11 +186,11 @@ class Workers:
                 self.kill(member, f"the other ranks waited for it in vain: {why}")
 
     def leave(self, member: Member, why: str, *, exit_code: int) -> None:
-        """Have an agent end its training process and itself."""
+        """Order an agent to end its training process and itself."""
         self.actions.order(member.id, {"type": "leave", "exit_code": exit_code, "why": why})
 
     def dismiss(self, member: Member, why: str) -> None:
-        """Give up a worker that the job does not need, with its container."""
+        """Release a worker that the job does not need, and its container."""
         member.phase = "gone"
         self.leave(member, why, exit_code=0)
         self.actions.release(member.id)

@@ -1,5 +1,5 @@
-"""A job's worlds: when one is formed and of which workers, when it is left for the next, which rank
-hangs in it.
+"""A job's worlds: when a world is formed and from which workers, when it is left for the next, and
+which rank hangs in it.
 
 A generation is one assignment of ranks to workers; it ends when a worker is lost or gained.
 """
@@ -17,24 +17,25 @@ from howdah.jobs.driver.members import Loss, Member
 from howdah.jobs.driver.workers import Workers
 
 _SETTLE_SECONDS = 10.0
-"""How long a worker that could join waits for others that are about to: a change costs seconds."""
+"""How long a worker that could join waits for others that will soon: a change costs seconds."""
 _START_SECONDS = 300.0
-"""A process that has not imported its framework after so long hangs."""
+"""A process that has not imported its framework after this long hangs."""
 
 Phase = Literal["waiting", "running", "changing", "halted"]
-"""Waiting for enough workers; training; leaving a world for the next; none is formed or left."""
+"""`waiting`: for enough workers; `running`: training; `changing`: leaving a world for the next;
+`halted`: not forming or leaving any world."""
 
 
 class Gang:
-    """All workers or none: how long a job waits for them, and the pause after a failed wait.
+    """The wait for all workers of a start, and the pause after a failed wait.
 
     Two jobs that each hold half of the containers they need would wait for each other for ever: a
-    job that has waited long enough gives all of them back, and asks again after a pause of random
-    length.
+    job that has waited long enough releases all of them, and requests them again after a random
+    pause.
 
     Args:
-        seconds: to wait for all workers.
-        attempts: waits in all.
+        seconds: how long to wait for all workers.
+        attempts: number of waits in all.
     """
 
     def __init__(self, seconds: float, attempts: int) -> None:
@@ -44,41 +45,41 @@ class Gang:
         self._pause_until: float | None = None
 
     def wait(self, now: float) -> None:
-        """A worker is missing: start the wait, if it has not started."""
+        """Start the wait for a missing worker, if it has not started."""
         if self._deadline is None:
             self._deadline = now + self._seconds
 
     def delay(self, seconds: float) -> None:
-        """Do not count the seconds for which the driver was stopped."""
+        """Discount the seconds for which the driver was stopped."""
         if self._deadline is not None:
             self._deadline += seconds
 
     def complete(self) -> None:
-        """No worker is missing: end the wait."""
+        """End the wait, since no worker is missing."""
         self._deadline = None
 
     def expired(self, now: float) -> bool:
-        """The wait has been long enough."""
+        """True once the wait has been long enough."""
         return self._deadline is not None and now > self._deadline
 
     def give_up(self, now: float) -> float | None:
-        """Begin a pause; its seconds, or None after the last try."""
+        """Begin a pause, and return its seconds, or None after the last try."""
         self._deadline = None
         self.tries += 1
         if self.tries >= self._attempts:
             return None
-        # Short against the wait, so that the cluster does not idle; longer from try to try.
+        # Shorter than the wait, so that the cluster does not idle, and longer with each try.
         length = random.uniform(0.1, 1.0) * min(self._seconds, 5.0 * 2.0**self.tries)
         self._pause_until = now + length
         return length
 
     @property
     def pausing(self) -> bool:
-        """All containers have been given back, for now."""
+        """True while all containers are released, until the next request."""
         return self._pause_until is not None
 
     def pause_over(self, now: float) -> bool:
-        """The pause ends at this moment; True once."""
+        """True once, when the pause ends."""
         if self._pause_until is None or now < self._pause_until:
             return False
         self._pause_until = None
@@ -89,7 +90,7 @@ class Worlds:
     """Forms a job's worlds one after the other.
 
     Args:
-        workers: of the job.
+        workers: the job's workers.
         budget: counts worlds that fail without the loss of a rank.
     """
 
@@ -102,25 +103,24 @@ class Worlds:
         """The newest world, in the order of its ranks."""
         self._gang = Gang(self._limits.gang_seconds, self._limits.gang_attempts)
         self._explained = True
-        """It is known why the newest world was left."""
+        """True if the reason why the newest world was left is known."""
         self._loss_since: float | None = None
-        """When the newest world was known to have lost a rank; None: it has not."""
+        """Time when the newest world was known to have lost a rank; None: it has not."""
         self._concluding = False
-        """The newest world's steps are over: it evaluates, exports and ends."""
 
     @property
     def pausing(self) -> bool:
-        """All containers have been given back; workers are asked for again after a pause."""
+        """True while all containers are released; workers are requested again after a pause."""
         return self._gang.pausing
 
     @property
     def concluding(self) -> bool:
-        """The newest world's steps are over: it evaluates, exports and ends."""
+        """True once the newest world's steps are over: it evaluates, exports and ends."""
         return self._concluding
 
     @property
     def broken(self) -> bool:
-        """The newest world has lost a rank, and the other ranks are leaving it."""
+        """True if the newest world has lost a rank and the other ranks are leaving it."""
         return self.phase == "changing" and self._loss_since is not None
 
     # ------------------------------------------------------------------ what comes from outside
@@ -135,7 +135,7 @@ class Worlds:
         return None
 
     def delay(self, seconds: float) -> None:
-        """Do not count the seconds for which the driver was stopped."""
+        """Discount the seconds for which the driver was stopped."""
         self._gang.delay(seconds)
         if self._loss_since is not None:
             self._loss_since += seconds
@@ -145,42 +145,42 @@ class Worlds:
         self.phase = "halted"
 
     def restart(self) -> None:
-        """Wait for the workers of a new world, without the state of the one before."""
+        """Wait for the workers of a new world, without the state of the previous one."""
         self.phase, self.slots = "waiting", []
 
     def left(self, member: Member, event: dict[str, Any], now: float) -> None:
-        """A rank has left the newest world; all others leave it with that."""
+        """Record that a rank has left the newest world, which all others leave too."""
         member.phase = "left"
         member.old_step = event.get("step")
         member.old_rank = member.rank if member.old_step is not None else None
         member.rank = None
-        lost = event.get("reason") == "lost"
-        if self.phase == "running" or (self.phase == "changing" and lost):
-            self._change(now, lost=lost)  # this rank met the loss before the driver knew of it
+        at_once = event.get("reason") == "lost"
+        if self.phase == "running" or (self.phase == "changing" and at_once):
+            self._change(now, at_once=at_once)  # the rank noticed the loss before the driver did
 
     def lost(self, loss: Loss, now: float) -> None:
-        """An elastic job has lost a worker: the world that had it as a rank is left at once."""
+        """Leave the world at once if an elastic job has lost one of its ranks."""
         self._explained = True
         if self.phase in ("running", "changing") and loss.rank is not None:
-            self._change(now, lost=True)
+            self._change(now, at_once=True)
 
     def conclude(self) -> None:
-        """The steps are over. A change that was ordered too late to be followed is called off."""
+        """Record that the steps are over, and cancel a change that came too late for them."""
         self._concluding = True
         if self.phase == "changing" and self._loss_since is None:
             self.phase = "running"
 
     # ------------------------------------------------------------------------------- by phase
     def _wait(self, now: float) -> HowdahError | None:
-        wanted = self._workers.wanted
+        target = self._workers.target
         if self._gang.pausing:
             if self._gang.pause_over(now):
-                self._actions.event("asking for workers again")
-                self._actions.keep(wanted)
+                self._actions.event("requesting workers again")
+                self._actions.keep(target)
             return None
         members = self._workers.members.values()
         for member in members:
-            if member.phase == "ended":  # done before the others, which need it again
+            if member.phase == "ended":  # it finished before the others, which need it again
                 self._workers.start(member, now)
         waiting = [m for m in members if m.phase in ("ready", "left")]
         survivors = [m for m in waiting if m.old_rank is not None]
@@ -189,15 +189,15 @@ class Worlds:
             if now - member.started > _START_SECONDS:
                 why = f"it has not started training after {_START_SECONDS:.0f} s"
                 self._workers.kill(member, why)
-        fewest = self._limits.fewest if self._limits.elastic else wanted
-        if len(waiting) >= wanted:
+        fewest = self._limits.fewest if self._limits.elastic else target
+        if len(waiting) >= target:
             self._form(waiting)
-        elif len(waiting) + len(starting) >= wanted:
-            self._gang.complete()  # the rest is on its way: imports take their time
+        elif len(waiting) + len(starting) >= target:
+            self._gang.complete()  # the other workers are still importing their framework
             if survivors and len(waiting) >= fewest:
                 self._form(waiting)
         elif len(waiting) >= fewest and (survivors or self._all_lost_and_settled(waiting, now)):
-            self._form(waiting)  # their time is training's: others join later
+            self._form(waiting)  # train with these instead of waiting: others join later
         else:
             self._gang.wait(now)
             if self._gang.expired(now):
@@ -208,7 +208,7 @@ class Worlds:
         return None
 
     def _all_lost_and_settled(self, waiting: list[Member], now: float) -> bool:
-        """After the loss of all ranks: no new worker has come for a while."""
+        """True if all ranks were lost and no new worker has come for a while."""
         settled = all(now - member.ready_since > _SETTLE_SECONDS for member in waiting)
         return self.generation > 0 and settled
 
@@ -220,32 +220,32 @@ class Worlds:
         if self.phase != "running" or not self._limits.elastic:
             return
         if self._concluding:
-            return  # a change would have the last evaluation and the export done again
-        wanted = self._workers.wanted
-        if wanted < len(self.slots):
-            self._change(now, lost=False)
+            return  # a change would repeat the last evaluation and the export
+        target = self._workers.target
+        if target < len(self.slots):
+            self._change(now, at_once=False)
             return
         spare = [m for m in self._workers.members.values() if m.phase == "ready"]
-        if not spare or len(self.slots) >= wanted:
+        if not spare or len(self.slots) >= target:
             return
         longest = max(now - member.ready_since for member in spare)
-        if len(self.slots) + len(spare) >= wanted or longest > _SETTLE_SECONDS:
-            self._change(now, lost=False)
+        if len(self.slots) + len(spare) >= target or longest > _SETTLE_SECONDS:
+            self._change(now, at_once=False)
 
     def _leave(self, now: float) -> HowdahError | None:
         pending = self._workers.placed()
         if not pending:
-            if not self._explained:  # never reached each other, or lost touch: all are there
+            if not self._explained:  # all ranks run, and they have lost contact or never had it
                 self._budget.world_failed()
                 self._actions.event(
-                    f"generation {self.generation} fell apart, and none of its ranks was lost: they"
+                    f"generation {self.generation} failed though none of its ranks was lost: they"
                     " do not reach each other over the network"
                 )
             self.phase = "waiting"
             return self._wait(now)
         self._end_hanging(pending, now)
         if self._loss_since is None:
-            return None  # a rank that waits only waits for those that evaluate, save or take a step
+            return None  # ranks that wait only wait for others to evaluate, save or take a step
         for member in pending:
             if not member.heard(now):
                 continue
@@ -262,11 +262,11 @@ class Worlds:
 
     # ------------------------------------------------------------------------------- decisions
     def _form(self, waiting: list[Member]) -> None:
-        """Give ranks of the next world to the workers that wait; dismiss those beyond its size."""
+        """Give ranks of the next world to the waiting workers; dismiss those beyond its size."""
         self._gang.complete()
         members = self._workers.members
         candidates = [world.Candidate(m.id, m.node, m.old_rank) for m in waiting]
-        self.slots = world.assign(candidates, self._workers.wanted)
+        self.slots = world.assign(candidates, self._workers.target)
         self.generation += 1
         self._actions.begin(self.generation)
         for slot in self.slots:
@@ -279,27 +279,27 @@ class Worlds:
         chosen = {slot.member for slot in self.slots}
         for member in waiting:
             if member.id not in chosen:
-                self._workers.dismiss(member, "fewer workers are wanted")
+                self._workers.dismiss(member, "the job needs fewer workers")
         self.phase = "running"
         self._explained, self._loss_since, self._concluding = False, None, False
-        kept = [slot for slot in self.slots if slot.keep]
+        survivors = [slot for slot in self.slots if slot.keep]
         state = "the state of the newest checkpoint, if there is one"
-        if kept:
-            step = members[kept[0].member].old_step
-            state = f"the state of step {step} in the memory of {len(kept)} of them"
+        if survivors:
+            step = members[survivors[0].member].old_step
+            state = f"the state of step {step} in the memory of {len(survivors)} of them"
         self._actions.event(f"generation {self.generation}: {len(self.slots)} ranks, {state}")
 
-    def _change(self, now: float, *, lost: bool) -> None:
-        """Have every rank leave the world for the next: at the end of its step or, where a rank is
-        lost, at once. The loss may come while an orderly change is under way."""
+    def _change(self, now: float, *, at_once: bool) -> None:
+        """Order every rank to leave the world for the next at the end of its step, or at once where
+        a rank is lost. The loss may come while an orderly change is under way."""
         if self._loss_since is not None:
             return
         self.phase = "changing"
-        self._explained = self._explained or not lost
-        if lost:  # no rank may wait for the lost one
+        self._explained = self._explained or not at_once
+        if at_once:  # no rank may wait for the lost one
             self._loss_since = now
             self._actions.begin(self.generation + 1)
-        order = {"type": "change", "generation": self.generation + 1, "lost": lost}
+        order = {"type": "change", "generation": self.generation + 1, "lost": at_once}
         for member in self._workers.placed():
             self._workers.send(member, order)
 
@@ -309,14 +309,14 @@ class Worlds:
         blocked = hang.blocked(views, self._limits.hang_seconds) if all_heard else None
         if blocked is not None and self._loss_since is None:
             why = (
-                f"all {len(views)} ranks have waited in a collective for {blocked:.0f} s: what they"
-                " send each other does not arrive"
+                f"all {len(views)} ranks have waited in a collective for {blocked:.0f} s: the"
+                " network between them drops data"
             )
             self._actions.event(why)
             self._budget.world_failed()
             self._explained = True
             if self._limits.elastic:
-                self._change(now, lost=True)
+                self._change(now, at_once=True)
             else:
                 for member in placed:
                     self._workers.kill(member, why)
@@ -324,14 +324,14 @@ class Worlds:
         self._workers.end_hanging(views)
 
     def _give_back(self, present: int, now: float) -> HowdahError | None:
-        """Not all workers came in time: give all containers back. An error after the last try."""
+        """Release all containers, since workers are missing; return an error after the last try."""
         pause = self._gang.give_up(now)
-        seconds, wanted = self._limits.gang_seconds, self._workers.wanted
+        seconds, target = self._limits.gang_seconds, self._workers.target
         if pause is None:
-            return errors.no_gang(present, wanted, seconds, self._gang.tries)
+            return errors.no_gang(present, target, seconds, self._gang.tries)
         self._actions.event(
-            f"{present} of {wanted} workers after {seconds:.0f} s: all given back, asking again"
-            f" in {pause:.1f} s"
+            f"{present} of {target} workers after {seconds:.0f} s: releasing all, and requesting"
+            f" them again in {pause:.1f} s"
         )
         self._actions.keep(0)
         for member in self._workers.alive():

@@ -1,8 +1,8 @@
 """An MPI job's start: mpirun beside the driver, its daemons in the workers' containers.
 
 mpirun starts a daemon on each host by a remote shell. Its remote shell is jobs/mpi/rsh.py, which
-passes the daemon's command to the driver; the agent of that container starts it. No ssh, and no
-daemon outlives its container. The number of workers is fixed: MPI cannot replace a rank.
+passes the daemon's command to the driver; the agent of that container starts it. This needs no ssh,
+and daemons end with their container. The number of workers is fixed: MPI cannot replace a rank.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _END_SECONDS = 5.0
 
 
 def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
-    """mpirun's argument list: a host name of ours for each rank, in the order of the ranks.
+    """mpirun's argument list, with an invented host name for each rank, in the order of the ranks.
 
     Args:
-        grace_seconds: what rank 0 has to save its last step when another rank has ended. The driver
-            asks it to save at once; mpirun itself waits as long before its SIGTERM, and again
+        grace_seconds: how long rank 0 has to save its last step when another rank has ended. The
+            driver orders the save at once; mpirun waits this long before its SIGTERM, and again
             before its SIGKILL.
     """
     hosts = ",".join(host_name(rank) for rank in range(ranks))
@@ -46,7 +46,7 @@ def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
         "routed": "direct",
         "odls_base_sigkill_timeout": str(math.ceil(grace_seconds)),
     }
-    # By its bare name: by a path it would wrap the daemons' commands into a shell's.
+    # The bare name, since mpirun called by a path wraps the daemons' commands into a shell's.
     argv = ["mpirun", "-np", str(ranks), "-H", hosts, "--bind-to", "none"]
     argv += ["--leave-session-attached"]  # a daemon that detaches itself would outlive its agent
     for name, value in settings.items():
@@ -55,29 +55,29 @@ def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
 
 
 def host_name(rank: int) -> str:
-    """The host name of a rank for mpirun: one for each, also where several share a node."""
+    """The host name of a rank for mpirun, which differs even for ranks that share a node."""
     return f"w{rank}"
 
 
 class Mpirun:
-    """Starts the training processes of a try together, by mpirun.
+    """Starts all training processes of a try together with mpirun.
 
     Args:
         members: () -> names of the workers of the next world, in the order of their ranks.
-        wanted: () -> how many there must be.
+        size: () -> number of workers in the next world.
         send: gives an agent an order.
-        failed: called with mpirun's error, if it did not end because a rank has.
+        failed: called with mpirun's error, unless mpirun ended because a rank has.
         say: logs an event of the job.
         interface, address: where mpirun listens.
-        ports: for it; None: any.
-        grace_seconds: as `command` has it.
+        ports: the ports to listen on; None: any.
+        grace_seconds: the argument of `command`.
     """
 
     def __init__(
         self,
         *,
         members: Callable[[], Sequence[str]],
-        wanted: Callable[[], int],
+        size: Callable[[], int],
         send: Callable[[str, dict[str, Any]], None],
         failed: Callable[[HowdahError], None],
         say: Callable[[str], None],
@@ -86,7 +86,7 @@ class Mpirun:
         ports: range | None,
         grace_seconds: float,
     ) -> None:
-        self._members, self._wanted, self._send = members, wanted, send
+        self._members, self._size, self._send = members, size, send
         self._failed, self._say = failed, say
         self._interface, self._address, self._ports = interface, address, ports
         self._grace_seconds = grace_seconds
@@ -95,11 +95,11 @@ class Mpirun:
         self._process: subprocess.Popen | None = None
 
     def start(self, member: str, order: dict[str, Any]) -> None:
-        """Start a worker's process: mpirun starts all of them when the last has been ordered."""
+        """Order a worker's process; mpirun starts all of them once the last one is ordered."""
         with self._lock:
             self._waiting[member] = order
             ranks = list(self._members())
-            if len(ranks) < self._wanted() or not set(ranks) <= set(self._waiting):
+            if len(ranks) < self._size() or not set(ranks) <= set(self._waiting):
                 return
             orders = {host_name(n): (name, self._waiting[name]) for n, name in enumerate(ranks)}
             self._waiting = {}
@@ -121,15 +121,14 @@ class Mpirun:
             process.wait()
 
     def _thread_failed(self, error: Exception) -> None:
-        """Without its thread the ranks are not started and mpirun's output is not read: fail the
-        job."""
+        """Fail the job: without the thread, ranks do not start and mpirun's output is not read."""
         self._end(self._process)
         self._failed(
             ClusterError("the ranks could not be started", got=f"{type(error).__name__}: {error}")
         )
 
     def _run(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
-        """One try, from mpirun's start to its end."""
+        """Run mpirun from its start to its end, once."""
         self._end(self._process)
         try:
             self._try(orders)
@@ -141,7 +140,7 @@ class Mpirun:
     def _try(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
         if shutil.which("mpirun") is None:
             raise ClusterError(
-                "mpirun is not on the node of the driver",
+                "mpirun is not installed on the node of the driver",
                 where=f"PATH={os.environ.get('PATH', '')}",
                 remedy="install Open MPI on every node, or use job.controller: gloo",
             )
@@ -173,22 +172,22 @@ class Mpirun:
     def _answer(
         self, orders: Mapping[str, tuple[str, dict[str, Any]]]
     ) -> Callable[[dict[str, Any]], bool]:
-        def answer(asked: dict[str, Any]) -> bool:
-            if asked["host"] not in orders:
+        def answer(request: dict[str, Any]) -> bool:
+            if request["host"] not in orders:
                 return False
-            member, order = orders[asked["host"]]
-            self._send(member, {**order, "argv": asked["argv"]})
+            member, order = orders[request["host"]]
+            self._send(member, {**order, "argv": request["argv"]})
             return True
 
         return answer
 
 
 def _serve(listener: socket.socket, answer: Callable[[dict[str, Any]], bool]) -> None:
-    """Take the remote shells' requests; their connections stay until mpirun has ended."""
-    with contextlib.ExitStack() as kept:
+    """Take the remote shells' requests, and keep their connections open until mpirun ends."""
+    with contextlib.ExitStack() as connections:
         while True:
             try:
-                connection = kept.enter_context(local_socket.accept(listener))
+                connection = connections.enter_context(local_socket.accept(listener))
             except OSError:  # shut down
                 return
             with connection.makefile("rb") as lines:

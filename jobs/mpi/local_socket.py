@@ -1,7 +1,7 @@
-"""Sockets between the processes of one user on one machine, by a name that no directory holds.
+"""Sockets with abstract names between the processes of one user on one machine.
 
-A container's own directories have paths too long for a unix socket's (107 bytes). Abstract names
-have no permissions: the user of each connecting process is checked instead.
+The paths of a container's directories are too long for a unix socket (107 bytes). Abstract names
+have no permissions, so that the user of each connecting process is checked instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 
 
 def listen(backlog: int) -> tuple[socket.socket, str]:
-    """A socket that listens, and its name, to be handed on in the environment."""
+    """A listening socket, and its name, which is passed on in the environment."""
     name = f"howdah-mpi-{secrets.token_hex(16)}"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind("\0" + name)
@@ -22,17 +22,17 @@ def listen(backlog: int) -> tuple[socket.socket, str]:
 
 
 def connect(name: str) -> socket.socket:
-    """A connection to it."""
+    """A connection to the socket with this name."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect("\0" + name)
     return connection
 
 
 def accept(listener: socket.socket) -> socket.socket:
-    """The next connection of a process of our own user; other users' are closed.
+    """The next connection from a process of our own user; those of other users are closed.
 
     Raises:
-        OSError: as socket.accept.
+        OSError: socket.accept failed.
     """
     while True:
         connection, _ = listener.accept()

@@ -1,7 +1,7 @@
 """A training process that mpirun's daemon starts, with the interface of one that an agent starts.
 
-The daemon (orted) is the agent's child and dies with it; the rank is the daemon's
-(jobs/mpi/rank.py). The rank connects to the agent for its link (jobs/mpi/local_socket.py).
+The daemon (orted) is the agent's child and dies with it; the rank (jobs/mpi/rank.py) is the
+daemon's child, and connects to the agent over a socket (jobs/mpi/local_socket.py).
 """
 
 from __future__ import annotations
@@ -28,59 +28,57 @@ _POLL_SECONDS = 0.2
 
 
 def free_ports(ports: range, count: int, address: str) -> list[int]:
-    """Ports of the range that are free now, in random order: others of this host share it.
+    """Ports of the range that are free now, in random order since this host's jobs share it.
 
     Raises:
-        ClusterError: there are not as many.
+        ClusterError: fewer than `count` are free.
     """
-    found: list[int] = []
+    free: list[int] = []
     for port in random.sample(ports, len(ports)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((address, port))
-            found.append(port)
-        if len(found) == count:
-            return found
+            free.append(port)
+        if len(free) == count:
+            return free
     raise ClusterError(
-        "no free port is left for MPI",
+        f"MPI needs {count} free ports, and {len(free)} are free",
         where=f"job.ports {ports.start}-{ports.stop - 1}, address {address}",
-        expected=str(count),
-        got=str(len(found)),
         remedy="give a larger range",
     )
 
 
 def mpi_environment(interface: str, ports: range | None, address: str) -> dict[str, str]:
-    """Open MPI's settings for what listens on one host, mpirun or a daemon with its rank.
+    """Open MPI's settings for the listeners on one host: mpirun, or a daemon with its rank.
 
     Args:
-        interface: for all connections.
-        ports: to listen on; None: any.
-        address: of the interface.
+        interface: the interface for all connections.
+        ports: the ports to listen on; None: any.
+        address: the interface's address.
     """
-    found = {
+    env = {
         "OMPI_MCA_oob_tcp_if_include": interface,
         "OMPI_MCA_btl_tcp_if_include": interface,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",  # the cluster chooses a container's user
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
     if ports is not None:
-        # A daemon takes every port that it is given: give few, so that others find some.
-        own = ",".join(map(str, free_ports(ports, 2, address)))
-        found["OMPI_MCA_oob_tcp_dynamic_ipv4_ports"] = own
-        found["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports.start)
-        found["OMPI_MCA_btl_tcp_port_range_v4"] = str(len(ports))
-    return found
+        # A daemon takes every port of its list, so that a long one would starve other daemons.
+        few = ",".join(map(str, free_ports(ports, 2, address)))
+        env["OMPI_MCA_oob_tcp_dynamic_ipv4_ports"] = few
+        env["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports.start)
+        env["OMPI_MCA_btl_tcp_port_range_v4"] = str(len(ports))
+    return env
 
 
 class OrtedProcess:
-    """As howdah.jobs.training_process.TrainingProcess. To be made in the agent's main thread.
+    """A TrainingProcess (jobs/training_process.py) below a daemon; made in the main thread as well.
 
     Args:
         number: 1 for the agent's first process.
         daemon: the daemon's argument list, from mpirun.
-        argv: the training process's.
-        env: of both.
-        directory: where their output goes: training.<number>.log.
+        argv: the training process's argument list.
+        env: the environment of both.
+        directory: directory for their output, training.<number>.log.
         on_message: called with each message of the training process.
         on_end: called with its exit code (negative: the signal) after its last message.
     """
@@ -97,14 +95,14 @@ class OrtedProcess:
         on_end: Callable[[int, int], None],
     ) -> None:
         if os.path.basename(daemon[0]) != "orted":
-            raise ClusterError("mpirun asks for another program than its daemon", got=daemon[0])
+            raise ClusterError("mpirun requested a program that is not its daemon", got=daemon[0])
         self.number = number
         self.log = os.path.join(directory, f"training.{number}.log")
         self.stacks_path = env["HOWDAH_STACKS"]
         self.failure: dict[str, Any] | None = None
         self._listener, name = local_socket.listen(1)
         self._listener.settimeout(_POLL_SECONDS)
-        own = {
+        rank_env = {
             mpi_rank.LINK: name,
             mpi_rank.COMMAND: json.dumps(list(argv)),
             mpi_rank.LOG: os.path.abspath(self.log),
@@ -112,7 +110,7 @@ class OrtedProcess:
         with open(self.log, "ab") as log:
             self._daemon = subprocess.Popen(
                 isolation.module("howdah.jobs.mpi.rank", *daemon),
-                env={**env, **own},
+                env={**env, **rank_env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -126,7 +124,7 @@ class OrtedProcess:
 
     @property
     def alive(self) -> bool:
-        """The rank has not ended."""
+        """True until the rank has ended."""
         return self._code is None and self._daemon.poll() is None
 
     def send(self, message: dict[str, Any]) -> None:
@@ -135,11 +133,11 @@ class OrtedProcess:
             self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def terminate(self) -> None:
-        """SIGTERM to the rank; to the daemon where there is no rank yet."""
+        """Send SIGTERM to the rank, or to the daemon if the rank has not started yet."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the rank; the daemon reports it to mpirun, which ends all others."""
+        """Send SIGKILL to the rank; the daemon reports that to mpirun, which ends all others."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
@@ -150,7 +148,7 @@ class OrtedProcess:
             self._daemon.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the daemon's end, and end it if it does not come; whether it came by itself."""
+        """Wait for the daemon's end, and kill it after that time; True if it ended by itself."""
         try:
             self._daemon.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -160,8 +158,7 @@ class OrtedProcess:
         return True
 
     def _listener_failed(self, error: Exception) -> None:
-        """Without its listener the rank is out of control: kill it and the daemon, report the
-        end."""
+        """Kill rank and daemon and report the end: without its listener the rank runs unchecked."""
         self.kill()
         self._daemon.kill()
         self._on_end(self.number, self._code or self._daemon.wait() or 1)

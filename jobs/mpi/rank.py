@@ -1,11 +1,11 @@
-"""What runs in a worker's container of an MPI job, between the agent and the training process.
+"""The process between the agent and the training process in a container of an MPI job.
 
     python -m howdah.jobs.mpi.rank orted ...     becomes mpirun's daemon, which dies with the agent
-    python -m howdah.jobs.mpi.rank               what that daemon starts as a rank
+    python -m howdah.jobs.mpi.rank               is a rank, which that daemon starts
 
-A rank is started by mpirun's daemon, which closes all that it inherits: the link to the agent comes
-over a socket in the container instead. This process stays beside the training process and reports
-its exit code to the agent, since the daemon does not.
+mpirun's daemon closes all inherited descriptors, so that a rank connects to the agent over a socket
+in the container. This process stays beside the training process and reports its exit code to the
+agent, since the daemon does not.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from howdah.jobs.mpi import local_socket
 LINK = "HOWDAH_MPI_LINK"
 """Name of the agent's socket (jobs/mpi/local_socket.py)."""
 COMMAND = "HOWDAH_MPI_COMMAND"
-"""The training process's argument list, JSON."""
+"""The training process's argument list as JSON."""
 LOG = "HOWDAH_MPI_LOG"
-"""File for what it prints: the daemon would send it to mpirun, far from the container's logs."""
+"""File for its output, which the daemon would send to mpirun, away from the container's logs."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Become the daemon, or run the training process; its exit code."""
+    """Become the daemon, or run the training process, and return its exit code."""
     die_with_parent()
     if argv:
         os.execvp(argv[0], list(argv))
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
             pass_fds=[link.fileno()],
         )
         _send(link, {"type": "mpi-pid", "pid": process.pid})
-        # mpirun's SIGTERM reaches the daemon's children: the training process decides itself
+        # mpirun's SIGTERM reaches this process: pass it on, and let the training process decide
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         code = process.wait()
         _send(link, {"type": "mpi-exit", "exit_code": code})

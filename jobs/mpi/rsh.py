@@ -1,9 +1,9 @@
 """The remote shell that mpirun uses in place of ssh (its plm_rsh_agent):
 `python -m howdah.jobs.mpi.rsh HOST COMMAND...`
 
-It logs in nowhere: it passes the command of mpirun's daemon (orted) for a host to the driver, over
-a socket that only its own user can reach; the agent of that container starts it. This
-process stays for as long as the daemon does, as ssh would.
+It does not log in anywhere: it passes the command of mpirun's daemon (orted) for a host to the
+driver, over a socket that only its own user can reach; the agent of that container starts it. This
+process stays as long as the daemon, as ssh would.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SOCKET = "HOWDAH_MPI_SOCKET"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Hand over and stay until mpirun ends this process; 1 where the driver refuses or is gone."""
+    """Pass the command on and stay until mpirun ends this process; 1 if the driver refuses it."""
     die_with_parent()
     host, *command = argv
-    # mpirun quotes the command for a shell; there is none here
+    # mpirun quotes the command for a remote shell, which does not take part here
     arguments = shlex.split(" ".join(command))
     with local_socket.connect(os.environ[SOCKET]) as driver:
         driver.sendall(json.dumps({"host": host, "argv": arguments}).encode() + b"\n")

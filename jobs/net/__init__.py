@@ -1,1 +1,1 @@
-"""HTTP between driver, agents and Gloo's clients: bounded, signed, each message counted once."""
+"""HTTP between driver, agents and Gloo's clients: bounded, signed, and safe against replay."""

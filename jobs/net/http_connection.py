@@ -1,8 +1,8 @@
 """HTTP/1.1 on one socket: the part of it that driver, agents and Gloo's clients use.
 
-The standard library's server and client give each single read a time limit and the whole message
-none, and read whatever the other side sends. Here a message has one deadline and a limit
-of size. Anything that is not plainly HTTP is an error: nothing is guessed.
+The standard library's server and client limit the time of each read, but neither the time nor the
+size of a whole message. Here a message has one deadline and a size limit. Anything that is not
+plainly HTTP is an error: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 HEAD_LIMIT = 2**13
-"""Bytes of a message's first line and headers."""
+"""Most bytes of a message's first line and headers."""
 _READ_BYTES = 2**16
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 _PATH = re.compile(r"/[!-~]*")
@@ -26,16 +26,16 @@ _LINGER_SECONDS = 1.0
 
 
 class BadMessage(Exception):
-    """What was received is not HTTP, or is longer than allowed."""
+    """The received message is not HTTP, or is longer than allowed."""
 
 
 class RequestRefused(Exception):
-    """A request that is not answered.
+    """The refusal of a request.
 
     Args:
-        status: of the answer.
+        status: the answer's status.
         text: the answer's body, a line.
-        why: for the log.
+        why: the reason for the log.
     """
 
     def __init__(self, status: int, text: str, why: str) -> None:
@@ -43,7 +43,7 @@ class RequestRefused(Exception):
         self.status, self.text, self.why = status, text, why
 
     def answer(self) -> bytes:
-        """The answer to the other side; the connection ends with it."""
+        """The answer to the other side, which closes the connection."""
         return answer_bytes(self.status, "text/plain", self.text.encode() + b"\n", close=True)
 
 
@@ -54,21 +54,21 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str]
-    """By name, in small letters."""
+    """{name in lower case: value}."""
     close: bool
-    """The other side sends no second request on this connection."""
+    """True if the other side sends no second request on this connection."""
 
     def length(self, limit: int) -> int:
-        """Bytes of its body.
+        """Length of the body in bytes.
 
         Raises:
-            RequestRefused: the head gives no length, or a longer one than the limit.
+            RequestRefused: the head does not give a length, or it exceeds the limit.
         """
         text = self.headers.get("content-length")
         if text is None and self.method in ("GET", "DELETE") and not self._chunked:
             return 0
         if self._chunked or text is None or not _LENGTH.fullmatch(text):
-            raise RequestRefused(411, "a length is needed", "a body without a length")
+            raise RequestRefused(411, "Content-Length is required", "a body without a length")
         if int(text) > limit:
             raise RequestRefused(413, f"more than {limit} bytes", f"a body of {text} bytes")
         return int(text)
@@ -86,7 +86,7 @@ def answer_bytes(
     headers: Mapping[str, str] | None = None,
     close: bool = False,
 ) -> bytes:
-    """An answer as it is sent: head and body are one packet where they fit into one."""
+    """Head and body of an answer in one piece, so that they share a packet where they fit."""
     lines = [
         f"HTTP/1.1 {status} {http.client.responses.get(status, '')}",
         f"Content-Type: {content_type}",
@@ -99,10 +99,10 @@ def answer_bytes(
 
 
 class Connection:
-    """One end of a connection. Deadlines are of time.monotonic().
+    """One end of a connection. Deadlines are times of time.monotonic().
 
     Args:
-        end: its socket; blocking or not, each method sets what it needs.
+        end: its socket; each method sets the blocking mode that it needs.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -111,10 +111,10 @@ class Connection:
 
     # ------------------------------------------------------------------------ without waiting
     def receive_now(self) -> bool:
-        """Receive what is there, without waiting; False: the other side has closed.
+        """Receive the bytes that have arrived, without waiting; False: the other side has closed.
 
         Raises:
-            BlockingIOError: nothing is there.
+            BlockingIOError: no bytes have arrived.
             OSError: the connection is broken.
         """
         self.end.settimeout(0)
@@ -126,24 +126,24 @@ class Connection:
         """The next request, once its whole head was received; None until then.
 
         Raises:
-            BadMessage: it is not HTTP, or too long.
+            BadMessage: the head is not HTTP, or too long.
         """
         head = self._take_head()
         return None if head is None else _request(*head)
 
     def drop_received(self) -> int:
-        """Throw away what was received; its bytes."""
+        """Discard the received bytes, and return their number."""
         size = len(self._received)
         self._received.clear()
         return size
 
     # --------------------------------------------------------------------------- with a deadline
     def next_request(self, idle_seconds: float, seconds: float) -> Request | None:
-        """The next request's head; None: the other side has closed, or was idle for so long.
+        """The next request's head; None: the other side has closed, or was idle for too long.
 
         Args:
-            idle_seconds: until its first byte.
-            seconds: from there to the head's end.
+            idle_seconds: limit until its first byte.
+            seconds: limit from its first byte to the end of the head.
         """
         if not self._received:
             try:
@@ -158,7 +158,7 @@ class Connection:
         return request
 
     def answer(self, limit: int, deadline: float) -> tuple[int, dict[str, str], bytes]:
-        """An answer: its status, headers (names in small letters) and body.
+        """An answer: its status, headers (names in lower case) and body.
 
         Raises:
             BadMessage: it is malformed, or its body is longer than `limit` bytes.
@@ -166,20 +166,20 @@ class Connection:
         """
         while (head := self._take_head()) is None:
             if not self._receive(deadline):
-                raise BadMessage("the connection was closed instead of an answer")
+                raise BadMessage("the connection was closed before an answer")
         first, headers = head
         parts = first.split(" ", 2)
         if not first.startswith("HTTP/1.") or len(parts) < 2 or not _STATUS.fullmatch(parts[1]):
-            raise BadMessage(f"no HTTP answer: {first[:80]!r}")
+            raise BadMessage(f"not an HTTP answer: {first[:80]!r}")
         length = headers.get("content-length", "")
         if not _LENGTH.fullmatch(length) or "transfer-encoding" in headers:
             raise BadMessage("an answer without a length")
         if int(length) > limit:
-            raise BadMessage(f"an answer of {length} bytes; {limit} are taken")
+            raise BadMessage(f"an answer of {length} bytes; the limit is {limit}")
         return int(parts[1]), headers, self.read(int(length), deadline)
 
     def read(self, length: int, deadline: float) -> bytes:
-        """Exactly so many bytes; BadMessage where the connection ends before."""
+        """Exactly `length` bytes; BadMessage if the connection ends before."""
         while len(self._received) < length:
             if not self._receive(deadline, length - len(self._received)):
                 raise BadMessage("the connection was closed within a body")
@@ -188,7 +188,7 @@ class Connection:
         return data
 
     def discard(self, length: int, deadline: float) -> None:
-        """Read so many bytes and keep none."""
+        """Read `length` bytes and discard them."""
         while length > 0:
             if not self._received and not self._receive(deadline):
                 raise BadMessage("the connection was closed within a body")
@@ -197,9 +197,9 @@ class Connection:
             length -= part
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Send all of it; TimeoutError where the other side does not take it in time."""
+        """Send all data; TimeoutError if the other side does not receive it in time."""
         self._set_timeout(deadline)
-        self.end.sendall(data)  # its time limit counts for the whole
+        self.end.sendall(data)  # the socket's time limit applies to the whole of sendall
 
     def refuse(self, refusal: RequestRefused) -> None:
         """Answer with a refusal, and read a little of what still comes: closing a connection with
@@ -207,12 +207,12 @@ class Connection:
         deadline = time.monotonic() + _LINGER_SECONDS
         self.send(refusal.answer(), deadline)
         self.end.shutdown(socket.SHUT_WR)
-        left = _LINGER_BYTES
-        while left > 0 and self._receive(deadline):
-            left -= self.drop_received()
+        budget = _LINGER_BYTES
+        while budget > 0 and self._receive(deadline):
+            budget -= self.drop_received()
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.end.close()
 
     # ------------------------------------------------------------------------------- inside
@@ -233,32 +233,32 @@ class Connection:
         return bool(data)
 
     def _set_timeout(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError("the other side takes too long")
-        self.end.settimeout(left)
+        self.end.settimeout(seconds)
 
 
 def _headers(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not _TOKEN.fullmatch(name):
-            raise BadMessage("a line that is no header")
+            raise BadMessage("a malformed header")
         name = name.lower()
-        if name in found and (name.startswith("x-howdah-") or name == "content-length"):
-            raise BadMessage(f"{name} is given twice")
-        found[name] = value.strip(" \t")
-    return found
+        if name in headers and (name.startswith("x-howdah-") or name == "content-length"):
+            raise BadMessage(f"two headers {name}")
+        headers[name] = value.strip(" \t")
+    return headers
 
 
 def _request(first: str, headers: dict[str, str]) -> Request:
     parts = first.split(" ")
     if len(parts) != 3 or parts[2] not in ("HTTP/1.0", "HTTP/1.1"):
-        raise BadMessage("no HTTP request")
+        raise BadMessage("not an HTTP request")
     method, path, version = parts
     if not _TOKEN.fullmatch(method) or not _PATH.fullmatch(path):
-        raise BadMessage("no HTTP request")
-    asked = headers.get("connection", "").lower()
-    close = "close" in asked or (version == "HTTP/1.0" and "keep-alive" not in asked)
+        raise BadMessage("not an HTTP request")
+    options = headers.get("connection", "").lower()
+    close = "close" in options or (version == "HTTP/1.0" and "keep-alive" not in options)
     return Request(method, path, headers, close)

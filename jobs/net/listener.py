@@ -1,11 +1,11 @@
-"""A listening socket on an open network, with bounds on what strangers can use of the process.
+"""A listening socket on an open network, with bounds on the resources that strangers can use.
 
 One thread accepts connections and reads the heads of their first requests, without waiting for any
-of them. Only a request that its service has admitted gets a thread, and its body is read there.
+of them. Only a request that its service has admitted gets a thread, which then reads the body.
 Until then a connection is *unverified*: it costs a descriptor and at most a head's bytes, has a
-short deadline, and there is a limit to their number. Beyond it the oldest of the host that has the
-most is closed, not the newcomer: strangers who fill the limit lose connections to each other, and a
-request of the job's own, whose head follows its connection at once, gets through. Admitted
+short deadline, and counts towards a limit. At the limit, the oldest connection of the host with the
+most is closed, not the new one: strangers who fill the limit lose connections to each other, and a
+request of the job itself, whose head follows its connection at once, gets through. Admitted
 connections do not count towards that limit.
 """
 
@@ -38,25 +38,24 @@ from howdah.jobs.net.http_connection import (
 from howdah.jobs.net.refusals import Refusals
 
 UNVERIFIED = 2048
-"""Connections whose first request has not been admitted; less where a process may have few open
-files. All agents of a large job may come in one moment; with a head of HEAD_LIMIT bytes each, so
-many take 16 MiB."""
+"""Most unverified connections; fewer where a process may have few open files. All agents of a large
+job may connect in one moment; with a head of HEAD_LIMIT bytes each, this many take 16 MiB."""
 HEAD_SECONDS = 10.0
-"""How long one of them may take to send that request's head."""
+"""How long an unverified connection may take to send its request's head."""
 _LINGER_SECONDS = 1.0
 """How long a refused connection is still read: closed with unread data it would lose the answer."""
 _LINGER_BYTES = 2 * HEAD_LIMIT
 _BACKLOG = 2048
-"""Connections that the kernel keeps until they are accepted; beyond it they are slow or fail."""
+"""Connections that the kernel holds until they are accepted; further ones are slow or fail."""
 _ACCEPTED_AT_ONCE = 64
 _FULL_PAUSE_SECONDS = 0.5
-"""No connection is accepted for so long when there is no descriptor for it."""
+"""How long to accept no connections after the process has run out of descriptors."""
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WAIT_SECONDS = 1.0
 _STOP_SECONDS = 10.0
 
 Serve = Callable[[Connection], None]
-"""Answers the requests of one connection, in a thread of its own."""
+"""Function that answers the requests of one connection, in a separate thread."""
 
 
 class Lane:
@@ -72,33 +71,33 @@ class Lane:
         self._count = 0
 
     def enter(self) -> bool:
-        """Count a connection in; False: `most` are there."""
+        """Count a new connection; False if the lane is full."""
         with self._lock:
             free = self._count < self._most
             self._count += free
             return free
 
     def leave(self) -> None:
-        """Count a connection out."""
+        """Subtract a connection that has ended."""
         with self._lock:
             self._count -= 1
 
 
 class Service(Protocol):
-    """Which connections a listener admits, and how they are served."""
+    """The rules for which connections a listener admits, and how they are served."""
 
     def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
-        """Check a new connection before anything of it is read.
+        """Check a new connection before any byte of it is read.
 
         Raises:
-            RequestRefused: it is refused.
+            RequestRefused: the connection is refused.
         """
 
     def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
-        """Check the head of a connection's first request; called in the listener's own thread.
+        """Check the head of a connection's first request; called in the listener's thread.
 
         Raises:
-            RequestRefused: it is refused.
+            RequestRefused: the request is refused.
         """
 
 
@@ -109,30 +108,27 @@ class _Unverified:
     host: str
     deadline: float
     refused: bool = False
-    """It was refused; what it still sends is thrown away."""
-    left: int = _LINGER_BYTES
+    """True once it was refused: what it still sends is discarded."""
+    budget: int = _LINGER_BYTES
+    """Number of bytes that are still read after a refusal."""
     watched: bool = False
-    """It is registered with the selector."""
+    """True while it is registered with the selector."""
 
 
 class Listener:
     """Listens on one address, on any free port or on one of a range.
 
     Args:
-        address: IP address to listen on; never all of them.
+        address: IP address to listen on, never the wildcard.
         ports: the ports to choose from, at random; None: the kernel's choice.
-        service: decides and answers.
+        service: admits and answers requests.
         refusals: counts refused requests.
     Raises:
-        ClusterError: all of the range is taken, or the address is not this machine's.
+        ClusterError: all ports of the range are in use, or the address is not this machine's.
     """
 
     def __init__(
-        self,
-        address: str,
-        ports: range | None,
-        service: Service,
-        refusals: Refusals,
+        self, address: str, ports: range | None, service: Service, refusals: Refusals
     ) -> None:
         self._service, self._refusals = service, refusals
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -151,17 +147,17 @@ class Listener:
         self._served: set[Connection] = set()
         self._stopped = False
         self._resume = 0.0
-        """When connections are accepted again; 0: they are."""
+        """Time when connections are accepted again; 0: they are accepted now."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Accept connections from now on, in a thread."""
+        """Start a thread that accepts connections."""
         self._selector.register(self._socket, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = threads.start(self._run, name="http", failed=threads.RESTART)
 
     def stop(self) -> None:
-        """Listen no more, and end the connections that are there."""
+        """Stop listening, and end all connections."""
         if self._stopped:
             return
         self._stopped = True
@@ -185,15 +181,15 @@ class Listener:
             accept = False
             for key, _ in ready:
                 if key.fileobj is self._socket:
-                    accept = True  # last: reading the others may make room
+                    accept = True  # after this loop, since reading the others may make room
                 elif key.fileobj is not self._woken:
                     refused |= self._read(key.fd)
             if accept:
                 refused |= self._accept()
             refused |= self._expire()
             if refused:
-                # Strangers take half of a core at the most; the job's own connections are served
-                # by their threads meanwhile.
+                # Strangers can use at most half a core; other threads serve the job's connections
+                # meanwhile.
                 time.sleep(min(0.1, time.monotonic() - began))
         self._close()
 
@@ -208,7 +204,7 @@ class Listener:
         for entries in (self._waiting, self._refused):
             for entry in entries.values():
                 until = min(until, entry.deadline)
-                break  # the others' is later
+                break  # the others' deadlines are later
         if self._resume:
             until = min(until, self._resume)
         return max(0.0, until - time.monotonic())
@@ -222,15 +218,15 @@ class Listener:
                 break
             except OSError as error:
                 if error.errno not in _FULL:
-                    continue  # this one connection has failed already
+                    continue  # only this connection has failed
                 self._full(error)
                 return True
             refused |= self._welcome(end, peer)
         return refused
 
     def _full(self, error: OSError) -> None:
-        """No room for another connection: waiting in select() would return at once, for ever."""
-        self._refusals.add(f"no connection can be accepted: {error.strerror}")
+        """Stop accepting for a while: without a free descriptor select() would return at once."""
+        self._refusals.add(f"cannot accept connections: {error.strerror}")
         entries = [*self._refused.values(), *self._waiting.values()]
         for entry in entries[: len(entries) // 4 + 1]:
             self._drop(entry)
@@ -238,7 +234,7 @@ class Listener:
         self._resume = time.monotonic() + _FULL_PAUSE_SECONDS
 
     def _welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> bool:
-        """A new connection; whether one was refused."""
+        """Take a new connection; True if one was refused."""
         refused = len(self._waiting) + len(self._refused) >= self._most
         if refused:
             self._make_room()
@@ -260,7 +256,7 @@ class Listener:
             self._fault(entry, error)
             return True
         else:
-            # A request of the job's own has come with its connection, mostly.
+            # A request of the job itself has usually arrived together with its connection.
             refused |= self._read(descriptor)
         if self._waiting.get(descriptor) is entry or self._refused.get(descriptor) is entry:
             try:
@@ -275,27 +271,26 @@ class Listener:
             self._drop(entry)
             return
         host, _ = self._by_host.most_common(1)[0]
-        found = self._waiting.items()
-        descriptor, oldest = next(one for one in found if one[1].host == host)
-        self._read(descriptor)  # its request may have come meanwhile
+        descriptor, oldest = next(item for item in self._waiting.items() if item[1].host == host)
+        self._read(descriptor)  # its request may have arrived meanwhile
         if self._waiting.get(descriptor) is oldest:
             self._refusals.add(
-                f"closed a connection from {oldest.address}: it had sent no request yet,"
-                f" and at most {self._most} such are kept"
+                f"closed a connection from {oldest.address}: it had sent no request yet, and"
+                f" {self._most} such connections are the limit"
             )
             self._drop(oldest)
 
     def _read(self, descriptor: int) -> bool:
-        """Read what a connection has sent; whether it is a stranger's."""
+        """Read what a connection has sent; True if it belongs to a stranger."""
         entry = self._waiting.get(descriptor) or self._refused.get(descriptor)
         if entry is None:
-            return False  # it was dropped a moment ago, to make room
+            return False  # it was just dropped to make room
         request = None
         try:
             more = entry.connection.receive_now()
             if entry.refused:
-                entry.left -= entry.connection.drop_received()
-                if not more or entry.left <= 0:
+                entry.budget -= entry.connection.drop_received()
+                if not more or entry.budget <= 0:
                     self._drop(entry)
                 return True
             request = entry.connection.take_request()
@@ -309,7 +304,7 @@ class Listener:
         except BlockingIOError:
             return False
         except BadMessage as error:
-            self._refuse(entry, RequestRefused(400, "not understood", str(error)))
+            self._refuse(entry, RequestRefused(400, "malformed request", str(error)))
             return True
         except RequestRefused as refusal:
             self._refuse(entry, refusal, request)
@@ -322,8 +317,8 @@ class Listener:
         return False
 
     def _fault(self, entry: _Unverified, error: Exception) -> None:
-        """A defect of the service costs the connection that has met it, not the thread: else one
-        request would keep all others out."""
+        """Drop the connection that met a defect of the service, so that the thread survives: one
+        request must not block all others."""
         if self._refusals.add(f"closed a connection from {entry.address}: {error!r}"):
             traceback.print_exception(error, file=sys.stderr)
         self._drop(entry)
@@ -338,7 +333,7 @@ class Listener:
             threads.start(
                 self._serve, entry, lane, serve, name=f"http-{lane.name}", failed=_fault_reported
             )
-        except RuntimeError as error:  # the system has no thread for it
+        except RuntimeError as error:  # the system cannot start another thread
             self._done(entry, lane)
             self._refusals.add(f"closed a connection from {entry.address}: {error}")
 
@@ -351,13 +346,13 @@ class Listener:
         self._count_out(entry)
         entry.refused, entry.deadline = True, time.monotonic() + _LINGER_SECONDS
         try:
-            entry.connection.end.send(refusal.answer())  # without waiting: it fits the buffer
+            entry.connection.end.send(refusal.answer())  # does not block: it fits into the buffer
             entry.connection.end.shutdown(socket.SHUT_WR)
         except OSError:
             self._drop(entry)
 
     def _expire(self) -> bool:
-        """Close what took too long, and go on with what was put off; whether any was closed."""
+        """Close late connections, and resume accepting when it is due; True if any was closed."""
         now = time.monotonic()
         if self._resume and now >= self._resume:
             self._resume = 0.0
@@ -366,12 +361,12 @@ class Listener:
         for entries in (self._waiting, self._refused):
             for entry in entries.values():
                 if entry.deadline > now:
-                    break  # the others' is later
+                    break  # the others' deadlines are later
                 late.append(entry)
         for entry in late:
             if not entry.refused:
                 self._refusals.add(
-                    f"closed a connection from {entry.address}: no whole request in"
+                    f"closed a connection from {entry.address}: no complete request in"
                     f" {HEAD_SECONDS:.0f} s"
                 )
             self._drop(entry)
@@ -410,7 +405,7 @@ class Listener:
             except OSError:
                 pass
         except (OSError, BadMessage):
-            pass  # a peer that went away in the middle: its agent, if it is one, asks again
+            pass  # the peer has gone away; if it is an agent, it makes its request again
         finally:
             self._done(entry, lane)
 
@@ -438,15 +433,15 @@ def _listening(address: str, ports: range | None) -> socket.socket:
         one.setblocking(False)
         return one
     raise ClusterError(
-        "no port to listen on",
+        "cannot listen on any port",
         where=address if ports is None else f"{address}:{ports.start}-{ports.stop - 1}",
         got=str(error),
-        remedy="give job.ports a wider range, or none",
+        remedy="give job.ports a wider range, or leave it out",
     )
 
 
 def _host(address: str) -> str:
-    """The host of an address: an IPv6 host has all addresses of a /64."""
+    """The host that an address belongs to: the address itself, or the /64 of an IPv6 address."""
     if ":" not in address:
         return address
     plain = address.partition("%")[0]
@@ -454,12 +449,12 @@ def _host(address: str) -> str:
 
 
 def _refusal_line(address: str, request: Request | None, why: str) -> str:
-    asked = "a request" if request is None else f"{request.method} {request.path[:80]!r}"
-    return f"refused {asked} from {address}: {why}"
+    line = "a request" if request is None else f"{request.method} {request.path[:80]!r}"
+    return f"refused {line} from {address}: {why}"
 
 
 def _shut(connection: Connection) -> None:
-    """Wake the thread that waits for the connection, which closes it."""
+    """Wake the thread that waits for the connection, so that it closes the connection."""
     try:
         connection.end.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -467,4 +462,4 @@ def _shut(connection: Connection) -> None:
 
 
 def _fault_reported(_: Exception) -> None:
-    """A defect while one connection was served: it is reported, and the connection is closed."""
+    """Ignore a defect in serving one connection: it is reported, and the connection is closed."""

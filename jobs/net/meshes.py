@@ -1,13 +1,13 @@
-"""Gloo's rendezvous for one training process, answered from two requests a mesh to the driver.
+"""Gloo's rendezvous for one training process, answered with two requests per mesh to the driver.
 
-While ranks connect, each of Gloo's clients asks for every key of every peer: 2 (N - 1) addresses
-and up to N - 1 host names a mesh, and Horovod makes up to four meshes of all N ranks. Answered by
-the driver, those are N times as many requests there. Here the process's own agent requests from the
-driver the names and the addresses of a mesh, once each, when all ranks have left theirs, and
-answers its process from that.
+While ranks connect, each of Gloo's clients requests every key of every peer: 2 (N - 1) addresses
+and up to N - 1 host names per mesh, and Horovod makes up to four meshes of all N ranks. The driver
+would get N times that. Instead, each process's agent requests the names and the addresses of a mesh
+from the driver once, which answers when all ranks have stored theirs, and answers its process from
+these.
 
-torch.distributed's Gloo leaves one value a rank, the same for all its peers: the agent requests the
-values of all ranks at once there.
+torch.distributed's Gloo stores one value per rank, the same for all its peers: the agent requests
+the values of all ranks at once.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from collections.abc import Callable
 from howdah.jobs.net import rendezvous
 
 Request = Callable[[str, str, bytes], tuple[int, bytes]]
-"""(method, path, body) -> (status, body) of the driver."""
+"""(method, path, body) -> (status, body) from the driver."""
 _PROCESS_SET = "_process_set_hash_"
 _TORCH = "torch"
 
 
 class _Mesh:
-    """One scope of the rendezvous, as far as this process has asked for it."""
+    """One scope of the rendezvous, as far as this process has requested it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.rank: int | None = None
         self.value = b""
-        """The addresses that this process has left."""
+        """The addresses that this process has stored."""
         self.names: list[bytes | None] = []
-        self.asked_names = False
+        self.has_names = False
         self.column: bytes | None = None
         self.whole = True
-        """The addresses have the expected form; otherwise each key is requested by itself."""
+        """True if the addresses have the expected form; otherwise each key is requested alone."""
         self.lock = threading.Lock()
 
     @property
     def width(self) -> int:
-        """Bytes of one address."""
+        """Length of one address in bytes."""
         return len(self.value) // (self.size - 1)
 
 
@@ -49,7 +49,7 @@ class Meshes:
 
     Args:
         assignment: () -> (generation, "rank,size,local rank,local size,cross rank,cross size").
-        request: makes a request to the driver; its errors are raised.
+        request: makes a request to the driver; its errors are passed on.
     """
 
     def __init__(self, assignment: Callable[[], tuple[int, str]], request: Request) -> None:
@@ -58,7 +58,7 @@ class Meshes:
         self._generation = 0
         self._meshes: dict[str, _Mesh] = {}
         self._width = 0
-        """Bytes of an address in this world, by the mesh of all ranks, whose size is known."""
+        """Length of an address in this world, from the mesh of all ranks, whose size is known."""
 
     def answer(self, method: str, scope: str, key: str, body: bytes) -> tuple[int, bytes]:
         """Status and body for Gloo's client."""
@@ -72,17 +72,17 @@ class Meshes:
             return self._value(mesh, path, int(number))
         if method == "GET" and mesh is not None and mesh.size > 1:
             number = key.removeprefix("rank_")
-            known = number.isdecimal() and len(number) < 10 and int(number) < mesh.size
-            if known and number != key:
+            is_rank = number.isdecimal() and len(number) < 10 and int(number) < mesh.size
+            if is_rank and number != key:
                 return self._name(mesh, path, int(number))
-            if known and mesh.whole and mesh.rank is not None and int(number) != mesh.rank:
+            if is_rank and mesh.whole and mesh.rank is not None and int(number) != mesh.rank:
                 answer = self._addresses(mesh, path, int(number))
                 if answer is not None:
                     return answer
         status, answer = self._request(method, f"{path}/{key}", body)
         if status == 200 and mesh is not None and key.isdecimal():
             if method == "PUT":
-                self._left(mesh, scope, int(key), body)
+                self._stored(mesh, scope, int(key), body)
             elif method == "DELETE":
                 with self._lock:
                     self._meshes.pop(scope, None)
@@ -99,30 +99,30 @@ class Meshes:
                 mesh = self._meshes[scope] = _Mesh(sizes[scope[0]])
             return mesh
 
-    def _left(self, mesh: _Mesh, scope: str, rank: int, value: bytes) -> None:
-        """This process has left its addresses: its rank in the mesh, and how long they are."""
+    def _stored(self, mesh: _Mesh, scope: str, rank: int, value: bytes) -> None:
+        """Record the rank in the mesh and the addresses' length once this process stored them."""
         with self._lock, mesh.lock:
             mesh.rank, mesh.value, mesh.column = rank, value, None
             if scope == "global" and mesh.size > 1 and len(value) % (mesh.size - 1) == 0:
                 self._width = mesh.width
             if _PROCESS_SET in scope and self._width and len(value) % self._width == 0:
-                mesh.size = len(value) // self._width + 1  # perhaps a set of some ranks only
+                mesh.size = len(value) // self._width + 1  # the set may have only some ranks
             cut = mesh.size > 1 and len(value) == (mesh.size - 1) * self._width > 0
             mesh.whole = cut and rank < mesh.size
 
     def _name(self, mesh: _Mesh, path: str, rank: int) -> tuple[int, bytes]:
-        """The host name of a rank: Gloo asks once, and goes on without one that is not there."""
+        """The host name of a rank; Gloo requests it once, and goes on without a missing one."""
         with mesh.lock:
-            if not mesh.asked_names:
+            if not mesh.has_names:
                 status, body = self._request("GET", f"{path}/names/{mesh.size}", b"")
                 if status != 200:
                     return status, body
-                mesh.names, mesh.asked_names = rendezvous.unpack(body), True
+                mesh.names, mesh.has_names = rendezvous.unpack(body), True
             name = mesh.names[rank] if rank < len(mesh.names) else None
         return (200, name) if name is not None else (404, b"")
 
     def _value(self, mesh: _Mesh, path: str, rank: int) -> tuple[int, bytes]:
-        """What a rank has left for all its peers; unlike Horovod's names it must come."""
+        """The value that a rank has stored for all its peers, which cannot do without it."""
         with mesh.lock:
             if rank >= len(mesh.names) or mesh.names[rank] is None:
                 status, body = self._request("GET", f"{path}/names/{mesh.size}", b"")
@@ -133,7 +133,7 @@ class Meshes:
         return (200, value) if value is not None else (404, b"")
 
     def _addresses(self, mesh: _Mesh, path: str, peer: int) -> tuple[int, bytes] | None:
-        """What a peer has left, as far as this rank reads it; None: it is to be asked for."""
+        """A peer's addresses, as far as this rank reads them; None: the driver must answer."""
         with mesh.lock:
             rank, width = mesh.rank, mesh.width
             if mesh.column is None:
@@ -145,7 +145,7 @@ class Meshes:
                     return status, body
                 mesh.column = body
             at = (peer if peer < rank else peer - 1) * width
-            own = mesh.column[at : at + width]
+            address = mesh.column[at : at + width]
             length = len(mesh.value)
         at = (rank if rank < peer else rank - 1) * width
-        return 200, bytes(at) + own + bytes(length - at - width)
+        return 200, bytes(at) + address + bytes(length - at - width)

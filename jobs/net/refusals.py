@@ -1,7 +1,6 @@
-"""Refused requests in the log: a line at once, and then at most one a minute with their number.
+"""Logs refused requests: the first at once, then at most one line a minute with their number.
 
-The sender decides how often it is refused: a line each would let any host of the network fill the
-disk that holds the log.
+A line for each refusal would let any host of the network fill the disk that holds the log.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ class Refusals:
     """Counts refusals; any thread may use it.
 
     Args:
-        say: takes a line.
-        clock: seconds.
+        say: logs a line.
+        clock: () -> seconds.
     """
 
     def __init__(
@@ -27,28 +26,28 @@ class Refusals:
         self._say, self._clock = say, clock
         self._lock = threading.Lock()
         self._count = 0
-        """Refusals of which the log has no line."""
+        """Number of refusals that the log does not have yet."""
         self._newest = ""
-        self._said = -float("inf")
+        self._logged = -float("inf")
 
     def add(self, what: str) -> bool:
-        """Count a refusal; whether a line was logged."""
+        """Count a refusal; True if a line was logged."""
         with self._lock:
             self._count += 1
             self._newest = what
         return self.write_due()
 
     def write_due(self) -> bool:
-        """Write the line that is due, if one is; to be called from time to time."""
+        """Log a line if one is due; called from time to time."""
         with self._lock:
             now = self._clock()
-            if not self._count or now - self._said < _PAUSE_SECONDS:
+            if not self._count or now - self._logged < _PAUSE_SECONDS:
                 return False
-            count, line, first = self._count, self._newest, self._said == -float("inf")
-            self._count, self._said = 0, now
+            count, line, first = self._count, self._newest, self._logged == -float("inf")
+            self._count, self._logged = 0, now
         if count > 1:
             line = f"{count} refusals since the last such line; the newest: {line}"
         elif first:
-            line += f" (refusals are counted: at most a line in {_PAUSE_SECONDS:.0f} s)"
+            line += f" (refusals are counted, and logged at most every {_PAUSE_SECONDS:.0f} s)"
         self._say(line)
         return True

@@ -1,11 +1,10 @@
-"""The rendezvous as the training process sees it: plain HTTP to its own agent on loopback.
+"""The rendezvous for a training process: plain HTTP to its agent on loopback.
 
-Horovod's C++ client cannot sign requests, and no rank has the job's key: torch.distributed's store
-(training/comm/store_torch.py) comes here too. A rank connects to this relay, which accepts
-processes of its own user only (the kernel names each connection's user, before anything is read
-from it), and answers for the generation of the world that the process is in by signed requests to
-the driver (jobs/net/meshes.py): stock Horovod works, and it sees neither a stranger's value nor a
-stale key.
+Horovod's C++ client cannot sign requests, and ranks do not have the job's key; torch.distributed's
+store (training/comm/store_torch.py) uses this relay too. The relay only accepts processes of its
+own user (the kernel reports each connection's user before any byte is read), and answers for the
+generation of the process's world with signed requests to the driver (jobs/net/meshes.py). So stock
+Horovod works, and it sees neither a stranger's value nor a stale key.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from howdah.jobs.net.refusals import Refusals
 
 HOST = "127.0.0.1"
 _CALL_SECONDS = 10.0
-"""Limit of a request to the driver, which holds one for a mesh until all ranks have come, and
-answers after seconds that not all have: Gloo asks again every 10 ms."""
+"""Limit of a request to the driver, which holds a mesh's request until all ranks have come, for
+some seconds at most: Gloo repeats its request every 10 ms."""
 _REQUEST_SECONDS = 10.0
-"""For one request of Gloo's, from its first byte to its last; for its answer; and between two."""
+"""Limit for one request from its first byte to its last, for its answer, and between requests."""
 _CONNECTIONS = 64
-"""Of our own user's processes at a time: Gloo makes one for each request."""
+"""Most connections of our own user's processes; Gloo makes one for each request."""
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
 
 
@@ -42,12 +41,12 @@ class Relay:
 
     Args:
         client: makes signed requests to the driver.
-        ports: which ports to choose from; None: any.
+        ports: the ports to choose from; None: any.
         assignment: () -> (generation, "rank,size,local rank,local size,cross rank,cross size") of
-            the world that the process is in, or (0, "") for none.
+            the process's world, or (0, "") without one.
         refused: logs refusals, at most a line a minute.
     Raises:
-        ClusterError: there is no port to listen on.
+        ClusterError: it cannot listen on any port.
     """
 
     def __init__(
@@ -63,29 +62,29 @@ class Relay:
 
         self._assignment, self._meshes = assignment, Meshes(assignment, request)
         self._user = os.geteuid()
-        self._own = Lane("the training process", _CONNECTIONS)
+        self._lane = Lane("the training process", _CONNECTIONS)
         self._listener = Listener(HOST, ports, self, Refusals(refused))
         self.port = self._listener.port
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start to answer requests."""
         self._listener.start()
 
     def stop(self) -> None:
-        """Listen no more; connections are closed."""
+        """Stop listening, and close the connections."""
         self._listener.stop()
 
-    # ----------------------------------------------------------------------- as the listener's
+    # ------------------------------------------------------------------- the listener's service
     def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
-        """Accept processes of our own user. A connection has one owner."""
+        """Accept only processes of our own user; the owner of a connection cannot change."""
         owner = owner_of_peer((peer[0], peer[1]), end.getsockname())
         if owner != self._user:
-            why = "of no process" if owner is None else f"of user {owner}"
+            why = "its process has ended" if owner is None else f"it belongs to user {owner}"
             raise RequestRefused(403, "refused", why)
 
     def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
-        """All requests of an accepted process."""
-        return self._own, partial(self._serve, request)
+        """Admit all requests of an accepted process."""
+        return self._lane, partial(self._serve, request)
 
     # ------------------------------------------------------------------------------ in threads
     def _serve(self, request: Request, connection: Connection) -> None:
@@ -106,13 +105,13 @@ class Relay:
         name = _PATH.fullmatch(request.path)
         if name and name[1] == "rank_and_size" and request.method == "GET":
             return 200, "text/plain", self._assignment()[1].encode()
-        known = request.method in ("GET", "PUT", "DELETE")
-        if not known or not name or not rendezvous.valid_name(name[1], name[2]):
-            why = f"{request.method} {request.path[:80]!r} is not a name of the rendezvous"
+        valid = request.method in ("GET", "PUT", "DELETE")
+        if not valid or not name or not rendezvous.valid_name(name[1], name[2]):
+            why = f"{request.method} {request.path[:80]!r} is not a request of the rendezvous"
             raise RequestRefused(403, "refused", why)
         try:
             status, answer = self._meshes.answer(request.method, name[1], name[2], body)
         except ClusterError as error:
-            # Horovod tries again twice; the agent itself notices that the driver is away.
+            # Horovod retries twice; the agent itself notices that the driver is unreachable.
             status, answer = 503, error.what.encode()
         return status, "application/octet-stream", answer

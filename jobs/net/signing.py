@@ -1,9 +1,9 @@
-"""How messages of jobs/net/wire.py are signed, and why each counts only once.
+"""Signatures of the messages of jobs/net/wire.py, each of which counts only once.
 
-HMAC-SHA256 with the job's key over method, path, session, counter, and the body's length and
-SHA-256. These two travel in a header of their own, so that a server knows from a request's head
-alone whether it comes from the job, and how long its body is, before it reads a byte of that; the
-body is compared with them afterwards.
+A signature is HMAC-SHA256 with the job's key over method, path, session, counter, and the body's
+length and SHA-256. A header carries the latter two, so that a server knows from a request's head
+alone whether it comes from the job, and how long its body is, before it reads a byte of the body,
+which it compares with them afterwards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _COUNTER = re.compile(r"0|[1-9][0-9]{0,17}")
 _DIGEST = re.compile(r"(0|[1-9][0-9]{0,14}):[0-9a-f]{64}")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _WINDOW = 1024
-"""Requests of a session that may overtake each other."""
+"""Number of requests of a session that may overtake each other."""
 
 
 def new_key() -> str:
-    """A key for the lifetime of one driver: 256 random bits, hexadecimal."""
+    """A key for the lifetime of one driver: 256 random bits in hexadecimal."""
     return secrets.token_hex(32)
 
 
@@ -36,18 +36,18 @@ def _digest(body: bytes) -> str:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two texts are the same, in a time that does not depend on where they differ."""
-    return hmac.compare_digest(one.encode(), other.encode())  # of str it takes ASCII alone
+    """True if two texts are equal, in a time that does not depend on where they differ."""
+    return hmac.compare_digest(one.encode(), other.encode())  # it only accepts ASCII as str
 
 
 def request_headers(
     key: str, method: str, path: str, session: str, counter: int, body: bytes
 ) -> dict[str, str]:
-    """The headers that make a request one of the job's own.
+    """The headers that prove that a request comes from the job.
 
     Args:
-        session: letters and digits, of this client alone.
-        counter: of the session; each number counts once.
+        session: letters and digits, unique to this client.
+        counter: the request's number in the session, which counts once.
     """
     body_digest = _digest(body)
     return {
@@ -59,18 +59,18 @@ def request_headers(
 
 
 def answer_signature(key: str, request: str, status: int, body: bytes) -> str:
-    """An answer's signature; `request` is the signature of what it answers."""
+    """An answer's signature; `request` is the signature of the request."""
     return _sign(key, "howdah-answer", request, str(status), _digest(body))
 
 
 def verified(key: str, request: Request, sessions: Sessions) -> str:
-    """A request's signature, once its head has proved that it comes from the job.
+    """A request's signature, if its head proves that the request comes from the job.
 
     Raises:
-        RequestRefused: it does not, or was received before.
+        RequestRefused: it does not, or the request was received before.
     """
-    given = [request.headers.get(name.lower(), "") for name in (SESSION, COUNTER, BODY, SIGNATURE)]
-    session, counter, body_digest, signature = given
+    names = (SESSION, COUNTER, BODY, SIGNATURE)
+    session, counter, body_digest, signature = (request.headers.get(n.lower(), "") for n in names)
     if not (
         _SESSION.fullmatch(session)
         and _COUNTER.fullmatch(counter)
@@ -80,40 +80,40 @@ def verified(key: str, request: Request, sessions: Sessions) -> str:
         raise _refusal("no signature")
     right = _request_signature(key, request.method, request.path, session, counter, body_digest)
     if not is_same(right, signature):
-        raise _refusal("a wrong signature")
+        raise _refusal("wrong signature")
     if not sessions.take(session, int(counter)):
-        raise _refusal("a request sent again")
+        raise _refusal("repeated request")
     return signature
 
 
 def body_length(request: Request) -> int:
-    """Bytes of the body that a verified request was signed with."""
+    """Length of the body that a verified request was signed with."""
     return int(request.headers[BODY.lower()].partition(":")[0])
 
 
 def check_body(request: Request, body: bytes) -> bool:
-    """Whether a verified request has come with the body that it was signed with."""
+    """True if this is the body that a verified request was signed with."""
     return is_same(_digest(body), request.headers[BODY.lower()])
 
 
 class Sessions:
-    """Which counters have been used. Only requests signed with the key get as far as this."""
+    """The counters that have been used. Only requests signed with the key reach it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._seen: dict[str, tuple[int, set[int]]] = {}
+        self._used: dict[str, tuple[int, set[int]]] = {}
 
     def take(self, session: str, counter: int) -> bool:
-        """Use a counter; False if it was used, or is too old to know."""
+        """Use a counter; False if it was used, or is too old to tell."""
         with self._lock:
-            highest, seen = self._seen.get(session, (0, set()))
-            if counter in seen or counter <= highest - _WINDOW:
+            highest, used = self._used.get(session, (0, set()))
+            if counter in used or counter <= highest - _WINDOW:
                 return False
-            seen.add(counter)
+            used.add(counter)
             highest = max(highest, counter)
-            if len(seen) > 2 * _WINDOW:
-                seen = {one for one in seen if one > highest - _WINDOW}
-            self._seen[session] = (highest, seen)
+            if len(used) > 2 * _WINDOW:
+                used = {one for one in used if one > highest - _WINDOW}
+            self._used[session] = (highest, used)
             return True
 
 

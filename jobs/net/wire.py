@@ -1,11 +1,11 @@
-"""The protocol of agents and their driver: HTTP with a signature of the job's key on every message.
+"""The protocol between agents and their driver: HTTP with every message signed by the job's key.
 
 A request carries HMAC-SHA256 over method, path, session, counter and its body's digest; its answer
-over the request's signature, status and body (jobs/net/signing.py). A stranger on the
-network can neither give orders nor answer, and cannot replay a message: each counter counts once.
-No clock is involved. A request's head proves its sender before its body is read. Messages are
-bounded in size and time; they hold JSON or opaque bytes, never anything that is executed or
-unpickled. Nothing is encrypted: the network can read messages, and cannot change them.
+over the request's signature, status and body (jobs/net/signing.py). A stranger on the network can
+neither give orders nor answer, and cannot replay a message, since each counter counts once. No
+clock is involved. A request's head proves its sender before its body is read. Messages are bounded
+in size and time; they hold JSON or opaque bytes, which are never executed or unpickled. Messages
+are not encrypted: the network can read them, and cannot change them.
 
 Only pages for users (`/page/...`) are served unsigned; they cannot change anything.
 
@@ -29,22 +29,22 @@ from howdah.jobs.net.wire_server import BODY_LIMIT, Answer, Server
 
 __all__ = ["BODY_LIMIT", "Answer", "Client", "Refused", "Server", "TooLarge", "new_key"]
 
-_KEPT_CONNECTIONS = 4
-"""Of a client, while no request uses them: an agent asks for orders, reports, and relays."""
+_IDLE_CONNECTIONS = 4
+"""Most idle connections of a client: an agent polls for orders, reports, and relays."""
 _ANSWER_LIMIT = 2**23
-"""Bytes of an answer's body; the longest has the addresses of all ranks for one."""
+"""Most bytes of an answer's body; the longest has the addresses of all ranks for one."""
 
 
 class Refused(ClusterError):
-    """A signed refusal of the job's own driver: it does not know the request or its sender."""
+    """A signed refusal from the job's driver, which does not know the request or its sender."""
 
 
 class TooLarge(Refused):
-    """The job's own driver refuses a message of that size."""
+    """A signed refusal from the job's driver because of the message's size."""
 
 
 class Client:
-    """An agent's end; any thread may use it. Connections are kept, and shared by all threads."""
+    """An agent's end, which any thread may use. All threads share its idle connections."""
 
     def __init__(self, address: str, port: int, key: str) -> None:
         self._where = (address, port)
@@ -55,13 +55,13 @@ class Client:
         self._idle: list[Connection] = []
 
     def request(self, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
-        """Status and body of an answer that the job's own driver has given.
+        """Status and body of an answer that is proved to come from the job's driver.
 
         Args:
-            timeout: seconds for all of it; a kept connection that has broken is tried before.
+            timeout: seconds for the request and its answer, after a try on an idle connection.
         Raises:
             ClusterError: the driver cannot be reached, or the answer is not signed with the job's
-                key: such an answer does not count, even if it is an error.
+                key and therefore does not count, even if it is an error.
         """
         for last in (False, True):
             with self._lock:
@@ -70,17 +70,21 @@ class Client:
             headers = signing.request_headers(self._key, method, path, self._session, counter, body)
             stamp = headers[signing.SIGNATURE]
             deadline = time.monotonic() + timeout
-            connection, fresh = self._kept(), False
+            fresh = False
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
             try:
                 if connection is None:
-                    connection, fresh = self._connect(timeout), True
+                    end = socket.create_connection(self._where, timeout)
+                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    connection, fresh = Connection(end), True
                 connection.send(self._head(method, path, headers, body) + body, deadline)
-                status, given, answer = connection.answer(_ANSWER_LIMIT, deadline)
+                status, received, answer = connection.answer(_ANSWER_LIMIT, deadline)
             except (OSError, BadMessage) as error:
                 if connection is not None:
                     connection.close()
                 self.close()
-                if last or fresh:  # a kept connection may have been closed by the other side
+                if last or fresh:  # the other side may have closed an idle connection
                     raise ClusterError(
                         "the job's driver cannot be reached",
                         where=f"{self._where[0]}:{self._where[1]}",
@@ -88,14 +92,14 @@ class Client:
                     ) from error
                 continue
             right = signing.answer_signature(self._key, stamp, status, answer)
-            if not signing.is_same(right, given.get(signing.SIGNATURE.lower(), "")):
+            if not signing.is_same(right, received.get(signing.SIGNATURE.lower(), "")):
                 connection.close()
                 raise ClusterError(
-                    "the job's driver does not take our key, or it is not the job's driver",
+                    "the job's driver does not accept our key, or it is not the job's driver",
                     where=f"{self._where[0]}:{self._where[1]}",
                     got=f"{status} {answer[:80].decode(errors='replace')}",
                 )
-            if given.get("connection", "").lower() == "close":
+            if received.get("connection", "").lower() == "close":
                 connection.close()
             else:
                 self._keep(connection)
@@ -103,12 +107,12 @@ class Client:
         raise AssertionError("unreachable")
 
     def call(self, path: str, message: Any, timeout: float) -> dict[str, Any]:
-        """POST a JSON value; the JSON object that comes back.
+        """POST a JSON value; the JSON object in the answer.
 
         Raises:
-            ClusterError: as `request`, or the driver failed at it.
+            ClusterError: `request` failed, or the driver failed to handle the message.
             Refused: the driver does not know the request or its sender.
-            TooLarge: it takes no message of that size.
+            TooLarge: the driver does not take messages of this size.
         """
         status, answer = self.request("POST", path, json.dumps(message).encode(), timeout)
         text = f"{status} {answer[:200].decode(errors='replace')}"
@@ -117,24 +121,19 @@ class Client:
         if 400 <= status < 500:
             raise Refused("the job's driver refused a message", where=path, got=text)
         try:
-            found = json.loads(answer) if status == 200 else None
+            payload = json.loads(answer) if status == 200 else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ClusterError("the job's driver failed at a message", where=path, got=text)
-        return found
+            payload = None
+        if not isinstance(payload, dict):
+            raise ClusterError("the job's driver failed to handle a message", where=path, got=text)
+        return payload
 
     def close(self) -> None:
-        """End the connections that no request is using."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-    def _connect(self, timeout: float) -> Connection:
-        end = socket.create_connection(self._where, timeout)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Connection(end)
 
     def _head(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bytes:
         host, port = self._where
@@ -146,13 +145,9 @@ class Client:
         ]
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
-    def _kept(self) -> Connection | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
     def _keep(self, connection: Connection) -> None:
         with self._lock:
-            keep = len(self._idle) < _KEPT_CONNECTIONS
+            keep = len(self._idle) < _IDLE_CONNECTIONS
             if keep:
                 self._idle.append(connection)
         if not keep:

@@ -17,16 +17,16 @@ from howdah.jobs.net.listener import Lane, Listener, Serve
 from howdah.jobs.net.refusals import Refusals
 
 BODY_LIMIT = 2**20
-"""Bytes of a request's body; the longest are a rank's addresses and a batch of events."""
+"""Most bytes of a request's body; the longest are a rank's addresses and a batch of events."""
 _IDLE_SECONDS = 30.0
-"""A connection that is silent for so long is closed; an agent's never is."""
+"""A connection that is silent for this long is closed; an agent's never is silent for as long."""
 _REQUEST_SECONDS = 20.0
-"""For one request, from its first byte to its last; and for its answer."""
+"""Limit for one request from its first byte to its last, and for its answer."""
 _PAGE_SECONDS = 10.0
-_OWN_CONNECTIONS = 2**14
-"""Of agents, several each; only a defect reaches this limit."""
+_AGENT_CONNECTIONS = 2**14
+"""Most connections of agents, which have several each; only a defect reaches this limit."""
 _PAGE_CONNECTIONS = 8
-"""Pages are served to any client that knows their path: a few at a time."""
+"""Most connections for pages, which any client that knows their path may request."""
 _PAGES = "/page/"
 _DESCRIPTORS = 2**16
 
@@ -40,12 +40,11 @@ class Server:
     Args:
         address, ports: where to listen (jobs/net/listener.py).
         key: the job's key.
-        signed: (method, path, body) -> Answer of a request of the job's own; called in many
-            threads at once.
-        page: path -> Answer of a page, without a signature.
+        signed: (method, path, body) -> Answer to a signed request; called in many threads at once.
+        page: path -> Answer with a page, without a signature.
         refused: logs refusals, at most a line a minute.
     Raises:
-        ClusterError: there is no port to listen on.
+        ClusterError: it cannot listen on any port.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Server:
     ) -> None:
         self._key, self._signed, self._page = key, signed, page
         self._sessions = signing.Sessions()
-        self._own = Lane("agents", _OWN_CONNECTIONS)
+        self._agents = Lane("agents", _AGENT_CONNECTIONS)
         self._pages = Lane("pages", _PAGE_CONNECTIONS, public=True)
         self._refusals = Refusals(refused)
         _allow_descriptors()
@@ -68,23 +67,23 @@ class Server:
         self.port = self._listener.port
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start to answer requests."""
         self._listener.start()
 
     def stop(self) -> None:
-        """Listen no more; connections are closed."""
+        """Stop listening, and close the connections."""
         self._listener.stop()
 
-    # ----------------------------------------------------------------------- as the listener's
+    # ------------------------------------------------------------------- the listener's service
     def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
-        """Accept every host: the request's signature decides."""
+        """Accept every host, since the request's signature decides."""
 
     def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
-        """Requests with the job's signature, and those for a page."""
+        """Admit requests with the job's signature, and those for a page."""
         if request.method == "GET" and request.path.startswith(_PAGES):
             return self._pages, partial(self._serve_page, request)
         signature = signing.verified(self._key, request, self._sessions)
-        return self._own, partial(self._serve_agent, request, signature)
+        return self._agents, partial(self._serve_agent, request, signature)
 
     # ------------------------------------------------------------------------------ in threads
     def _serve_page(self, request: Request, connection: Connection) -> None:
@@ -116,27 +115,27 @@ class Server:
             signature = signing.verified(self._key, request, self._sessions)
 
     def _body(self, connection: Connection, request: Request, deadline: float) -> bytes | None:
-        """The body; None for one longer than BODY_LIMIT.
+        """The request's body; None if it is longer than BODY_LIMIT.
 
         Raises:
-            RequestRefused: it is not the one that was signed. That answer is not signed: a host
-                that has changed the body could pass the answer on to the agent.
+            RequestRefused: the body is not the one that was signed. This answer is not signed: a
+                host that has changed the body could pass the answer on to the agent.
         """
         length = signing.body_length(request)
         if length > BODY_LIMIT:
-            # Read and thrown away: closing with unread data would discard the answer.
+            # Read it, since closing a connection with unread data would discard the answer.
             connection.discard(length, deadline)
             return None
         if request.length(BODY_LIMIT) == length:
             body = connection.read(length, deadline)
             if signing.check_body(request, body):
                 return body
-        raise RequestRefused(400, "not the body that was signed", "another body than was signed")
+        raise RequestRefused(400, "not the body that was signed", "the body is not the signed one")
 
-    def _answer(self, request: Request, ask: Callable[[], Answer]) -> Answer:
+    def _answer(self, request: Request, handler: Callable[[], Answer]) -> Answer:
         try:
-            return ask()
-        except Exception as error:  # noqa: BLE001 - reported; the agent asks again
+            return handler()
+        except Exception as error:  # noqa: BLE001 - reported; the agent repeats its request
             line = f"{request.method} {request.path[:80]!r} could not be answered: {error!r}"
             if self._refusals.add(line):
                 traceback.print_exception(error, file=sys.stderr)
@@ -144,8 +143,8 @@ class Server:
 
 
 def _allow_descriptors() -> None:
-    """Raise the limit of open files as far as it may be: a large job has some for each agent."""
+    """Raise the limit of open files if that is allowed: a large job uses some for each agent."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

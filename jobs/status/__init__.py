@@ -1,1 +1,1 @@
-"""What a driver writes into the run directory for others, and the job's page."""
+"""The files that a driver writes into the run directory for other processes, and the job's page."""

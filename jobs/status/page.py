@@ -16,8 +16,8 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], title: str)
     """The page of a job.
 
     Args:
-        status: as in status.json.
-        curve: (step, loss).
+        status: the contents of status.json.
+        curve: pairs of (step, loss).
         title: the run's name.
     """
     step, total = status["step"], status["total_steps"]
@@ -33,14 +33,14 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], title: str)
 
 @cache
 def _template() -> Template:
-    """Made when the first page is asked for: a job's start does not wait for jinja2's import."""
+    """The template, made at the first request so that jinja2's import does not delay the start."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "known": _known,
+        "or_dash": _or_dash,
         "milliseconds": _milliseconds,
         "duration": _duration,
         "utc": _utc,
@@ -50,7 +50,7 @@ def _template() -> Template:
 
 
 def _problem(error: dict[str, Any] | None) -> str:
-    """The error that ended the job, in lines; "": there is none."""
+    """The error that ended the job, as lines; "" without an error."""
     if not error:
         return ""
     names = ("where", "expected", "got", "remedy")
@@ -58,7 +58,7 @@ def _problem(error: dict[str, Any] | None) -> str:
 
 
 def _curve(curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Its range, and its points in a field 1000 wide and 200 high."""
+    """The curve's range, and its points in a field of 1000 by 200."""
     steps, losses = [point[0] for point in curve], [point[1] for point in curve]
     width = max(1, steps[-1] - steps[0])
     top, bottom = max(losses), min(losses)
@@ -71,7 +71,7 @@ def _curve(curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
     return {"points": points, "top": top, "bottom": bottom, **ends}
 
 
-def _known(value: Any, form: str = "") -> str:
+def _or_dash(value: Any, form: str = "") -> str:
     return "-" if value is None else format(value, form)
 
 

@@ -1,4 +1,4 @@
-"""Reads a rank's log from the run directory, on whichever cluster the job runs."""
+"""Reads a rank's log from the run directory, for jobs on any cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from howdah import storage
 from howdah.storage import growing
 
 _NAME = re.compile(r"rank\.(\d+)(?:\.(\d+)-(\d+))?")
-"""rank.RANK, and of processes of a later attempt or world rank.RANK.ATTEMPT-WORLD
+"""Names of logs: rank.RANK, and in later attempts or worlds rank.RANK.ATTEMPT-WORLD
 (training/run/rank_files.py)."""
 
 
 def path_of(run_directory: str, rank: int) -> str:
-    """Where the run directory holds the log of the first process of a rank."""
+    """Path of the log of a rank's first process in the run directory."""
     return storage.join(run_directory, "logs", f"rank.{rank}")
 
 
@@ -29,16 +29,16 @@ def follow(
 ) -> bool:
     """Pass the logs of the processes that began as a rank to `out`, line by line, until `is_over`.
 
-    A job that began again, or replaced a worker, has several: the earliest comes first, and each
-    is headed by a line with its file's name.
+    A job that restarted, or replaced a worker, has several logs: the earliest comes first, and a
+    line with its file's name precedes each.
 
     Args:
-        is_over: nothing more will be written; asked before each look, so that the last lines are
-            read after it. Always True: what is there now.
-        out: gets each line, and at the end what no line feed follows.
-        poll_seconds: between two looks.
+        is_over: True once nothing more will be written; called before each read, so that the last
+            lines are read after it. If it is always True, the present lines are passed on.
+        out: called with each line, and at the end with an unfinished one.
+        poll_seconds: time between two reads.
     Returns:
-        False: there is none.
+        False if the rank has no log.
     """
     shown: dict[str, int] = {}
     rest: dict[str, bytes] = {}
@@ -47,10 +47,10 @@ def follow(
         over = is_over()
         paths = _logs_of(run_directory, rank)
         for path in paths:
-            found = growing.read(path, shown.get(path, 0))
-            if found is None:
+            growth = growing.read(path, shown.get(path, 0))
+            if growth is None:
                 continue
-            data, shown[path] = found
+            data, shown[path] = growth
             *whole, rest[path] = (rest.get(path, b"") + data).split(b"\n")
             if over and rest[path]:
                 whole.append(rest[path])
@@ -68,7 +68,7 @@ def follow(
 def _logs_of(run_directory: str, rank: int) -> list[str]:
     """Paths of the logs of a rank's processes, the earliest first."""
     folder = storage.join(run_directory, "logs")
-    found = [match for name in growing.names(folder) if (match := _NAME.fullmatch(name))]
-    found = [match for match in found if int(match[1]) == rank]
-    found.sort(key=lambda match: (int(match[2] or 1), int(match[3] or 1)))
-    return [storage.join(folder, match[0]) for match in found]
+    matches = [match for name in growing.names(folder) if (match := _NAME.fullmatch(name))]
+    matches = [match for match in matches if int(match[1]) == rank]
+    matches.sort(key=lambda match: (int(match[2] or 1), int(match[3] or 1)))
+    return [storage.join(folder, match[0]) for match in matches]

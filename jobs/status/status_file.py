@@ -1,9 +1,9 @@
 """The driver's files on storage: the status that clients read, the requests that they leave.
 
-No client needs a route to the driver: `howdah status`, `scale` and `kill --save` work through these
-files. Storage may be away for minutes: a thread of its own does all of this, and writes the newest
-status when storage is back. Before each write and each request it checks whether a later attempt
-has the run (jobs/status/claim.py).
+Clients need no route to the driver: `howdah status`, `scale` and `kill --save` use these files.
+Storage may be unreachable for minutes, so that a separate thread does all of this and writes the
+newest status when storage is back. Before each write and each request it checks whether a later
+attempt has the run (jobs/status/claim.py).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from howdah.run_files import RUN_JSON
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
 _REQUEST_BYTES = 2**16
-"""A request is a line of JSON; larger files are refused."""
+"""Largest request, which is a line of JSON."""
 APPLICATION = "application"
-"""In a request: the id of the application that it is for."""
+"""Key of a request: the id of the application that it is for."""
 ETL = "etl"
 """State of a job while it makes its dataset."""
 
 
 def directory(run_directory: str) -> str:
-    """The directory of a run's files that concern its job on the cluster."""
+    """The directory of a run's files about its job on the cluster."""
     return storage.join(run_directory, "job")
 
 
 def status_path(run_directory: str) -> str:
-    """Where its drivers write their status."""
+    """Path of the status that a run's drivers write."""
     return storage.join(directory(run_directory), "status.json")
 
 
@@ -54,7 +54,7 @@ def request(run_directory: str, application: str, what: Mapping[str, Any]) -> No
     Args:
         what: {"type": "scale", "workers": N} or {"type": "stop", "save": bool}.
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the request cannot be written.
     """
     name = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}.json"
     body = json.dumps({**what, APPLICATION: application}).encode()
@@ -62,15 +62,15 @@ def request(run_directory: str, application: str, what: Mapping[str, Any]) -> No
 
 
 def is_ending(status: Mapping[str, Any]) -> bool:
-    """By its status, a job whose driver still runs is being stopped, or has failed.
+    """True if the job is stopping, killed or failed.
 
-    Who submits its run again wants a new job, not the verdict of this one.
+    A resubmission of its run then starts a new job instead of attaching to this one.
     """
     return status.get("state") in ("stopping", "killed", "failed")
 
 
 def read(run_directory: str, application: str) -> dict[str, Any]:
-    """What an application's driver last wrote; {}: nothing yet, or it is another one's."""
+    """The status that an application's driver last wrote; {}: none, or another application's."""
     try:
         status = storage.read_object(status_path(run_directory))
     except NotFound:
@@ -79,15 +79,15 @@ def read(run_directory: str, application: str) -> dict[str, Any]:
 
 
 class StatusFile:
-    """Writes status.json, reads requests.
+    """Writes status.json and reads requests.
 
     Args:
-        run_directory: the run's.
-        claim: the right to do so.
-        status: () -> the status now; the attempt's own keys are added here.
+        run_directory: the run directory.
+        claim: the right to write to it.
+        status: () -> the present status, to which the attempt's keys are added.
         on_request: called with each request to this application, {"type": "scale" | "stop", ...};
-            what it raises (HowdahError) goes to `say`.
-        say: logs what goes wrong here.
+            its HowdahErrors go to `say`.
+        say: logs this object's problems.
         superseded: called once when a later attempt has begun; nothing is written from then on.
     """
 
@@ -111,27 +111,26 @@ class StatusFile:
         self._ended: tuple[str, str] | None = None
         self._ready = False
         self._unremovable: set[str] = set()
-        self._written = self._asked = 0.0
+        self._written = self._requests_read = 0.0
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._looked = threading.Condition()
         self._looked_at = float("-inf")
         self._over = False
-        """Nothing more is to be written: the last status is written, or another driver has the
-        run."""
+        """True once the last status is written, or another driver has the run."""
         self._closed_well = False
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         threads.start(self._run, name="status-file", failed=threads.RESTART, say=self._say)
 
     def touch(self) -> None:
-        """Write the status soon: it has changed."""
+        """Write the status soon, since it has changed."""
         self._wake.set()
 
     def verify(self, seconds: float) -> None:
-        """Wait for a new check whether a later attempt has begun: `superseded` has been called on
-        return, if it has. If storage is away, return after so many seconds.
+        """Wait for a new check whether a later attempt has begun; on return, `superseded` has been
+        called if one has. While storage is unreachable, return after this many seconds.
         """
         since = time.monotonic()
         self._wake.set()
@@ -139,12 +138,12 @@ class StatusFile:
             self._looked.wait_for(lambda: self._looked_at >= since or self._over, seconds)
 
     def close(self, seconds: float, ended: tuple[str, str] | None) -> bool:
-        """Write the last status; whether it was written.
+        """Write the last status; True if it was written.
 
         Args:
-            seconds: to wait.
-            ended: status and error for a run.json that still says "running": killed ranks could
-                not write it themselves. None: the run has ended well.
+            seconds: how long to wait for storage.
+            ended: status and error for a run.json that still says "running", since killed ranks
+                could not write it. None: the run has succeeded.
         """
         self._ended = ended
         self._closing.set()
@@ -171,10 +170,10 @@ class StatusFile:
                 time.sleep(1.0)
 
     def _turn(self, closing: bool, touched: bool) -> bool:
-        """Do what is due; whether all is done."""
+        """Write and read what is due; True once the last status is written."""
         now = time.monotonic()
         status_due = closing or touched or now - self._written > _STATUS_SECONDS
-        requests_due = not closing and now - self._asked > _REQUEST_SECONDS
+        requests_due = not closing and now - self._requests_read > _REQUEST_SECONDS
         if status_due or requests_due:
             self._claim.check(0.0 if status_due else _STATUS_SECONDS)
         if status_due:
@@ -188,7 +187,7 @@ class StatusFile:
             self._claim.write(self._status_path, self._text().encode())
             self._written = time.monotonic()
         if requests_due:
-            self._asked = time.monotonic()
+            self._requests_read = time.monotonic()
             self._take_requests()
         if closing:
             self._close_run()
@@ -215,24 +214,21 @@ class StatusFile:
                 raise  # read again when storage is back
             except (HowdahError, ValueError, RecursionError) as error:
                 what = error.what if isinstance(error, HowdahError) else str(error)
-                self._say(f"a request cannot be read, and is removed: {entry.path}: {what}")
+                self._say(f"removed a request that cannot be read: {entry.path}: {what}")
                 request = None
             try:
                 storage.remove(entry.path)
             except StorageUnavailable:
                 raise
-            except StorageError as error:  # or it would be carried out again and again
+            except StorageError as error:  # carried out, it would be read again and again
                 self._unremovable.add(name)
-                self._say(
-                    f"a request cannot be removed, and is not carried out: {entry.path}:"
-                    f" {error.what}"
-                )
+                self._say(f"ignored a request that cannot be removed: {entry.path}: {error.what}")
                 continue
             if request is None:
                 continue
             application = request.pop(APPLICATION, None)
             if application != self._claim.attempt.application:  # left by an earlier job of the run
-                self._say(f"a request is for {application}, and is not carried out: {entry.path}")
+                self._say(f"ignored a request for {application}: {entry.path}")
                 continue
             try:
                 self._on_request(request)
@@ -245,15 +241,15 @@ class StatusFile:
             raise DataError(f"{entry.size:,} bytes, and a request has {_REQUEST_BYTES:,} at most")
         request = storage.read_json(entry.path)
         if not isinstance(request, dict):
-            raise DataError("it is no JSON object")
+            raise DataError("it is not a JSON object")
         return request
 
     # -------------------------------------------------------------------------------- run.json
     def _close_run(self) -> None:
-        """Put the end into a run.json that still says "running", if that is our own run.
+        """Write the end into a run.json that still says "running", if the run is our own.
 
-        Rank 0 writes it itself where it can: by now every agent was ordered to end it. It is
-        read again right before it is replaced, in case that rank was quicker.
+        Rank 0 writes it itself if it can; by now every agent has been ordered to end it. The file
+        is read again right before it is replaced, in case that rank was quicker.
         """
         if self._ended is None or not storage.exists(self._run_file):
             return
@@ -262,7 +258,7 @@ class StatusFile:
         before = storage.read_bytes(self._run_file)
         try:
             values = json.loads(before)
-        except ValueError:  # not for us to repair: the next attempt begins it anew
+        except ValueError:  # left as it is: the next attempt replaces a damaged file
             return
         if not isinstance(values, dict) or values.get("status") != "running":
             return
@@ -272,10 +268,10 @@ class StatusFile:
             self._claim.write(self._run_file, text.encode())
 
     def _ours(self) -> bool:
-        """The newest attempt at training is ours, or one before ours."""
+        """True if no attempt later than ours has trained."""
         fence = attempts.newest_fence(self._directory)
         if fence is None:
             return True
         theirs, ours = Attempt.of(fence), self._claim.attempt
-        # A run without a cluster has no attempt of an application's: it came after ours has gone.
+        # A run without a cluster has a fence without an attempt: it began after our job had ended.
         return theirs is not None and not theirs.follows(ours)

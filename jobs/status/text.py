@@ -43,7 +43,7 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     lines += [f"driver's log: {status['log']}"] if status.get("log") else []
     lines += [f"page: {status['tracking_url']}"] if status["tracking_url"] else []
     if status["state"] == "LOST":
-        lines.append("its driver has died; submitted again, the run goes on from its checkpoint")
+        lines.append("its driver has died; submit it again to go on from its checkpoint")
     lines += [f"diagnostics: {status['diagnostics']}"] if status["diagnostics"] else []
     lines += [f"used: {shown(status['hours'])}"] if status.get("hours") else []
     server = status.get("server")
@@ -68,7 +68,7 @@ def row(
     """A row of `howdah ps`.
 
     Args:
-        driver: the driver's status; {}: not known.
+        driver: the driver's status; {} if it is not known.
         more: name, user, queue, progress, elapsed_seconds, hours, run_directory.
     """
     return {
@@ -103,7 +103,7 @@ def ps_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _hours_cell(hours: Mapping[str, Any], *keys: str) -> str:
-    """The first figure that is known: of vcores that YARN gave, else of busy CPUs."""
+    """The hours of vcores that YARN gave, or else of busy CPUs."""
     figure = next((hours[key] for key in keys if hours.get(key) is not None), None)
     return "-" if figure is None else f"{figure:.2f}"
 
@@ -122,7 +122,7 @@ def log_lines(logs: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:
-    """The driver's status as text; {}: there is none yet."""
+    """The driver's status as text; {} before its first one."""
     if not job:
         return ["the driver has reported nothing yet"]
     step, total = job.get("step"), job.get("total_steps")
@@ -172,7 +172,7 @@ def _data_line(ranks: list[dict[str, Any]]) -> list[str]:
         for key in ("local_bytes", "remote_bytes", "fetches")
     )
     return [
-        f"dataset: {fetches} shards fetched, {near / 2**20:,.1f} MiB from the own node,"
+        f"dataset: {fetches} shards fetched, {near / 2**20:,.1f} MiB from the local node,"
         f" {far / 2**20:,.1f} MiB over the network"
     ]
 

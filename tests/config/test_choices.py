@@ -28,7 +28,7 @@ def lr(choice: Any) -> float:
 
 def ports_needed(choice: Any) -> int:
     options = JobSection().model_copy(update={"controller": choice})
-    return ports.needed(options, 4, 2, driver=False)
+    return ports.most_ports(options, 4, 2, driver=False)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_gradient_messages_and_worker_memory_go_by_its_names(other, tiny_model_d
     assert (ours.vocabulary, ours.width) == (theirs.vocabulary, theirs.width)
     assert sum(ours.dense) == sum(theirs.dense) + 4 * 2 * 32  # two more rows of positions
     needed = [
-        worker_memory.needed(from_dict({}), checks.base_config(base), tiny_dataset.manifest)
+        worker_memory.peak(from_dict({}), checks.base_config(base), tiny_dataset.manifest)
         for base in (tiny_model_dir, other)
     ]
     assert 0 < needed[1].total - needed[0].total < 2**14

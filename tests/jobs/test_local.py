@@ -114,7 +114,7 @@ def test_an_error_that_would_come_again_is_not_tried_again(job):
 def test_workers_that_do_not_all_come_are_given_back_and_asked_for_again(job):
     one = job(gang_seconds=2, gang_attempts=50)
     one.capacity(1)
-    one.wait(lambda s: any("all given back" in e["what"] for e in s["events"]), "a pause")
+    one.wait(lambda s: any("releasing all" in e["what"] for e in s["events"]), "a pause")
     one.wait(lambda s: s["state"] == "waiting", "another try")
     one.capacity(2)
     assert one.end()[0] == 0
@@ -127,7 +127,7 @@ def test_a_job_that_never_gets_its_workers_says_what_it_got(job):
     code, verdict, status = one.end()
     assert (code, verdict["status"]) == (5, "FAILED")
     assert "1 of 2 workers" in status["error"]["got"]
-    assert "2 times asked" in status["error"]["expected"]
+    assert "in 2 requests" in status["error"]["got"]
 
 
 # ------------------------------------------------------------------------------------ elastic
@@ -172,14 +172,14 @@ def test_workers_that_find_no_gpu_are_refused_and_the_job_names_their_node(job, 
     one = job(worker={"gpus": 1}, nodes="a", env={"CUDA_VISIBLE_DEVICES": ""})
     code, verdict, _ = one.end()
     assert (code, verdict["status"]) == (5, "FAILED")
-    assert "finds none that it may use" in verdict["diagnostics"]
+    assert "requested GPUs and cannot use enough" in verdict["diagnostics"]
     assert "node a" in verdict["diagnostics"]
     assert "CUDA_VISIBLE_DEVICES=''" in verdict["diagnostics"]
     assert not one.did()  # no step on a CPU
     refused = [event for event in one.events() if "is refused" in event]
     assert len(refused) == 3
     logs = [path.read_text() for path in one.job.glob("containers/*/**/*") if path.is_file()]
-    assert any("has asked for a GPU and finds none" in text for text in logs)
+    assert any("requested GPUs and cannot use enough" in text for text in logs)
 
 
 def test_a_stopped_process_is_named_and_replaced(job):

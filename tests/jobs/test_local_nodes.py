@@ -65,13 +65,13 @@ def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):
             status = one.wait(lambda s: s.get("restarts") == 1, "the loss")
             status = one.trains(3, 1)
             assert "b" not in {rank["node"] for rank in status["ranks"]}
-            assert said(one, "node b is excluded: 1 failure(s) of workers there")
+            assert said(one, "node b is excluded; failures of workers there: 1,")
             assert "No space left on device" in said(one, "node b is excluded")[0]
             survivors = {row["pid"] for row in one.did() if row["generation"] == 1}
             assert len(survivors & {rank["pid"] for rank in status["ranks"]}) == 2
             # The next container lies on that node again: it is given back, and another one asked.
             kill(parent(one.rank(2)["pid"]))
-            one.wait(lambda s: said(one, "is given back: node b is excluded"), "a refusal")
+            one.wait(lambda s: said(one, "is released: node b is excluded"), "a refusal")
             status = one.trains(3, status["generation"] + 1)
             assert "b" not in {rank["node"] for rank in status["ranks"]}
             assert status["restarts"] <= 2
@@ -99,7 +99,7 @@ def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
         status = one.trains(3, 1)
         assert (status["restarts"], status["error"]) == (1, None)
         assert "uncorrectable ECC error" in said(one, "is excluded")[0]
-        assert said(one, "is given back for another")
+        assert said(one, "is exchanged for another")
         survivors = {row["pid"] for row in one.did() if row["generation"] == 1}
         assert len(survivors & {rank["pid"] for rank in status["ranks"]}) == 2
         check_state(one)
@@ -111,7 +111,7 @@ def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
     with job(tmp_path, fault, steps=60, workers=3, max_restarts=1) as one:
         code, _, status = one.end()
         assert (code, status["tries"], status["state"]) == (0, 2, "finished")
-        assert len(said(one, "is given back for another")) == 1
+        assert len(said(one, "is exchanged for another")) == 1
         check_state(one)
 
 

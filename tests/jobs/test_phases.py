@@ -158,7 +158,7 @@ def test_a_stopped_rank_that_the_others_gave_up_before_hang_seconds_is_named(job
     what = "\n".join(events)
     assert (code, verdict["status"]) == (0, "SUCCEEDED"), what
     [waited, stopped] = [event for event in events if " was lost: " in event]
-    assert waited.startswith("rank 1 ") and "did not come to a collective" in waited, what
+    assert waited.startswith("rank 1 ") and "missed a collective" in waited, what
     assert stopped.startswith("rank 0 "), what
     assert "the other ranks waited for it in vain: stopped by a signal for" in stopped, what
     wait_until(lambda: not one.processes())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from howdah.config import loader
-from howdah.yarn.preflight.ports import needed
+from howdah.yarn.preflight.ports import most_ports
 from tests.runs.network.gloo_ranks import Rendezvous, listening, run
 
 pytestmark = pytest.mark.mpi
@@ -88,7 +88,7 @@ def test_gloo_listens_on_ports_of_the_range_alone(framework):
 @pytest.mark.full
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_as_many_ports_as_preflight_counts_are_needed_and_enough(lacking):
-    count = needed(loader.from_dict({}).job, 3, 3, driver=False)
+    count = most_ports(loader.from_dict({}).job, 3, 3, driver=False)
     first, last = free_range(count)
     rendezvous = Rendezvous()
     env = environment(HOWDAH_PORT_RANGE=f"{first}-{last - lacking}")

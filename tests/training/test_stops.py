@@ -193,7 +193,7 @@ def test_a_job_says_that_its_last_save_was_cut_short(local, framework):
     kill(one.rank(1)["pid"])
     code, verdict, status = one.end(200)
     assert code == 6
-    said = "was cut short; the newest whole one is from before this attempt, if there is one"
+    said = "was cut short; newest complete one: an earlier attempt's, if any"
     assert said in status["error"]["what"]
     assert said in verdict["diagnostics"]
     assert saved(one) == []

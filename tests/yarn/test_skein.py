@@ -286,7 +286,7 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     application = jobs.json("submit", "--config", jobs.config(blind), **alice)["application"]
     status = jobs.wait_for_end(application)
     assert status["final_status"] == "FAILED", status
-    assert "has asked for a GPU and finds none that it may use" in json.dumps(status)
+    assert "requested GPUs and cannot use enough" in json.dumps(status)
 
 
 def _gpus_used(node):

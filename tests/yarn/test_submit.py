@@ -188,9 +188,9 @@ def test_files_keep_their_names_and_never_take_a_used_one(tmp_path):
         path.write_text(str(path))
     assert spec.file_names(job(files=[str(one)])) == {"extra.txt": str(one)}
     for files in ([str(one), str(two)], ["/x/run.yaml"], ["/x/.skein.sh"]):
-        with pytest.raises(ConfigError, match="name is taken"):
+        with pytest.raises(ConfigError, match="name is already in use"):
             spec.file_names(job(files=files))
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="is not a file"):
         shipping.plan(job(files=["/no/such/file"], staging=f"file://{tmp_path}"), print)
 
 
@@ -238,11 +238,11 @@ def test_a_request_that_fits_has_no_problem():
             "gives in one container",
             ("6,144", "4,096"),
         ),
-        ({"workers": 4, "worker": {"memory": "4 GiB"}}, {}, "no room for so many", ("4", "3")),
+        ({"workers": 4, "worker": {"memory": "4 GiB"}}, {}, "do not fit", ("4", "3")),
         (
             {"workers": 3, "worker": {"gpus": 1, "memory": "1 GiB"}},
             {"nodes": [node(8192, gpus=2)]},
-            "no room for so many",
+            "do not fit",
             ("3", "2"),
         ),
         (
@@ -263,15 +263,15 @@ def test_a_request_that_fits_has_no_problem():
             "never gives a driver",
             ("5,120", "4,096"),
         ),
-        ({"node_label": "fast"}, {}, "no node label", ("fast", "no labels")),
+        ({"node_label": "fast"}, {}, "label does not exist", ("fast", "no labels")),
         (
             {"node_label": "fast"},
             {"labels": ["fast"], "queue": {**QUEUE, "nodeLabels": ["slow"]}},
             "may not use nodes",
             ("fast", "slow"),
         ),
-        ({"node_label": "fast"}, {"labels": ["fast"]}, "there is no node", ("fast", "2 nodes")),
-        ({}, {"nodes": []}, "there is no node", ("0 nodes",)),
+        ({"node_label": "fast"}, {"labels": ["fast"]}, "no node can run", ("fast", "2 nodes")),
+        ({}, {"nodes": []}, "no node can run", ("0 nodes",)),
     ],
 )
 def test_a_request_that_can_never_be_granted_is_refused_with_both_numbers(
@@ -296,7 +296,7 @@ def test_a_queue_is_found_by_name_or_path_and_must_take_applications():
     assert capacity.find_queue(queues, "default") is QUEUE
     assert capacity.find_queue(queues, "root.default") is QUEUE
     assert capacity.find_queue(queues, "root.fair") is fair
-    for name, text in (("nope", "no queue nope"), ("root", "below it"), ("old", "no applications")):
+    for name, text in (("nope", "no queue nope"), ("root", "below it"), ("old", "STOPPED")):
         with pytest.raises(ClusterError, match=text) as caught:
             capacity.find_queue(queues, name)
         assert caught.value.where == "yarn.queue"

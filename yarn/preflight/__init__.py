@@ -1,1 +1,1 @@
-"""What is checked before anything is asked of YARN."""
+"""Checks that run before the first request to YARN."""

@@ -1,7 +1,7 @@
-"""Whether YARN can ever grant a job's request: queue, largest node, the queue's limits.
+"""Checks whether YARN can ever grant a job's request: queue, largest node, the queue's limits.
 
-Pure: it takes answers of the ResourceManager's REST interface. YARN would let a request that cannot
-be granted wait for ever; here it is refused with what is asked for and what there is.
+These are pure functions of answers from the ResourceManager's REST interface. YARN would let a
+request wait for ever that it cannot grant; here it is refused with the request and the limit.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import Any
 from howdah.config.model import Config
 from howdah.errors import ClusterError
 from howdah.models.runs.hours import GPU
-
-_MIB = 2**20
+from howdah.yarn.spec import mib
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class Size:
     """Resources of a container or a node."""
 
     memory: int
-    """MiB."""
+    """Memory in MiB."""
     vcores: int
     gpus: int = 0
 
@@ -36,39 +35,32 @@ class Size:
 
 
 def find_queue(queues: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
-    """The queue of a name ("research") or a path ("root.research").
+    """The queue with a name ("research") or a path ("root.research").
 
     Raises:
-        ClusterError: there is none, it is a parent queue, or it is stopped.
+        ClusterError: the queue does not exist, is a parent queue, or is stopped.
     """
     leaves = [q for q in queues if not _is_parent(q)]
-    known = ", ".join(sorted(_path(q) for q in leaves))
-    found = [q for q in queues if name in (q.get("queueName"), q.get("queuePath"))]
-    if not found:
+    names = ", ".join(sorted(_path(q) for q in leaves))
+    matches = [q for q in queues if name in (q.get("queueName"), q.get("queuePath"))]
+    if not matches:
         raise ClusterError(
-            f"there is no queue {name}",
-            where="yarn.queue",
-            expected=known,
-            got=name,
-            remedy="give one of them",
+            f"the cluster has no queue {name}", where="yarn.queue", expected=f"one of {names}"
         )
-    queue = next((q for q in found if not _is_parent(q)), None)
+    queue = next((q for q in matches if not _is_parent(q)), None)
     if queue is None:
+        below = ", ".join(sorted(_path(q) for q in leaves if name in _path(q))) or names
         raise ClusterError(
-            f"queue {name} takes no applications: it has queues below it",
+            f"queue {name} does not take applications, only the queues below it do",
             where="yarn.queue",
-            expected=", ".join(sorted(_path(q) for q in leaves if name in _path(q))) or known,
-            got=name,
-            remedy="give one of them",
+            expected=f"one of {below}",
         )
-    state = queue.get("state") or "RUNNING"  # the fair scheduler's have none
+    state = queue.get("state") or "RUNNING"  # the fair scheduler's queues have no state
     if state != "RUNNING":
         raise ClusterError(
-            f"queue {name} takes no applications now",
+            f"queue {name} does not take applications: its state is {state}",
             where="yarn.queue",
-            expected="a queue that is RUNNING",
-            got=state,
-            remedy="give another queue, or ask the cluster's administrator to start it",
+            remedy="use another queue, or ask the cluster's administrator to start it",
         )
     return queue
 
@@ -79,35 +71,34 @@ def problems(
     nodes: Sequence[Mapping[str, Any]],
     labels: Sequence[str],
 ) -> list[ClusterError]:
-    """Why the request can never be granted, each with the number asked for and the limit.
+    """The reasons why the request can never be granted, each with the request and the limit.
 
     Args:
         config: the request.
-        queue: of `find_queue`.
+        queue: the result of `find_queue`.
         nodes: the running NodeManagers.
         labels: the cluster's node labels.
     """
     label = _label(config, queue)
-    found = _label_problems(config.yarn.node_label, queue, labels)
-    if found:
-        return found
+    errors = _label_problems(config.yarn.node_label, queue, labels)
+    if errors:
+        return errors
     sizes = [_node(node) for node in nodes if label in _labels(node)]
     if not sizes:
         return [
             ClusterError(
-                "there is no node that could run it",
+                "no node can run the job",
                 where="yarn.node_label" if label else "YARN's nodes",
                 expected=f"a running NodeManager{f' with label {label}' if label else ''}",
-                got=f"{len(nodes)} nodes, none of them fitting",
-                remedy="look at `yarn node -list -all`",
+                got=f"{len(nodes)} nodes (`yarn node -list -all` shows them)",
             )
         ]
     worker = _worker(config)
-    driver = Size(-(-config.yarn.driver.memory // _MIB), 1)
-    found += _too_large("worker", worker, sizes, queue)
-    found += _too_large("driver", driver, sizes, queue)
-    if found:
-        return found
+    driver = Size(mib(config.yarn.driver.memory), 1)
+    errors += _too_large("worker", worker, sizes, queue)
+    errors += _too_large("driver", driver, sizes, queue)
+    if errors:
+        return errors
     return [
         *_too_many(config, worker, driver, sizes),
         *_over_limit(config, worker, driver, sizes, queue),
@@ -117,18 +108,18 @@ def problems(
 def slots_by_host(
     config: Config, queue: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
-    """{host that a job may run on: how many workers it could hold, were it empty}.
+    """{host that a job may run on: number of workers that fit if it is empty}.
 
     Args:
-        config, queue, nodes: as for `problems`.
+        config, queue, nodes: the arguments of `problems`.
     """
     label, worker = _label(config, queue), _worker(config)
-    found: dict[str, int] = {}
+    slots: dict[str, int] = {}
     for number, node in enumerate(nodes):
         if label in _labels(node):
             host = str(node.get("nodeHostName") or number)
-            found[host] = found.get(host, 0) + _slots(worker, _node(node))
-    return found
+            slots[host] = slots.get(host, 0) + _slots(worker, _node(node))
+    return slots
 
 
 def _label(config: Config, queue: Mapping[str, Any]) -> str:
@@ -136,8 +127,8 @@ def _label(config: Config, queue: Mapping[str, Any]) -> str:
 
 
 def _worker(config: Config) -> Size:
-    asked = config.job.worker
-    return Size(-(-asked.memory // _MIB), asked.vcores, asked.gpus)
+    worker = config.job.worker
+    return Size(mib(worker.memory), worker.vcores, worker.gpus)
 
 
 def _label_problems(
@@ -148,52 +139,48 @@ def _label_problems(
     if label not in labels:
         return [
             ClusterError(
-                f"there is no node label {label}",
+                "this node label does not exist",
                 where="yarn.node_label",
-                expected=", ".join(labels) or "none: the cluster has no labels",
+                expected=f"one of {', '.join(labels)}" if labels else "no labels on this cluster",
                 got=label,
-                remedy="give one of them, or leave it out",
             )
         ]
     allowed = queue.get("nodeLabels") or []
     if allowed and "*" not in allowed and label not in allowed:
         return [
             ClusterError(
-                f"queue {queue.get('queueName')} may not use nodes of label {label}",
+                f"queue {queue.get('queueName')} may not use nodes with this label",
                 where="yarn.node_label",
-                expected=", ".join(allowed),
+                expected=f"one of {', '.join(allowed)}, or another queue",
                 got=label,
-                remedy="give another queue or label",
             )
         ]
     return []
 
 
 def _too_large(
-    role: str, asked: Size, nodes: Sequence[Size], queue: Mapping[str, Any]
+    role: str, request: Size, nodes: Sequence[Size], queue: Mapping[str, Any]
 ) -> list[ClusterError]:
-    largest = max(nodes, key=lambda node: (asked.within(node), node.gpus, node.memory))
-    if not asked.within(largest):
+    largest = max(nodes, key=lambda node: (request.within(node), node.gpus, node.memory))
+    if not request.within(largest):
         return [
             ClusterError(
                 f"a {role} is larger than any node",
-                where=f"yarn.{role}",
+                where="yarn.driver" if role == "driver" else "job.worker",
                 expected=f"at most {largest} (the largest node)",
-                got=str(asked),
-                remedy="ask for less",
+                got=str(request),
             )
         ]
     limit = queue.get("maximumAllocation") or {}
-    memory = int(limit.get("memory") or asked.memory)
-    vcores = int(limit.get("vCores") or asked.vcores)
-    if asked.memory > memory or asked.vcores > vcores:
+    memory = int(limit.get("memory") or request.memory)
+    vcores = int(limit.get("vCores") or request.vcores)
+    if request.memory > memory or request.vcores > vcores:
         return [
             ClusterError(
                 f"a {role} is larger than queue {queue.get('queueName')} gives in one container",
-                where=f"yarn.{role}",
+                where="yarn.driver" if role == "driver" else "job.worker",
                 expected=f"at most {memory:,} MiB, {vcores} vcores",
-                got=str(asked),
-                remedy="ask for less, or use another queue",
+                got=str(request),
             )
         ]
     return []
@@ -202,7 +189,7 @@ def _too_large(
 def _too_many(
     config: Config, worker: Size, driver: Size, nodes: Sequence[Size]
 ) -> list[ClusterError]:
-    """The empty cluster cannot hold all workers and the driver at once."""
+    """The error if even the empty cluster cannot hold all workers and the driver at once."""
     slots = sum(_slots(worker, node) for node in nodes)
     # The driver runs where it displaces the fewest workers.
     displaced = min(
@@ -215,18 +202,17 @@ def _too_many(
         return []
     return [
         ClusterError(
-            "the cluster has no room for so many workers, were it empty",
+            "the workers do not fit on the cluster even when it is empty",
             where=_count_key(config),
             expected=f"at most {slots - displaced} beside the driver, each of {worker}, on"
             f" {len(nodes)} nodes",
             got=str(config.job.fewest),
-            remedy="ask for fewer or smaller workers",
         )
     ]
 
 
 def _slots(worker: Size, node: Size) -> int:
-    """How many workers an empty node can hold, by memory and GPUs: all schedulers count those."""
+    """Number of workers that fit on an empty node by the memory and GPUs that schedulers count."""
     if node.memory < worker.memory:
         return 0
     by_gpu = node.gpus // worker.gpus if worker.gpus else node.memory
@@ -234,44 +220,38 @@ def _slots(worker: Size, node: Size) -> int:
 
 
 def _over_limit(
-    config: Config,
-    worker: Size,
-    driver: Size,
-    nodes: Sequence[Size],
-    queue: Mapping[str, Any],
+    config: Config, worker: Size, driver: Size, nodes: Sequence[Size], queue: Mapping[str, Any]
 ) -> list[ClusterError]:
-    """The job needs more memory than the queue ever gives one user."""
+    """Errors if the job needs more memory than the queue ever gives one user."""
     total = sum(node.memory for node in nodes)
     limit, why = _queue_limit(queue, total)
-    needed = driver.memory + config.job.fewest * worker.memory
-    found = []
-    if limit is not None and needed > limit:
-        found.append(
+    request = driver.memory + config.job.fewest * worker.memory
+    errors = []
+    if limit is not None and request > limit:
+        errors.append(
             ClusterError(
-                f"queue {queue.get('queueName')} never gives one user so much",
+                f"queue {queue.get('queueName')} never gives one user this much memory",
                 where=_count_key(config),
                 expected=f"at most {limit:,} MiB in all ({why})",
-                got=f"{needed:,} MiB: {config.job.fewest} workers of {worker.memory:,} MiB, and the"
-                f" driver's {driver.memory:,} MiB",
-                remedy="ask for fewer or smaller workers, or use another queue",
+                got=f"{request:,} MiB: {config.job.fewest} workers of {worker.memory:,} MiB, and"
+                f" the driver's {driver.memory:,} MiB",
             )
         )
     masters = int((queue.get("AMResourceLimit") or {}).get("memory") or 0)
     if masters and driver.memory > masters:
-        found.append(
+        errors.append(
             ClusterError(
-                f"queue {queue.get('queueName')} never gives a driver so much",
+                f"queue {queue.get('queueName')} never gives a driver this much memory",
                 where="yarn.driver.memory",
                 expected=f"at most {masters:,} MiB (the queue's share for application masters)",
                 got=f"{driver.memory:,} MiB",
-                remedy="ask for less, or use another queue",
             )
         )
-    return found
+    return errors
 
 
 def _queue_limit(queue: Mapping[str, Any], total: int) -> tuple[int | None, str]:
-    """The most MiB that a queue gives one user (None: no limit), and the setting behind it."""
+    """The most MiB that a queue gives one user (None: no limit), and the reason for it."""
     fair = queue.get("maxResources") or {}
     if fair.get("memory"):
         return int(fair["memory"]), "its maximum resources"
@@ -280,19 +260,20 @@ def _queue_limit(queue: Mapping[str, Any], total: int) -> tuple[int | None, str]
         return None, ""
     limit = math.floor(total * float(share) / 100)
     why = f"{share:g}% of the cluster's {total:,} MiB"
-    factor, own = queue.get("userLimitFactor"), queue.get("absoluteCapacity")
-    if isinstance(factor, int | float) and isinstance(own, int | float) and factor > 0 and own > 0:
-        user = math.floor(total * float(own) / 100 * float(factor))
+    factor, part = queue.get("userLimitFactor"), queue.get("absoluteCapacity")
+    numbers = isinstance(factor, int | float) and isinstance(part, int | float)
+    if numbers and factor > 0 and part > 0:
+        user = math.floor(total * float(part) / 100 * float(factor))
         if user < limit:
-            return user, f"user-limit-factor {factor:g} times {own:g}% of {total:,} MiB"
+            return user, f"user-limit-factor {factor:g} times {part:g}% of {total:,} MiB"
     return limit, why
 
 
 # ------------------------------------------------------------------------------ YARN's answers
 def _node(node: Mapping[str, Any]) -> Size:
     total = node.get("totalResource") or {}
-    known = (total.get("resourceInformations") or {}).get("resourceInformation") or []
-    gpus = sum(int(r.get("value") or 0) for r in known if r.get("name") == GPU)
+    resources = (total.get("resourceInformations") or {}).get("resourceInformation") or []
+    gpus = sum(int(r.get("value") or 0) for r in resources if r.get("name") == GPU)
     memory = int(total.get("memory") or node.get("usedMemoryMB", 0) + node.get("availMemoryMB", 0))
     vcores = int(
         total.get("vCores")
@@ -303,8 +284,8 @@ def _node(node: Mapping[str, Any]) -> Size:
 
 def _labels(node: Mapping[str, Any]) -> Iterable[str]:
     """A node's labels; "" stands for the default partition."""
-    held = node.get("nodeLabels") or []
-    return [held] if isinstance(held, str) else list(held) or [""]
+    labels = node.get("nodeLabels") or []
+    return [labels] if isinstance(labels, str) else list(labels) or [""]
 
 
 def _text(value: Any) -> str:

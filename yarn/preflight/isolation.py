@@ -1,9 +1,9 @@
-"""Whether YARN's containers of different users run as different users of their node.
+"""Checks whether YARN runs containers of different users as different users of their node.
 
-They do only with the LinuxContainerExecutor, and without Kerberos only if a setting says so.
-Otherwise all run as the NodeManager's user: what protects a job on its nodes (file modes of its
-secrets and delegation tokens, the relay's check of its peer's user) then protects it from other
-users of the machine, but not from other users of the cluster.
+It only does so with the LinuxContainerExecutor, and without Kerberos only if a setting says so.
+Otherwise all run as the NodeManager's user: the protection of a job on its nodes (file modes of its
+secrets and delegation tokens, the relay's check of its peer's user) then works against other users
+of the machine, but not against other users of the cluster.
 
 The executor is a setting of the NodeManagers. It is read from this machine's yarn-site.xml, else
 from the ResourceManager's `/conf`, else from a NodeManager's.
@@ -31,13 +31,13 @@ def warning(manager: ResourceManager, user: str) -> str | None:
     Args:
         user: the submitter.
     Returns:
-        None: users are kept apart, the cluster has no others, or the executor is not known.
+        None: users are separated, the cluster has no other users, or the executor is not known.
     """
     try:
         if not _has_others(manager, user):
             return None
         why = shared_user(manager)
-    except HowdahError:  # a missing warning must not stop a submission
+    except HowdahError:  # a failed look-up must not stop a submission
         return None
     if why is None:
         return None
@@ -49,7 +49,7 @@ def warning(manager: ResourceManager, user: str) -> str | None:
 
 
 def shared_user(manager: ResourceManager) -> str | None:
-    """Why all containers of a node run as one user; None: they do not, or it is not known."""
+    """Why all containers of a node run as one user; None: they do not, or that is not known."""
     executor = _setting(manager, _EXECUTOR)
     if executor is None:
         return None
@@ -62,31 +62,28 @@ def shared_user(manager: ResourceManager) -> str | None:
 
 
 def _has_others(manager: ResourceManager, user: str) -> bool:
-    if manager.conf.kerberos or _true(manager.conf.get("yarn.acl.enable")):
+    acls = (manager.conf.get("yarn.acl.enable") or "").strip().lower() == "true"
+    if manager.conf.kerberos or acls:
         return True
     live = manager.applications(states="ACCEPTED,RUNNING")
     return any(app.get("user") != user for app in live)
 
 
-def _true(value: str | None) -> bool:
-    return (value or "").strip().lower() == "true"
-
-
 def _setting(manager: ResourceManager, name: str) -> str | None:
     """A NodeManager's setting; None: not known.
 
-    A default of this machine or of the ResourceManager does not count: the nodes may differ.
+    A default of this machine or of the ResourceManager is ignored, since the nodes may differ.
     """
     local = (manager.conf.get(name) or "").strip()
     if local:
         return local
-    found = _parse(manager.settings_page(name), name)
-    if found is not None and found[1] != _DEFAULT_FILE:
-        return found[0]
+    setting = _parse(manager.settings_page(name), name)
+    if setting is not None and setting[1] != _DEFAULT_FILE:
+        return setting[0]
     for node in manager.nodes()[:1]:
-        found = _parse(_node_page(manager, node, name), name)
-        if found is not None:
-            return found[0]
+        setting = _parse(_node_page(manager, node, name), name)
+        if setting is not None:
+            return setting[0]
     return None
 
 
@@ -110,7 +107,7 @@ def _node_page(manager: ResourceManager, node: Mapping[str, object], name: str) 
 
 
 def _parse(page: str | None, name: str) -> tuple[str, str] | None:
-    """Value and source file of a setting in a page of Hadoop's /conf; None: not in it."""
+    """Value and source file of a setting in a page of Hadoop's /conf; None: the page lacks it."""
     if page is None:
         return None
     try:

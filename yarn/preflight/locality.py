@@ -1,7 +1,7 @@
-"""The hosts that hold a dataset's blocks: the preferred hosts of workers.
+"""The hosts that hold a dataset's blocks, which workers prefer.
 
-From WebHDFS' GETFILEBLOCKLOCATIONS. If it is not available, the job runs without preferred hosts
-and says why.
+They come from WebHDFS' GETFILEBLOCKLOCATIONS. If it is not available, the job runs without
+preferred hosts, and the reason is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.hadoop.web import identity, session
 
 _MOST_FILES = 64
-"""How many shards to look up: a sample shows which hosts hold the most bytes."""
+"""Most shards to look up, since a sample shows which hosts hold the most bytes."""
 _SECONDS = 10.0
 
 
@@ -31,8 +31,8 @@ def hosts(
 ) -> tuple[str, ...]:
     """Hosts with a NodeManager and blocks of the training split, most bytes first.
 
-    At most one a worker; none if block locations are not known, or a node label is given (YARN
-    takes a label or hosts, not both).
+    There is at most one per worker, and none if block locations are not known or the job has a node
+    label (YARN takes a label or hosts, not both).
     """
     path = config.data.dataset
     if config.yarn.node_label is not None:
@@ -44,17 +44,17 @@ def hosts(
         shards = dataset.manifest.splits.get(TRAIN, [])
         if len(shards) > _MOST_FILES:
             shards = random.Random(0).sample(shards, _MOST_FILES)
-        held = block_hosts([dataset.shard_path(shard) for shard in shards])
+        sizes = block_hosts([dataset.shard_path(shard) for shard in shards])
     except HowdahError as error:
         progress(f"no preferred hosts: the dataset's block locations are not known ({error.what})")
         return ()
     running = {str(node.get("nodeHostName")) for node in manager.nodes()}
-    near = [host for host, _ in held.most_common() if host in running]
+    near = [host for host, _ in sizes.most_common() if host in running]
     return tuple(near[: config.job.most])
 
 
 def block_hosts(paths: Sequence[str]) -> Counter[str]:
-    """Bytes that each host holds of HDFS files (every replica counts).
+    """Number of bytes of HDFS files on each host, where every replica counts.
 
     Raises:
         ClusterError, NotAuthenticated: no NameNode's web interface answers.
@@ -62,7 +62,7 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
     import requests
 
     conf = settings.load()
-    held: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     url = ""
     for path in paths:
         scheme, _, rest = path.partition("://")
@@ -90,14 +90,14 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
             )
         for block in (answer.json().get("BlockLocations") or {}).get("BlockLocation") or []:
             for host in block.get("hosts") or []:
-                held[host] += int(block.get("length") or 0)
-    return held
+                sizes[host] += int(block.get("length") or 0)
+    return sizes
 
 
 def _web_urls(conf: settings.HadoopConf, scheme: str, authority: str) -> list[str]:
     if scheme in ("webhdfs", "swebhdfs") or conf.is_name_service(authority):
         return conf.web_urls(authority, secure=scheme == "swebhdfs")
-    # The host is that of the RPC address; the web port is hdfs-site.xml's, or the default.
+    # The host comes from the RPC address, the web port from hdfs-site.xml or the default.
     host = authority.partition(":")[0]
     secure = (conf.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
     kind = "https" if secure else "http"

@@ -1,6 +1,6 @@
-"""How many ports of `job.ports` a job needs on one host, and whether the range has as many.
+"""Counts the ports of `job.ports` that a job needs on one host, and checks the range for them.
 
-A range that is too small would show late: ranks without a port fail while their world forms, and
+A range that is too small would fail late: ranks without a port fail while their world forms, and
 only if YARN has put several workers on one host.
 """
 
@@ -12,34 +12,33 @@ from howdah.config.job import JobSection
 from howdah.errors import ClusterError
 
 _DRIVER = 1
-"""Of the driver's server, for agents, rendezvous and page."""
+"""Ports of the driver's server, for agents, rendezvous and page."""
 _MPI_DAEMON = 1
-"""Of mpirun and of each of its daemons: each is given two (howdah.jobs.mpi.node.mpi_environment),
-and works with one."""
+"""Ports of mpirun and of each of its daemons, which get two (howdah.jobs.mpi.node.mpi_environment)
+and work with one."""
 
 
-def needed(options: JobSection, world: int, workers: int, *, driver: bool) -> int:
-    """The most ports that one host's address listens on at once.
+def most_ports(options: JobSection, world: int, workers: int, *, driver: bool) -> int:
+    """The most ports that processes use at once on the address of one host.
 
     An agent's relay takes a port of the range too, but listens on loopback.
 
     Args:
-        options: the job's; its controller counts.
-        world: ranks in all.
-        workers: how many of them are on this host.
-        driver: whether the driver is there too.
+        options: the job's section, for its controller.
+        world: number of ranks in all.
+        workers: number of ranks on this host.
+        driver: True if the driver is on this host too.
     """
-    if world == 1:
-        found = 0  # a world of one starts no Horovod
-    else:
+    count = 0
+    if world > 1:  # a single rank does not start Horovod
         each = {
-            "mpi": _MPI_DAEMON + 1,  # the rank's own
+            "mpi": _MPI_DAEMON + 1,  # and one for the rank
             "gloo": world - 1,  # one for each peer, until it has connected
         }
-        found = workers * each[options.controller]
+        count = workers * each[options.controller]
     if driver:
-        found += _DRIVER + (_MPI_DAEMON if options.controller == "mpi" else 0)
-    return max(found, min(workers, 1))  # at least the relay's
+        count += _DRIVER + (_MPI_DAEMON if options.controller == "mpi" else 0)
+    return max(count, min(workers, 1))  # at least one for the relay
 
 
 def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | None:
@@ -47,7 +46,7 @@ def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | Non
 
     Args:
         options: the request.
-        slots: {host of the cluster: how many workers it can hold}.
+        slots: {host of the cluster: number of workers that fit on it}.
     """
     world = _world(options, slots)
     if options.port_range is None or not world:
@@ -55,7 +54,7 @@ def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | Non
     available, fullest = _size(options.port_range), _fullest(world, slots)
     # At best the driver runs on a host with fewer workers, if there is one.
     uneven = any(count < fullest for count in slots.values()) or fullest * len(slots) > world
-    least = needed(options, world, fullest, driver=not uneven)
+    least = most_ports(options, world, fullest, driver=not uneven)
     if available >= least:
         return None
     hosts = sum(count > 0 for count in slots.values())
@@ -64,7 +63,7 @@ def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | Non
         where=f"job.ports {options.ports}",
         expected=f"at least {least} ports: {world} workers on {hosts} hosts are {fullest} on one",
         got=f"{available} ports",
-        remedy="give a wider range, or none, or ask for fewer workers",
+        remedy="give a wider range, or leave it out, or request fewer workers",
     )
 
 
@@ -74,12 +73,12 @@ def warning(options: JobSection, slots: Mapping[str, int]) -> str | None:
     if options.port_range is None or not world:
         return None
     together = min(world, max(slots.values()))
-    available, most = _size(options.port_range), needed(options, world, together, driver=True)
+    available, most = _size(options.port_range), most_ports(options, world, together, driver=True)
     if available >= most:
         return None
     return (
-        f"job.ports {options.ports} are {available} ports; {together} workers and the driver,"
-        f" should YARN put them on one host, need {most}"
+        f"job.ports {options.ports} has {available} ports; {together} workers and the driver need"
+        f" {most} if YARN puts them on one host"
     )
 
 
@@ -89,7 +88,7 @@ def _world(options: JobSection, slots: Mapping[str, int]) -> int:
 
 
 def _fullest(world: int, slots: Mapping[str, int]) -> int:
-    """Workers on the fullest host when they are spread as evenly as possible."""
+    """Number of workers on the fullest host when they are spread as evenly as possible."""
     count = 1
     while sum(min(most, count) for most in slots.values()) < world:
         count += 1

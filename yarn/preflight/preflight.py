@@ -1,4 +1,4 @@
-"""Checks before a submission; each refusal names what is asked for and what is available.
+"""Checks before a submission to YARN; each refusal has the request and what is available.
 
 A job that cannot run must fail here, in seconds and on the submitter's machine, rather than in a
 queue or in a container.
@@ -29,12 +29,12 @@ from howdah.storage import directories
 from howdah.yarn.preflight import capacity, isolation, ports, worker_memory
 
 _SKEW_SECONDS = 300.0
-"""What Kerberos allows by default; YARN's tokens expire by the clock as well."""
+"""Kerberos's default limit; the expiry of YARN's tokens depends on the clock too."""
 _WARN_SKEW_SECONDS = 30.0
 _TRIED_WORKERS = 512
 _FORMING_SECONDS = 60.0
-"""How long a world of _TRIED_WORKERS may take to form: 17 s of the driver's core, 54 s by the clock
-where the ranks were simulated on two cores beside it (docs/benchmarks.md)."""
+"""How long a world of _TRIED_WORKERS may take to form: 17 s of the driver's core, 54 s in all when
+the ranks were simulated on two cores beside it (docs/benchmarks.md)."""
 
 
 def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
@@ -43,8 +43,8 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
     Raises:
         HowdahError: the problem, or a ClusterError with all of them in `problems`.
     """
-    _clock(manager, progress)  # first: it fails if the cluster does not accept this user
-    found: list[HowdahError] = []
+    _clock(manager, progress)  # first, since it fails if the cluster does not accept this user
+    problems: list[HowdahError] = []
     parts: tuple[Callable[[], None], ...] = (
         lambda: _queue(config, manager, progress),
         lambda: _directories(config, manager, progress),
@@ -57,12 +57,12 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         lambda: checks.free_space(config),
     )
     for part in parts:
-        with checks.gathered(found):
+        with checks.gathered(problems):
             part()
     _report_limits(config, manager.conf, progress)
     if (line := isolation.warning(manager, cluster_paths.user(config, config.yarn))) is not None:
         progress(line)
-    checks.raise_all(found)
+    checks.raise_all(problems)
 
 
 # ----------------------------------------------------------------------------------- the checks
@@ -72,11 +72,9 @@ def _clock(manager: ResourceManager, progress: Progress) -> None:
     skew = abs(cluster + 0.5 - (before + time.time()) / 2)
     if skew > _SKEW_SECONDS and manager.conf.kerberos:
         raise ClusterError(
-            "this machine's clock and the cluster's are too far apart for Kerberos",
+            f"this machine's clock differs from the cluster's by {skew:.0f} s",
             where=manager.urls[0],
-            expected=f"at most {_SKEW_SECONDS:.0f} s",
-            got=f"{skew:.0f} s",
-            remedy="set the clock (NTP)",
+            expected=f"at most {_SKEW_SECONDS:.0f} s, for Kerberos: set the clock (NTP)",
         )
     if skew > _WARN_SKEW_SECONDS:
         progress(f"this machine's clock differs from the cluster's by {skew:.0f} s")
@@ -86,20 +84,19 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
     options = config.yarn
     queue = capacity.find_queue(manager.queues(), options.queue or "default")
     user = cluster_paths.user(config, config.yarn)
-    refused = manager.refused_submission(str(queue.get("queueName")), user)
-    if refused is not None:
+    refusal = manager.refused_submission(str(queue.get("queueName")), user)
+    if refusal is not None:
         raise ClusterError(
             f"{user} may not submit to queue {queue.get('queueName')}",
             where="yarn.queue",
             expected="a queue whose access list (acl_submit_applications) has the user",
-            got=refused or "refused by the queue's access list",
-            remedy="use another queue, or ask the cluster's administrator",
+            got=refusal or "refused by the queue's access list",
         )
     nodes = manager.nodes()
-    found = capacity.problems(config, queue, nodes, manager.labels())
-    if found:
-        both = ClusterError("YARN can never give what is asked", problems=found)
-        raise both if len(found) > 1 else found[0]
+    problems = capacity.problems(config, queue, nodes, manager.labels())
+    if problems:
+        both = ClusterError("YARN can never grant this request", problems=problems)
+        raise both if len(problems) > 1 else problems[0]
     slots = capacity.slots_by_host(config, queue, nodes)
     too_few = ports.problem(config.job, slots)
     if too_few is not None:
@@ -110,18 +107,18 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
 
 
 def _directories(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    """The run, checkpoint and staging directories can be written to."""
-    found: list[HowdahError] = []
-    written = {
+    """Check that the run, checkpoint and staging directories are writable."""
+    problems: list[HowdahError] = []
+    outputs = {
         "run.directory": config.run.directory,
         "checkpoint.directory": config.checkpoint_directory,
         "yarn.staging": cluster_paths.staging(config, config.yarn),
     }
-    for key, directory in written.items():
+    for key, directory in outputs.items():
         probe = storage.join(directory, f".howdah-{secrets.token_hex(6)}")
         try:
             if key == "yarn.staging":
-                ready(directory, key)  # refuses one that other users own or may write to
+                ready(directory, key)  # refuses a directory that other users own or may write to
                 continue
             below = directories.BELOW if key == "run.directory" else ()
             directories.take(directory, config.run.mode, key=key, below=below)
@@ -133,32 +130,35 @@ def _directories(config: Config, manager: ResourceManager, progress: Progress) -
         except HowdahError as error:
             if not (error.where or "").startswith(key):
                 error.where = f"{key}: {error.where or directory}"
-            found.append(error)
-    if found:
-        raise _combined(found, "directories that the job writes to")
+            problems.append(error)
+    if len(problems) > 1:
+        what = f"{len(problems)} problems with directories that the job writes to"
+        raise ClusterError(what, problems=problems)
+    if problems:
+        raise problems[0]
 
 
 def _memory(config: Config) -> None:
-    """A worker's memory is enough for its rank's peak (worker_memory.py)."""
+    """Check that a worker's memory is enough for its rank's peak (worker_memory.py)."""
     if config.job.worker.gpus:
-        return  # weights and activations are on the GPU; host memory was not measured
+        return  # weights and activations are on the GPU, and host memory was not measured
     try:
         checks.model(config, lambda line: None)
         base = checks.base_config(config.model.base)
         manifest = load_dataset(config.data.dataset).manifest
     except HowdahError:
-        return  # reported by the checks of both
+        return  # the checks of both report it
     if base is None:
         return
-    needed, asked = worker_memory.needed(config, base, manifest), config.job.worker.memory
-    if needed.total <= asked:
+    peak, memory = worker_memory.peak(config, base, manifest), config.job.worker.memory
+    if peak.total <= memory:
         return
-    enough = -(-(needed.total + needed.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
+    enough = -(-(peak.total + peak.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
     raise ConfigError(
-        "a worker's memory is too little: the NodeManager would kill it",
+        "a worker's memory is too small: the NodeManager would kill it",
         where="job.worker.memory",
-        expected=f"at least {needed}",
-        got=f"{asked / 2**20:,.0f} MiB",
+        expected=f"at least {peak}",
+        got=f"{memory / 2**20:,.0f} MiB",
         remedy=f"set job.worker.memory to {enough:g} GiB or more, or lower"
         " training.per_device_max_tokens (the same batch in more parts)",
     )
@@ -169,25 +169,25 @@ def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None
     most = conf.get("yarn.resourcemanager.am.max-attempts")
     if most is not None and most.strip().isdigit() and int(most) < config.job.attempts:
         progress(
-            f"the cluster starts an application {most} times at most, and the job may"
-            f" begin {config.job.attempts} times (job.max_restarts)"
+            f"the cluster starts an application at most {most} times, fewer than the job's"
+            f" {config.job.attempts} (job.max_restarts)"
         )
     if conf.kerberos:
         life = conf.get("dfs.namenode.delegation.token.max-lifetime")
         hours = (int(life) if life and life.strip().isdigit() else 7 * 86_400_000) / 3_600_000
         progress(
-            f"delegation tokens live {hours:,.1f} h at most: a longer job saves before they end;"
-            " submit it again to go on"
+            f"delegation tokens expire after {hours:,.1f} h: a longer job saves before that and"
+            " ends; submit it again to go on"
         )
     _report_size(config, progress)
 
 
 def _report_size(config: Config, progress: Progress) -> None:
-    """Report a job larger than any tried, or whose world may not form while Gloo waits."""
+    """Report a job larger than any test, or whose world may form more slowly than Gloo waits."""
     options = config.job
     if options.most > _TRIED_WORKERS:
         progress(
-            f"{options.most:,} workers are more than was tried ({_TRIED_WORKERS} ranks, 2,000"
+            f"{options.most:,} workers are more than were tested ({_TRIED_WORKERS} ranks, 2,000"
             " agents without training): the driver serves them all from one core"
         )
     forming = _FORMING_SECONDS * options.most / _TRIED_WORKERS
@@ -197,9 +197,3 @@ def _report_size(config: Config, progress: Progress) -> None:
             f" {options.gloo_timeout:.0f} s for another rank: give job.hang_seconds"
             f" {1.5 * forming:.0f} or more"
         )
-
-
-def _combined(found: list[HowdahError], what: str) -> HowdahError:
-    if len(found) == 1:
-        return found[0]
-    return ClusterError(f"{len(found)} problems with {what}", problems=found)

@@ -17,7 +17,7 @@ from howdah.data.manifest import DatasetManifest
 
 _FLOAT = 4
 _COPY = 3
-"""A copy of the state: weights and AdamW's two moments."""
+"""Tensors in a copy of the state: weights and AdamW's two moments."""
 _MOMENTS = 2
 _PREDICTIONS_WAITING, _PREDICTIONS_IN_FILE = 16 * 2**20, 64 * 2**20
 
@@ -34,13 +34,13 @@ class _Factors:
     width: float
     """Floats per token and layer, as a multiple of the model's width."""
     inner: float
-    """The same, as a multiple of the feed-forward layers' width."""
+    """Floats per token and layer, as a multiple of the feed-forward layers' width."""
     scores: float
-    """The same, as a multiple of heads times the row's length."""
+    """Floats per token and layer, as a multiple of heads times the row's length."""
     half: float
     """Share of the activations that remains in bf16 and fp16."""
     recomputed: float
-    """Share of them that remains with training.gradient_checkpointing."""
+    """Share of the activations that remains with training.gradient_checkpointing."""
 
 
 _FACTORS = {
@@ -50,15 +50,15 @@ _FACTORS = {
 
 
 @dataclass(frozen=True)
-class Needed:
+class Peak:
     """Peak resident memory of a worker."""
 
     parts: dict[str, int]
-    """{what takes them: bytes}."""
+    """{purpose: bytes}."""
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Bytes of all parts."""
         return sum(self.parts.values())
 
     def __str__(self) -> str:
@@ -66,19 +66,20 @@ class Needed:
         return f"{self.total / 2**20:,.0f} MiB ({parts})"
 
 
-def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -> Needed:
-    """The peak of the worker that takes most: rank 0 of the smallest world that the job may have.
+def peak(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -> Peak:
+    """The peak of the largest worker: rank 0 of the smallest world that the job may have.
 
     Args:
-        config: of the job; on CPUs (a GPU holds weights and activations in memory of its own).
-        base: the base's config.json, complete.
-        manifest: of the dataset.
+        config: the configuration of a job on CPUs (a GPU has weights and activations in its own
+            memory).
+        base: the base model's complete config.json.
+        manifest: the dataset's manifest.
     """
     factors = _FACTORS[config.training.framework]
     model = family_of(base).parameters(base, len(manifest.labels)) * _FLOAT
     copies = factors.copies
     if config.training.parallel.shard == "optimizer":
-        # Rank 0 has its part of the moments, and no snapshot: a checkpoint goes through its disk.
+        # Rank 0 has a part of the moments, and no snapshot, since a checkpoint goes through disk.
         copies -= _COPY + _MOMENTS * (1 - 1 / config.job.fewest)
     parts = {
         "the framework": factors.runtime,
@@ -86,28 +87,24 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
     }
     if config.job.elastic:
         parts["an elastic job's copy"] = _COPY * model
-    tokens = _micro_batch_tokens(config, manifest.max_length)
+    # The most tokens of a micro-batch: a rank's share of the batch, up to the limit.
+    rows = -(-config.training.global_batch_size // config.job.fewest)
+    tokens = min(config.training.per_device_max_tokens, rows * manifest.max_length)
     parts[f"activations of {tokens:,} tokens"] = round(
         tokens * _floats_of_token(config, base, manifest.max_length) * _FLOAT
     )
     if (predictions := _predictions(config, manifest)) > 0:
         parts["predictions until they are written"] = predictions
-    return Needed(parts)
+    return Peak(parts)
 
 
 def _predictions(config: Config, manifest: DatasetManifest) -> int:
-    """Bytes of the rows of the last evaluation that wait to be written to a file, and of that file
-    as far as it is kept in memory: both are bounded (training/evaluation/evaluate.py)."""
+    """Bytes of the last evaluation's rows that wait to be written to a file, and of the part of
+    that file in memory; both are bounded (training/evaluation/evaluate.py)."""
     rows = max((manifest.rows(split) for split in config.evaluation.splits), default=0)
     size = -(-rows // config.job.fewest) * len(manifest.labels) * _FLOAT
-    # Twice: Arrow makes one table of the batches that wait.
+    # Twice, since Arrow makes one table of the batches that wait.
     return min(size, _PREDICTIONS_IN_FILE) + 2 * min(size, _PREDICTIONS_WAITING)
-
-
-def _micro_batch_tokens(config: Config, longest: int) -> int:
-    """The most tokens of a micro-batch: a rank's share of the batch, up to the limit."""
-    rows = -(-config.training.global_batch_size // config.job.fewest)
-    return min(config.training.per_device_max_tokens, rows * longest)
 
 
 def _floats_of_token(config: Config, base: Mapping[str, Any], longest: int) -> float:
@@ -122,12 +119,12 @@ def _floats_of_token(config: Config, base: Mapping[str, Any], longest: int) -> f
     )
     rate = config.model.dropout
     if family.attended_dropout and (base[family.dropouts.hidden] if rate is None else rate):
-        # The factors are measured on DistilBERT, which has no dropout of what the attention gives.
-        # On a CPU a dropout keeps its factor of each element; its result is not kept.
+        # The factors are measured on DistilBERT, which has no dropout on the attention's output.
+        # On a CPU a dropout keeps its factor for each element, but not its result.
         layer += base[keys.width]
     if config.training.gradient_checkpointing:
         layer *= factors.recomputed
     if config.training.precision in ("bf16", "fp16"):  # auto may be fp32 on the nodes
         layer *= factors.half
-    # Only each row's first token passes the last layer; embeddings take about what that saves.
+    # Only each row's first token passes the last layer, which saves about what embeddings take.
     return max(1, base[keys.layers] - 1) * layer

@@ -119,7 +119,7 @@ def test_a_job_is_killed_while_its_dataset_is_made(job):
     one = job(master="local[2]", rows=40_000)
     one.wait(lambda s: s["state"] == "etl" and len(s["events"]) > 1, "the ETL's second line")
     started = one.descendants()
-    assert "makes its dataset" in one.command("scale", one.application, "3").stderr
+    assert "still making its dataset" in one.command("scale", one.application, "3").stderr
     assert one.json("kill", one.application, "--save")["state"] == "KILLED"
     gone(started)
     left = [path for path in (one.directory / "dataset").rglob("*") if path.is_file()]

@@ -63,7 +63,7 @@ def test_kill_signals_no_process_that_only_the_run_directory_names(
 ):
     found = named(tmp_path, victim, monkeypatch, application=application)
     assert found.record.driver_lives
-    with pytest.raises(ClusterError, match="not this user's"):
+    with pytest.raises(ClusterError, match="names another user's job"):
         found.kill(save=False, save_seconds=1, progress=print)
     assert victim.poll() is None
 
@@ -81,7 +81,7 @@ def test_logs_of_another_directory_are_not_read(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "driver.log").symlink_to("/etc/hostname")
     letter(tmp_path)
-    with pytest.raises(ClusterError, match="not this user's"):
+    with pytest.raises(ClusterError, match="names another user's job"):
         commands.find(str(tmp_path / "run"), None).container_logs(print)
 
 

@@ -131,7 +131,8 @@ def test_a_node_is_excluded_after_so_many_failures_and_its_containers_are_given_
     fails(w, "b", ECC, step=10)
     assert w.come("b2", node="nb") == [True]
     fails(w, "b2", ECC, step=0)
-    assert any("node nb is excluded: 2 failure(s)" in event for event in w.actions.events)
+    words = "node nb is excluded; failures of workers there: 2"
+    assert any(words in event for event in w.actions.events)
     assert w.come("b3", node="nb") == [False]
     assert "excluded" in w.job.refusal("b3").what
     assert "uncorrectable ECC" in w.job.refusal("b3").got
@@ -155,13 +156,13 @@ def test_a_cluster_that_gives_excluded_nodes_alone_leaves_the_job_smaller():
     w.pass_time(61)
     w.join()
     given = 0
-    while w.job.workers.wanted == 3:
+    while w.job.workers.target == 3:
         w.come(f"x{given}", node="nb")
         given += 1
         w.pass_time(9)
         assert given < 20
-    assert (w.job.mode, w.job.workers.wanted, w.actions.kept[-1]) == ("running", 2, 2)
-    assert any("2 workers are wanted from now on" in event for event in w.actions.events)
+    assert (w.job.mode, w.job.workers.target, w.actions.kept[-1]) == ("running", 2, 2)
+    assert any("going on with 2 workers" in event for event in w.actions.events)
     w.job.scale(3, w.now)
     assert w.come("d", node="nd") == [True]
 
@@ -297,7 +298,7 @@ def test_a_static_job_that_gets_excluded_nodes_alone_says_so():
         assert w.job.error is None
         w.come(f"x{number}", node="nb")
         w.pass_time(9)
-    assert "no other node" in w.job.error.what
+    assert "only offers nodes on which" in w.job.error.what
     assert "nb (1 failures)" in w.job.error.where
     assert "uncorrectable ECC" in w.job.error.got
 

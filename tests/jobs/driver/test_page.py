@@ -75,13 +75,13 @@ def test_a_save_that_was_cut_short_is_known():
     assert job_status.cut_short() == ""
     job_status.take({"type": "saving", "step": 100})
     assert job_status.status(w.job)["saving"] == 100
-    assert "the save of step 100 was cut short; the newest whole one is from before" in (
+    assert "the save of step 100 was cut short; newest complete one: an earlier attempt's" in (
         job_status.cut_short()
     )
     job_status.take({"type": "checkpoint", "step": 100, "path": "hdfs://nn/step-100"})
     assert job_status.cut_short() == ""
     job_status.take({"type": "saving", "step": 200})
-    assert "step 200 was cut short; the newest whole one is hdfs://nn/step-100" in (
+    assert "step 200 was cut short; newest complete one: hdfs://nn/step-100" in (
         job_status.cut_short()
     )
     job_status.take({"type": "saving", "step": None})  # storage did not take it

@@ -95,8 +95,8 @@ def test_a_request_that_cannot_be_read_is_removed_and_said(driver, data):
     wait_until(lambda: driver.requests)
     assert driver.requests == [{"type": "stop"}]
     assert not bad.exists()
-    assert [line for line in driver.said if "cannot be read, and is removed" in line and "1.json" in
-            line]  # fmt: skip
+    words = "removed a request that cannot be read"
+    assert [line for line in driver.said if words in line and "1.json" in line]
     driver.state = "stopping"
     driver.file.touch()
     wait_until(lambda: driver.on_storage()["state"] == "stopping")
@@ -242,7 +242,7 @@ def test_on_yarn_a_later_driver_s_file_and_another_submission_s_claim_count(tmp_
     (yarn / f"driver-{APP}-2.json").unlink()
     theirs = dataclasses.replace(ours, token="theirs", application=LATER_APP, user="bob")
     owner.write_bytes(theirs.as_json())
-    assert backend.superseded() == f"{LATER_APP} that bob has submitted since"
+    assert backend.superseded() == f"{LATER_APP}, submitted later by bob"
     owner.write_text("{half")
     assert backend.superseded() is None
 

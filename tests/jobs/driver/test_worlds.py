@@ -246,7 +246,7 @@ def test_the_rank_that_others_waited_for_in_vain_is_named_and_is_the_loss(phase)
     w.train("a", "b")
     b_waits_for_a_in_vain(w, phase)
     [first, second] = [what for what in w.actions.events if what.startswith("rank ")]
-    assert "did not come to a collective" in first
+    assert "missed a collective" in first
     assert f"waited for it in vain: no progress for 43 s in phase {phase}" in second
     assert "rank 0 on n (a) was lost" in w.job.error.what  # the last try's error
 

@@ -105,7 +105,7 @@ def test_status_joins_yarns_report_and_the_drivers_status(job):
     for part in (
         "1 min 01 s", "2 of 3 workers", "step 40/100", "loss 0.5000", "12.5 examples/s",
         "1 h 01 min left", "step-30", "restarts 1, preemptions 2", "its diagnostics",
-        "4 shards fetched, 3.0 MiB from the own node, 1.0 MiB over",
+        "4 shards fetched, 3.0 MiB from the local node, 1.0 MiB over",
     ):  # fmt: skip
         assert part in text
     slow = [line for line in text.splitlines() if "SLOW" in line]

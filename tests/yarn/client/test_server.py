@@ -76,5 +76,5 @@ def test_a_server_needs_a_token_or_to_be_open_and_a_published_model(tmp_path):
     local = ServerCluster(
         loader.from_dict({"serve": {"open": True}}), f"file://{tmp_path}/zoo", list
     )
-    with pytest.raises(ModelError, match="no model is published there"):
+    with pytest.raises(ModelError, match="this directory has no published model"):
         local.check(print)

@@ -30,7 +30,7 @@ class Manifest:
 def computed(case: Case) -> int:
     """Bytes, as `howdah submit` computes them."""
     config = from_dict(settings(case, "/tmp/x", "base", "set"))
-    return worker_memory.needed(
+    return worker_memory.peak(
         config, DISTILBERT.complete(SHAPES[case.size]), Manifest(case.length)
     ).total
 
@@ -47,7 +47,7 @@ def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments(
         for shard in ("none", "optimizer"):
             values["training"]["parallel"] = {"shard": shard}
             config = from_dict(values)
-            found.append(worker_memory.needed(config, shape, manifest).total)
+            found.append(worker_memory.peak(config, shape, manifest).total)
         saved[workers] = found[0] - found[1]
     assert saved[2] == pytest.approx(4 * copy)
     assert saved[4] == pytest.approx(4.5 * copy)
@@ -59,7 +59,7 @@ def test_a_dropout_of_what_the_attention_gives_is_counted():
     found = []
     for rate in (None, 0.0, 0.2):  # None: the base's own, 0.1
         values["model"]["dropout"] = rate
-        found.append(worker_memory.needed(from_dict(values), shape, Manifest(128)).total)
+        found.append(worker_memory.peak(from_dict(values), shape, Manifest(128)).total)
     assert found[0] == found[2]
     assert found[0] - found[1] == 1024 * 11 * 768 * 4  # tokens, layers that all of them pass
 
@@ -70,7 +70,7 @@ def test_predictions_of_many_classes_are_counted_up_to_what_waits_in_memory():
     shape, labels = DISTILBERT.complete(SHAPES["base"]), tuple(map(str, range(10_000)))
 
     def total(rows: int) -> int:
-        return worker_memory.needed(from_dict(values), shape, Manifest(128, labels, rows)).total
+        return worker_memory.peak(from_dict(values), shape, Manifest(128, labels, rows)).total
 
     workers = from_dict(values).job.fewest
     assert total(100 * workers) - total(workers) == 3 * 99 * 10_000 * 4
