@@ -127,10 +127,12 @@ def test_a_staging_directory_that_others_may_write_to_is_refused(job, tmp_path):
     assert caught.value.where.startswith("yarn.staging")
 
 
-def test_torch_distributed_is_refused(job):
-    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
-        checked(job(training={"framework": "torch", "comm": "torch"}))
-    assert caught.value.where == "training.comm"
+def test_torch_distributed_is_taken_but_not_with_a_range_of_ports(job):
+    training = {"framework": "torch", "comm": "torch"}
+    checked(job(training=training))
+    with pytest.raises(ConfigError) as caught:
+        checked(job(training=training, job={"ports": "30000-30100"}))
+    assert caught.value.where == "job.ports: 30000-30100"
 
 
 def test_a_shard_that_is_cut_or_gone_is_named_with_its_size(job, tmp_path):
