@@ -135,10 +135,10 @@ def _check(
             expected="--table with --partition, or --source, or --make-reference",
             got=", ".join(
                 name
-                for name, given in zip(
+                for name, is_chosen in zip(
                     ("--table", "--source", "--make-reference"), chosen, strict=True
                 )
-                if given
+                if is_chosen
             )
             or "none of them",
         )
