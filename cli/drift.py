@@ -98,11 +98,9 @@ def drift(
         )  # fmt: skip
     paths = {}
     if output is not None:
-        from howdah.models.version import open_version
         from howdah.serving.drift.page import write
 
-        version = open_version(model, checked.publish.directory)
-        paths = write(report, output, drifting.words_of(version.path))
+        paths = write(report, output, drifting.words_of(report.directory))
         say(f"page: {paths['html']}")
     for line in report.rows_without():
         say(line)

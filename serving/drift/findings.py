@@ -35,6 +35,8 @@ class Findings:
 
     model: str
     """The model as the user named it."""
+    directory: str
+    """Directory of the opened version, whose tokenizer has the words of the page."""
     version: int | None
     run_id: str | None
     what: str

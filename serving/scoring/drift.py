@@ -89,6 +89,7 @@ def of_table(
         points.append(Point(name=each.name, version=each.version, verdict=verdict))
     return Findings(
         model=model,
+        directory=version.path,
         version=newest.version,
         run_id=version.run_id if newest.version == version.number else None,
         what=f"{table}/{newest.name}",
@@ -153,6 +154,7 @@ def of_source(
         progress(f"{labels} has the labels of {labelled[0]:,} rows")
     return Findings(
         model=model,
+        directory=version.path,
         version=version.number,
         run_id=version.run_id,
         what=source,

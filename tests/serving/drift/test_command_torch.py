@@ -325,8 +325,8 @@ def test_labels_and_tokens_are_escaped_on_the_page(place):
     verdict = judge(reference, current)
     points = [Point(name=f"ds={evil}", version=n, verdict=verdict) for n in (1, 2)]
     found = Findings(
-        model=evil, version=1, run_id=evil, what=evil, reference=reference, current=current,
-        verdict=verdict, limits=place.config.drift, points=points,
+        model=evil, directory=evil, version=1, run_id=evil, what=evil, reference=reference,
+        current=current, verdict=verdict, limits=place.config.drift, points=points,
     )  # fmt: skip
     page = render(found, dict.fromkeys(range(60), evil))
     assert "<script" not in page
