@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.config.data import CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
+from howdah.data.files import json_rows, records
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError, ModelError
 from howdah.models import registry
@@ -24,6 +27,7 @@ from howdah.serving.prediction.classify import classify, count_failed, no_profil
 from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
+from howdah.storage.charsets import spelled
 
 SHOWN_PARTITIONS = 30
 """Number of partitions on drift.html: a month of days. `howdah drift --last` sets another one."""
@@ -32,6 +36,7 @@ LEAST_ROWS = 1_000
 """Smallest number of scored rows that may be a model's reference: fewer vary too much by chance."""
 
 _CHUNK_ROWS = 2048
+_FIELDS = ("id", "label", "scores", "error")
 _REASONS = 20
 _EXAMPLES = 5
 
@@ -270,7 +275,7 @@ def _count(
     *,
     observed: bool,
 ) -> None:
-    """Count predictions in the profile; `observed` ones are there, except for their errors."""
+    """Count predictions in the profile; of `observed` ones only the failed ones are missing."""
     count_failed(current, predictions)
     for one in predictions:
         if one.error is not None and len(unpredicted) <= _REASONS:
@@ -293,56 +298,44 @@ def _are_predictions(path: str) -> bool:
 
         with storage.open_read(path) as file:
             return {"id", "scores", "run_id", "error"} <= set(pq.read_schema(file).names)
-    if form == "jsonl" and not path.lower().endswith(".gz"):  # predictions are not compressed
-        try:
-            record = next(_json_lines(path), None)
-        except DataError:  # the reader of texts says what is wrong with it
-            return False
-        return isinstance(record, dict) and {"id", "scores", "run_id"} <= set(record)
-    return False
+    if form != "jsonl":
+        return False
+    try:
+        return {"id", "scores", "run_id"} <= set(next(json_rows.first(path, 1), ()))
+    except DataError:  # the reader of texts reports what is wrong with the file
+        return False
 
 
 def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
-    records = _parquet(path) if format_of(path) == "parquet" else _json_lines(path)
-    for number, record in enumerate(records):
-        scores, error = record.get("scores"), record.get("error")
+    for number, (row_id, label, scores, error) in enumerate(_records(path)):
         if isinstance(scores, dict):
-            scores = [scores.get(label) for label in labels]
-        wrong = scores is not None and (
-            len(scores) != len(labels) or any(not isinstance(s, int | float) for s in scores)
-        )
-        if wrong or (scores is None and error is None):
+            scores = [scores.get(name) for name in labels]
+        scores_C = None
+        if scores is not None:
+            with contextlib.suppress(TypeError, ValueError):  # not a list of numbers
+                scores_C = np.array([float(score) for score in scores], np.float32)
+        fits = scores_C is not None and len(scores_C) == len(labels)
+        if not fits and (scores is not None or error is None):
             raise DataError(
                 "a prediction does not have the model's scores",
                 where=f"{path}, row {number}",
                 expected=f"{len(labels)} scores",
                 got=str(scores)[:100],
-                remedy="give predictions by this model",
             )
-        scores_C = None if scores is None else np.array(scores, np.float32)
-        yield Prediction(str(record.get("id")), record.get("label"), scores_C, error)
+        yield Prediction(spelled(str(row_id)), label, scores_C, error)
 
 
-def _parquet(path: str) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet as pq
+def _records(path: str) -> Iterator[Sequence[Any]]:
+    """Yield the values of `_FIELDS` of each row."""
+    if format_of(path) == "parquet":
+        import pyarrow.parquet as pq
 
-    with storage.open_read(path) as file:
-        for batch in pq.ParquetFile(file).iter_batches(_CHUNK_ROWS):
-            yield from batch.to_pylist()
-
-
-def _json_lines(path: str) -> Iterator[Any]:
-    import io
-    import json
-
-    with storage.open_read(path) as file:
-        for number, line in enumerate(io.TextIOWrapper(file, "utf-8", errors="replace")):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise DataError(
-                        "the file is not JSON lines",
-                        where=f"{path}, line {number + 1}",
-                        got=str(error),
-                    ) from None
+        with storage.open_read(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_CHUNK_ROWS):
+                yield from ([row.get(name) for name in _FIELDS] for row in batch.to_pylist())
+        return
+    part = records.Part(path=path, form="jsonl")
+    for line, values, problem, _ in records.read(part, _FIELDS, CsvOptions()):
+        if problem is not None:
+            raise DataError("a row cannot be read", where=f"{path}, line {line}", got=problem)
+        yield values

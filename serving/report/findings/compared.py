@@ -79,7 +79,7 @@ def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> I
 def against(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list[Versus]:
     """List what the run's main figure is compared with.
 
-    It is compared with always the most frequent answer, with the baseline and with the published
+    These are a model that always gives the most frequent answer, the baseline and the published
     version; if predictions are known row by row, with the interval of the difference.
     """
     name, classes = material.metric, len(metrics.get("labels") or ())
