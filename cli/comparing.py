@@ -107,7 +107,7 @@ def threshold(
         float | None, typer.Option(help="Choose that bound so that this share keeps its label.")
     ] = None,
     accuracy: Annotated[
-        float | None, typer.Option(help="Choose that bound so that those kept are right so often.")
+        float | None, typer.Option(help="Choose that bound so that those kept reach this.")
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit a temperature: scores that can be believed.")
@@ -122,10 +122,10 @@ def threshold(
     """Fit on validation from which score on a label is given; write it into the run's export."""
     allowed(("--model", "model", model))
     checked = load(config, set)
-    from howdah.serving.decision.threshold import Asked, decide, lines
+    from howdah.serving.decision.threshold import DecisionOptions, decide, lines
     from howdah.training.evaluation.evaluate import evaluate_run
 
-    request = Asked(
+    request = DecisionOptions(
         metric=metric, labels=tuple(label or ()), reject_below=reject_below, coverage=coverage,
         accuracy=accuracy, calibrate=calibrate, reset=reset,
     )  # fmt: skip

@@ -98,11 +98,9 @@ def drift(
         )  # fmt: skip
     paths = {}
     if output is not None:
-        from howdah.models.version import open_version
         from howdah.serving.drift.page import write
 
-        version = open_version(model, checked.publish.directory)
-        paths = write(report, output, drifting.words_of(version.path))
+        paths = write(report, output, drifting.words_of(report.directory))
         say(f"page: {paths['html']}")
     for line in report.rows_without():
         say(line)
@@ -135,10 +133,10 @@ def _check(
             expected="--table with --partition, or --source, or --make-reference",
             got=", ".join(
                 name
-                for name, given in zip(
+                for name, is_chosen in zip(
                     ("--table", "--source", "--make-reference"), chosen, strict=True
                 )
-                if given
+                if is_chosen
             )
             or "none of them",
         )

@@ -54,7 +54,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     verdict = judge(checked, evaluator(checked))
     verdict.require("gate")
     for check in verdict.checks:
-        say(f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})")
+        say(f"{check.metric}: {check.got:.6g} ({check.bound_text}, {check.against})")
     for note in verdict.notes:
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
@@ -281,7 +281,7 @@ def _complete(config, json: bool) -> None:
     from howdah.serving.deployment import following, mlflow_registry
 
     mlflow_registry.require_mlflow()
-    made = following.complete(config, say)
+    made = following.sync_registry(config, say)
     aliases = [f"{key} {made[key]}" for key in ("champion", "challenger") if made[key] is not None]
     versions = ", ".join(map(str, made["added"])) or "none"
     answer(made, json, [f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"])

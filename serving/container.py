@@ -1,7 +1,7 @@
 """The server in a container on YARN: `python -m howdah.serving`, in the container's directory.
 
-It listens on the node's interfaces, on a free port, and writes where into the model's server.json.
-YARN ends it with SIGTERM; when it fails, another container gets the same, and replaces the file.
+It listens on the node's interfaces, on a free port, and writes its URL into the model's
+server.json. YARN ends it with SIGTERM; if it fails, another container starts and replaces the file.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from howdah.serving.http import access
 from howdah.serving.server import Started, serve
 
 CONFIG = "run.yaml"
-"""As yarn/spec.py names it; a test compares them."""
+"""Name of the configuration file in the container, as in yarn/spec.py; a test compares them."""
 
 _PAUSE_SECONDS = 10.0
-"""After an error: another container is started at once, and would fail in the same way."""
+"""Pause after an error: the next container starts at once, and would fail in the same way."""
 
 
 def say(line: str) -> None:
-    """A line of the container's log."""
+    """Print a line to the container's log."""
     print(redact.text(line), file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Serve until a signal; the exit code."""
+    """Serve until a signal; return the exit code."""
     try:
         config = loader.load(CONFIG)
         storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
@@ -53,9 +53,7 @@ def main() -> int:
             server_file.write(path, address, tokens)
             say(f"{path} says {address.url}")
 
-        serve(
-            model, settings, publish_directory=config.publish.directory, say=say, ready=ready
-        )  # fmt: skip
+        serve(model, settings, publish_directory=config.publish.directory, say=say, ready=ready)
     except Terminated as error:
         say(f"howdah: {error.what}")
         return error.exit_code
@@ -70,8 +68,6 @@ def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise UsageError(
-            "this process is not in a container of `howdah serve --on yarn`",
-            where=name,
-            got="not set",
+            "this process is not in a container of `howdah serve --on yarn`", where=name
         )
     return value

@@ -1,6 +1,6 @@
 """`howdah serve`: one process that answers by HTTP until a signal ends it.
 
-The main thread has the event loop (requests, answers), one thread computes, and one follows the
+The main thread runs the event loop (requests, answers); other threads compute, and one follows the
 published model.
 """
 
@@ -27,45 +27,44 @@ from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from howdah.models.version import open_version
 from howdah.serving.compute.generation import Generation, open_generation, workers_of
 from howdah.serving.deployment import listening
-from howdah.serving.http.state import READ_SECONDS, REQUEST_SECONDS
+from howdah.serving.http.state import READ_SECONDS
 from howdah.serving.http.tokens import TokenFile
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
-"""File descriptors that this process raises its limit to, if allowed: each connection takes one."""
+"""Limit of file descriptors that this process sets, if allowed: each connection takes one."""
 _BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
-"""Connections that the kernel keeps; those that asyncio takes before it reads from others."""
+"""Connections that the kernel queues, and those that asyncio accepts before it reads again."""
 _WATCH_SECONDS = 1.0
 _HEAD_SECONDS = 10.0
 GRACE_SECONDS = limit("grace_seconds", 30.0)
 """Seconds after a SIGTERM for answering the requests that are being processed: less than Kubernetes
 and systemd wait before they kill (docs/kubernetes.md)."""
 _RELOAD_SECONDS = limit("reload_seconds", 5.0)
-"""Seconds between two looks at the published model's current version, and at the file of tokens:
-one small read each."""
+"""Interval of the small reads of the published model's current version and of the token file."""
 _MAX_WAIT_SECONDS = 0.002
-"""How long a batch with room waits for more texts while several clients ask: a fraction of the time
-in which one text is computed."""
+"""Time that a batch with room waits for more texts while several clients send: a fraction of the
+time for one text."""
 _KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0
-"""After the grace: for answers that are on their way."""
+"""Time after the grace for answers that are being sent."""
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """What the server says once it answers."""
+    """A running server's address and model."""
 
     url: str
     port: int
     identity: dict[str, Any]
     framework: str
     follows: bool
-    """A later version of the published model is served, too."""
+    """True if the server switches to later versions of the published model."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return plain JSON."""
         return {
             "url": self.url, "port": self.port, "pid": os.getpid(), **self.identity,
             "framework": self.framework, "follows": self.follows,
@@ -73,16 +72,15 @@ class Started:
 
 
 def require_packages() -> None:
-    """Refuse where the server's packages are not installed.
+    """Require the server's packages.
 
     Raises:
-        UsageError: with those that are missing.
+        UsageError: some are not installed; the error lists them.
     """
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(
             "the server's packages are not installed",
-            expected=", ".join(_PACKAGES),
             got=f"no {', '.join(missing)}",
             remedy="pip install 'howdah[serve]', into the environment of howdah",
         )
@@ -97,25 +95,25 @@ def serve(
     ready: Callable[[Started], None] = lambda started: None,
     limits: Any = None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
+    """Serve a model until SIGTERM or SIGINT, then answer the requests that came before.
 
     Args:
         model: its address (models/version.py).
-        settings: where it listens, and its limits.
+        settings: the server's address and limits.
         publish_directory: publish.directory of the configuration.
         say: takes a line.
         ready: called once, when requests are answered.
-        limits: section `drift` of the configuration, for what is counted as drift; None: defaults.
+        limits: section `drift` of the configuration, for drift alarms; None: its defaults.
     Raises:
         UsageError, ConfigError: a port that is taken, no token, no packages.
         ModelError, StorageError: there is no such model, or it does not open.
-        Terminated, Interrupted: at the end, as the signal was.
+        Terminated, Interrupted: at the end, according to the signal.
     """
     require_packages()
-    # The event loop gives Python's lock up at each system call; a computing thread that holds it
-    # then would keep it for 5 ms.
+    # The event loop releases Python's lock at each system call; by default a computing thread that
+    # gets it would keep it for 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
-    # A few texts at a time: the tokenizer's own threads would only take cores.
+    # There are only a few texts at a time, for which the tokenizer's threads would waste cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guarded = settings.token_file is not None or settings.open
     tokens = None if settings.token_file is None else TokenFile(settings.token_file, say)
@@ -178,7 +176,7 @@ class _Server:
         )  # fmt: skip
 
     def run(self, ready: Callable[[Started], None]) -> int:
-        """Serve; the signal that ended it."""
+        """Serve, and return the signal that ended the server."""
         try:
             return asyncio.run(self._run(ready))
         finally:
@@ -244,7 +242,7 @@ class _Server:
         )
         if not listening.is_loopback(self._settings.host):
             login = "without a token" if self.state.tokens is None else "with a token"
-            self._say(f"it listens on {self._settings.host}: who reaches it classifies {login}")
+            self._say(f"it listens on {self._settings.host}: other machines can classify {login}")
         ready(
             Started(
                 url=url, port=port, identity=generation.identity,
@@ -253,29 +251,28 @@ class _Server:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """End the process where a computing thread hangs: no thread can be ended from outside.
+        """End the process if a computing thread hangs, since no thread can be ended from outside.
 
         Raises:
-            ModelError: texts wait, and for twice as long as a request may take none was computed.
+            ModelError: texts wait, and for twice a request's longest time none was computed.
         """
         while self._loop is not None and self.state.alive:
             time.sleep(_WATCH_SECONDS)
         if self._loop is not None:
             raise ModelError(
-                "the model does not answer: the process ends, so that another one can be started",
+                "the model does not answer, so the process ends and can be started again",
                 where=self.batcher.generation.version.path,
-                expected=f"texts computed within {REQUEST_SECONDS:g} s",
-                got=f"none for {self.batcher.stalled_seconds:.0f} s",
+                got=f"no text computed for {self.batcher.stalled_seconds:.0f} s",
             )
 
     async def _drain(self) -> None:
-        """Take no more requests; wait for those that run, at most for the grace."""
+        """Take no more requests, and wait for the running ones, at most for the grace."""
         self.state.draining = True
         self._metrics.ready.set(0)
         loop = asyncio.get_running_loop()
         until = loop.time() + GRACE_SECONDS
         if self.state.running:
-            self._say(f"ending: {self.state.running} requests are answered before")
+            self._say(f"ending after {self.state.running} running requests")
         while self.state.running and loop.time() < until:
             await asyncio.sleep(0.02)
         if self.state.running:
@@ -284,7 +281,7 @@ class _Server:
             answered.set_result(None)
 
     def _on_signal(self, number: int, asked_to_end: asyncio.Event) -> None:
-        if self._signals:  # the second one: at once
+        if self._signals:  # the second signal ends the process at once
             self._say("ended at once")
             sys.stderr.flush()
             os._exit(128 + number)
@@ -297,10 +294,10 @@ class _Server:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(function)
 
-    def _answered(self, found: list[tuple[Any, Any, Any, Any]]) -> None:
+    def _answered(self, answers: list[tuple[Any, Any, Any, Any]]) -> None:
         try:
-            self._drift.add(found)
-        except Exception as error:  # noqa: BLE001 - a profile must not end the answering
+            self._drift.add(answers)
+        except Exception as error:  # noqa: BLE001 - a defect of the profile must not stop answers
             self._drift.give_up(error)
 
 
@@ -313,7 +310,7 @@ def _raise_descriptors() -> None:
 
 
 def _uvicorn(config: Any) -> Any:
-    """uvicorn's server, which leaves signals to us."""
+    """Make uvicorn's server, without its handlers of signals."""
     import uvicorn
 
     class Server(uvicorn.Server):

@@ -18,23 +18,23 @@ _ITERATIONS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """A fitted model."""
+    """A fitted regression."""
 
     coefficients_CF: np.ndarray
-    """Of the classes that the training split has."""
+    """Coefficients of the classes that the training split has."""
     intercept_C: np.ndarray
     classes: np.ndarray
-    """Their numbers, ascending."""
+    """Numbers of those classes, ascending."""
     all: int
-    """Classes of the dataset."""
+    """Number of classes of the dataset."""
     rows: int
-    """Rows that it was fitted to."""
+    """Number of training rows."""
     converged: bool
 
     def logits(self, matrix: csr_matrix) -> np.ndarray:
-        """float64[N, all]."""
-        found = matrix @ self.coefficients_CF.T + self.intercept_C
-        return all_classes(found, self.classes, self.all, self.rows)
+        """Compute the logits float64[N, all] of a matrix's rows."""
+        logits_NP = matrix @ self.coefficients_CF.T + self.intercept_C
+        return all_classes(logits_NP, self.classes, self.all, self.rows)
 
 
 def fit(
@@ -57,9 +57,7 @@ def fit(
     if len(present) < 2:
         raise DataError(
             "the training split has rows of one class only",
-            expected="rows of two classes or more",
             got=f"{len(labels_N):,} rows of class {', '.join(map(str, present))}",
-            remedy="give the dataset rows of other labels",
         )
     weights = None if weights_C is None else {int(k): float(weights_C[k]) for k in present}
     model = LogisticRegression(C=c, max_iter=_ITERATIONS, class_weight=weights)
@@ -81,7 +79,7 @@ def fit(
 
 
 def all_classes(logits_NP: np.ndarray, present: np.ndarray, classes: int, rows: int) -> np.ndarray:
-    """Logits of the classes that the training split has, as logits of all classes.
+    """Extend the logits of the classes that the training split has to all classes.
 
     A class without a training row gets one row's share of the probability, 1 / `rows` of the
     others': a zero would make the loss infinite.

@@ -23,21 +23,21 @@ from howdah.serving.baseline.measured import (
     Measured,
     gib,
     memory_limit,
+    splits_to_evaluate,
     strengths,
-    wanted_splits,
 )
 
 
 def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
-    """The baseline of a dataset whose features fit into this process's memory.
+    """Measure the baseline of a dataset whose features fit into this process's memory.
 
     Raises:
-        ConfigError: they do not.
+        ConfigError: the features do not fit.
         DataError: rows of one class only, or without common n-grams; nothing to evaluate on.
     """
     _require_sklearn()
     _refuse_too_large(config, dataset)
-    splits = wanted_splits(config, dataset)
+    splits = splits_to_evaluate(config, dataset)
     manifest = dataset.manifest
     train = _shards(config, dataset, TRAIN)
     words = ngrams.learn(
@@ -91,9 +91,7 @@ def _require_sklearn() -> None:
         import sklearn  # noqa: F401
     except ImportError:
         raise ClusterError(
-            "scikit-learn is not installed",
-            where="howdah baseline",
-            remedy="pip install 'howdah[baseline]'",
+            "scikit-learn is not installed", remedy="pip install 'howdah[baseline]'"
         ) from None
 
 
@@ -105,7 +103,7 @@ def _shards(config: Config, dataset: Dataset, split: str) -> ShardSet:
 
 
 def _matrix(shards: ShardSet, words: ngrams.Vocabulary) -> tuple[Any, np.ndarray]:
-    """(csr_matrix[N, F], labels int64[N]) of a whole split."""
+    """Return (csr_matrix[N, F], labels int64[N]) of a whole split."""
     from scipy.sparse import vstack
 
     parts, labels = [], []
@@ -118,8 +116,10 @@ def _matrix(shards: ShardSet, words: ngrams.Vocabulary) -> tuple[Any, np.ndarray
 def _evaluated(
     config: Config, dataset: Dataset, split: str, words: ngrams.Vocabulary, model: linear.Linear
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """(metrics over a split, int32[N] the class predicted of each row); its features are never held
-    as a whole."""
+    """Return (metrics over a split, int32[N] predicted class of each row).
+
+    The features of one chunk at a time are in memory.
+    """
     labels, logits = [], []
     for chunk in ngrams.chunks(_shards(config, dataset, split)):
         labels.append(chunk.labels_N)

@@ -1,4 +1,4 @@
-"""What a baseline's computation gives, and what it may take."""
+"""The result of a baseline's computation, and its limits."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
 NGRAMS = 2
-"""Longest n-grams of token ids: single ids and pairs. Triples multiply the memory, and a
-baseline is to be cheap."""
+"""Longest n-grams of token ids: single ids and pairs. Triples would multiply the memory, and a
+baseline must be cheap."""
 MIN_ROWS = 2
-"""N-grams that fewer rows of the training split have are left out: they say nothing of other
-rows."""
+"""N-grams in fewer training rows are left out: they do not help with other rows."""
 MAX_FEATURES = 200_000
-"""Most n-grams that are used, those that most rows have; with Spark, the number of hash buckets."""
+"""Largest number of n-grams: those in most rows are used."""
 MAX_BYTES = 8 * 2**30
-"""The baseline is refused if its estimated memory is more: it is a comparison, which must not take
-a machine from the training that it is compared with."""
+"""The baseline is refused if its estimated memory is larger: a comparison must not take a machine
+from the training that it is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What computing a baseline has found."""
+    """The result of measuring a baseline."""
 
     features: int
     c: float
-    """The regularisation that was chosen."""
+    """Chosen inverse regularisation strength."""
     tried: dict[str, float | None]
-    """{c: the score that it was chosen by}."""
+    """{c: score by which the best one was chosen}."""
     chosen_by: str
     converged: bool
     metrics: dict[str, dict[str, Any]]
     packages: tuple[str, ...]
     predicted: dict[str, np.ndarray]
-    """{split: int[N], the class that it predicts of each row in the order of the shards}."""
+    """{split: int[N], predicted class of each row in the order of the shards}."""
 
 
-def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
-    """The splits to evaluate: those of the model's last evaluation that have rows.
+def splits_to_evaluate(config: Config, dataset: Dataset) -> list[str]:
+    """List the splits to evaluate: those of the model's last evaluation that have rows.
 
     Raises:
         DataError: none of them has rows.
@@ -56,22 +55,23 @@ def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
             where=dataset.path,
             expected=f"rows in one of evaluation.splits ({', '.join(config.evaluation.splits)})",
             got=f"rows in {', '.join(have) or 'no split'}",
-            remedy="give one of them a share in data.split, or name another split",
         )
     return splits
 
 
 def strengths(config: Config) -> tuple[float, ...]:
-    """The values of `baseline.c` to try."""
+    """Return the values of `baseline.c` to try."""
     return (1.0, 10.0) if config.baseline.c is None else (config.baseline.c,)
 
 
 def memory_limit() -> tuple[int, str]:
-    """(bytes, name): what a baseline's estimated memory may be at most."""
-    there = machine.memory_bytes()[0]
-    return (MAX_BYTES, "its limit") if there >= MAX_BYTES else (there, "this machine's memory")
+    """Return (bytes, name) of the limit of a baseline's estimated memory."""
+    available = machine.memory_bytes()[0]
+    if available >= MAX_BYTES:
+        return MAX_BYTES, "its limit"
+    return available, "this machine's memory"
 
 
 def gib(size: int) -> str:
-    """A size for messages."""
+    """Format a size for messages."""
     return f"{size / 2**30:.3g} GiB"

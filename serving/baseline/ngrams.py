@@ -1,7 +1,7 @@
-"""TF-IDF over n-grams of token ids, from a split's shards. numpy and scipy, no text.
+"""TF-IDF over n-grams of token ids, from a split's shards; with numpy and scipy, without texts.
 
-By scikit-learn's definitions (the tests compare): raw counts, idf = ln((1 + N) / (1 + df)) + 1,
-rows of length 1. N-grams that every row has ([CLS]) are left out.
+The definitions are scikit-learn's (the tests compare): raw counts, idf = ln((1 + N) / (1 + df)) +
+1, rows of length 1. N-grams that every row has ([CLS]) are left out.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ CHUNK_TOKENS = 2**18
 _PAIR_BYTES = 48
 """Bytes for each n-gram of a row at the peak: keys and counts (16) held, joined and sorted."""
 _CHUNK_BYTES = 160
-"""The same while a chunk is counted."""
+"""Bytes for each n-gram of a chunk while the chunk is counted."""
 _SOLVER_VECTORS = 50
-"""Copies of the coefficients that L-BFGS takes: a history of ten pairs, workspace, gradients."""
+"""Copies of the coefficients that L-BFGS holds: a history of ten pairs, workspace, gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some rows: N of them, and the L ids of all."""
+    """Some rows: N rows with L ids in all."""
 
     ids_L: np.ndarray
     lengths_N: np.ndarray
@@ -39,7 +39,7 @@ class Chunk:
 
 
 def chunks(shards: ShardSet, tokens: int = CHUNK_TOKENS) -> Iterator[Chunk]:
-    """All rows of a split in the order of its shards: at most `tokens` at once, at least a row."""
+    """Yield all rows of a split in the order of its shards: at most `tokens`, at least one row."""
     for number, lengths in enumerate(shards.lengths):
         ends = np.cumsum(lengths, dtype=np.int64)
         first = 0
@@ -47,25 +47,26 @@ def chunks(shards: ShardSet, tokens: int = CHUNK_TOKENS) -> Iterator[Chunk]:
             before = int(ends[first - 1]) if first else 0
             last = max(first + 1, int(np.searchsorted(ends, before + tokens, "right")))
             rows = np.arange(first, last)
-            own = lengths[first:last]
-            ids_L = shards.gather(np.full(len(rows), number), rows, own)
-            yield Chunk(ids_L=ids_L, lengths_N=own, labels_N=shards.labels[number][first:last])
+            lengths_N = lengths[first:last]
+            ids_L = shards.gather(np.full(len(rows), number), rows, lengths_N)
+            labels_N = shards.labels[number][first:last]
+            yield Chunk(ids_L=ids_L, lengths_N=lengths_N, labels_N=labels_N)
             first = last
 
 
 def keys_of(
     ids_L: np.ndarray, lengths_N: np.ndarray, ngrams: int, vocab_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(row int64[P], key int64[P]) of all n-grams of 1 to `ngrams` ids; a key is one n-gram's.
+    """Return (row int64[P], key int64[P]) of all n-grams of 1 to `ngrams` ids.
 
-    The key's digits in the base vocab_size + 1 are the ids + 1.
+    A key identifies an n-gram: its digits in the base vocab_size + 1 are the ids + 1.
 
     >>> row, key = keys_of(np.array([3, 1, 2]), np.array([2, 1]), 2, 9)
     >>> row.tolist(), key.tolist()
     ([0, 0, 1, 0], [4, 2, 3, 42])
 
     Raises:
-        ConfigError: a key of so many ids is no int64.
+        ConfigError: a key of `ngrams` ids does not fit into an int64.
     """
     base = vocab_size + 1
     if base**ngrams >= 2**63:
@@ -74,7 +75,6 @@ def keys_of(
             where="model.base",
             expected=f"ngrams with {base:,} ** ngrams below 2 ** 63",
             got=str(ngrams),
-            remedy="use a tokenizer with a smaller vocabulary",
         )
     row_L = np.repeat(np.arange(len(lengths_N)), lengths_N)
     digits_L = ids_L.astype(np.int64) + 1
@@ -100,17 +100,17 @@ class Vocabulary:
     ngrams: int
     vocab_size: int
     rows: int
-    """Rows that it was learnt from."""
+    """Number of training rows."""
 
     def matrix(self, chunk: Chunk) -> csr_matrix:
-        """float64[N, F]: rows of length 1, or 0 without any known n-gram."""
+        """Return float64[N, F]: rows of length 1, or 0 for a row without any of the n-grams."""
         from scipy.sparse import csr_matrix
 
         row_P, key_P = keys_of(chunk.ids_L, chunk.lengths_N, self.ngrams, self.vocab_size)
         features = len(self.keys_F)
         column_P = np.minimum(np.searchsorted(self.keys_F, key_P), features - 1)
-        known = self.keys_F[column_P] == key_P
-        cell, count = np.unique(row_P[known] * features + column_P[known], return_counts=True)
+        used = self.keys_F[column_P] == key_P
+        cell, count = np.unique(row_P[used] * features + column_P[used], return_counts=True)
         row, column = np.divmod(cell, features)
         value = count * self.idf_F[column]
         norm_N = np.sqrt(np.bincount(row, value**2, minlength=len(chunk.lengths_N)))
@@ -124,10 +124,10 @@ class Vocabulary:
 def learn(
     shards: ShardSet, *, ngrams: int, vocab_size: int, min_rows: int, max_features: int
 ) -> Vocabulary:
-    """The vocabulary of a training split: one pass over its shards.
+    """Learn the vocabulary of a training split, in one pass over its shards.
 
-    Of more than `max_features` n-grams those that most rows have are used, of equals those of
-    lower keys.
+    If there are more than `max_features` n-grams, those in most rows are used; ties go to lower
+    keys.
 
     Raises:
         DataError: no n-gram is in `min_rows` rows.
@@ -147,8 +147,6 @@ def learn(
             where=shards.dataset.path,
             expected=f"n-grams in at least {min_rows} of the {shards.rows:,} training rows, and not"
             " in all of them",
-            got="none",
-            remedy="give more rows",
         )
     if len(key_U) > max_features:
         best = np.sort(np.lexsort((key_U, -rows_U))[:max_features])
@@ -163,8 +161,11 @@ def learn(
 
 
 class _Counts:
-    """(key, rows) of all chunks. Parts are joined when they are as many as what is joined: each
-    n-gram is copied a logarithm of times."""
+    """(key, rows) of all chunks.
+
+    Waiting parts are joined once they are as large as the joined ones, so that each n-gram is
+    copied O(log n) times.
+    """
 
     def __init__(self) -> None:
         self._key, self._rows = np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -179,7 +180,7 @@ class _Counts:
             self._join()
 
     def all(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ascending keys, and the rows that have them."""
+        """Return the ascending keys, and the number of rows with each."""
         self._join()
         return self._key, self._rows
 
@@ -196,8 +197,7 @@ class _Counts:
 def estimated_bytes(
     *, rows: int, tokens: int, classes: int, ngrams: int, max_features: int
 ) -> tuple[int, int]:
-    """(bytes, features): an upper bound of the memory that the baseline takes, before anything is
-    read.
+    """Return (bytes, features): an upper bound of the baseline's memory, before anything is read.
 
     Args:
         rows, tokens: of the training split.

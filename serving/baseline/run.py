@@ -2,8 +2,8 @@
 
 Cleaning, duplicates, splits and rows are the model's, since both read the same shards; so are class
 weights, the metrics' code, the choice by `evaluation.metric` on validation, and the splits that are
-evaluated. The fitted model is not kept: its metrics and predictions are, in the run's directory and
-beside the dataset version, where other runs on it find them.
+evaluated. The fitted model is discarded; its metrics and predictions are kept in the run's
+directory and beside the dataset version, where other runs on it find them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from howdah.storage import directories
 
 
 def measure_baseline(config: Config, *, progress: Progress) -> dict:
-    """Measure the baseline, write baseline.json, and renew the report of a run that is there.
+    """Measure the baseline, write baseline.json, and renew the report of an existing run.
 
-    On the dataset version that the run has, where there is one.
+    An existing run also decides which dataset version is measured.
 
     Returns:
         The contents of baseline.json, and `path`.
     Raises:
         ConfigError: it would take more memory than `MAX_BYTES`.
-        DataError: no dataset, or none that a classifier can be fitted to.
+        DataError: no dataset, or no classifier can be fitted to it.
         ClusterError: scikit-learn is not installed.
     """
     tally.require(config.evaluation.metric)
@@ -49,16 +49,12 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
             f"the baseline predicts one label a row, and the dataset's task is"
             f" {dataset.manifest.task}",
             where=dataset.path,
-            expected="a dataset of task single_label",
-            got=dataset.manifest.task,
             remedy="compare the model with gate.minimum or the published model",
         )
     if dataset.manifest.kind != "text":
         raise ConfigError(
             "the baseline counts words, and the dataset holds images",
             where=dataset.path,
-            expected="a dataset of texts",
-            got=f"a dataset of {dataset.manifest.kind}s",
             remedy="compare an image model with gate.minimum or the published model",
         )
     directory = config.run.directory
@@ -81,9 +77,9 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
 def _measured(
     config: Config, dataset: Dataset, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(contents of baseline.json, what is predicted of each row by split)."""
+    """Return (contents of baseline.json, {split: predicted class of each row})."""
     began = time.monotonic()
-    found = local.measure(config, dataset, progress)
+    result = local.measure(config, dataset, progress)
     manifest = dataset.manifest
     value = {
         "baseline": "TF-IDF, logistic regression",
@@ -92,21 +88,21 @@ def _measured(
         "labels": manifest.labels,
         "train_rows": manifest.rows(TRAIN),
         "options": results.options(config),
-        "features": found.features,
-        "c": found.c,
-        "tried": found.tried,
-        "chosen_by": found.chosen_by,
-        "converged": found.converged,
-        "metrics": found.metrics,
+        "features": result.features,
+        "c": result.c,
+        "tried": result.tried,
+        "chosen_by": result.chosen_by,
+        "converged": result.converged,
+        "metrics": result.metrics,
         "seconds": round(time.monotonic() - began, 3),
-        "versions": {name: importlib.metadata.version(name) for name in found.packages},
+        "versions": {name: importlib.metadata.version(name) for name in result.packages},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    return value, found.predicted
+    return value, result.predicted
 
 
 def _kept(beside: str, progress: Progress) -> results.Baseline | None:
-    """The baseline that was measured on this dataset version with these options before."""
+    """Read the baseline that was measured before on this dataset version with these options."""
     try:
         stored = results.read(beside)
     except HowdahError as error:
@@ -124,7 +120,7 @@ def _kept(beside: str, progress: Progress) -> results.Baseline | None:
 def _keep(
     beside: str, value: dict[str, Any], predicted: dict[str, np.ndarray], progress: Progress
 ) -> None:
-    """Keep a baseline for other runs on the dataset version; some may not write there."""
+    """Keep a baseline for other runs on the dataset version, where this user may write."""
     try:
         results.write(beside, value, predicted)
     except HowdahError as error:
@@ -132,7 +128,7 @@ def _keep(
 
 
 def _dataset(config: Config) -> Dataset:
-    """The version that the configuration's run was trained on, if there is a run; else the newest.
+    """Load the version that the configuration's run was trained on; without a run, the newest.
 
     The ETL may have made a newer one since, and metrics of two datasets cannot be compared.
     """
@@ -140,14 +136,14 @@ def _dataset(config: Config) -> Dataset:
     run_file = storage.join(config.run.directory, RUN_JSON)
     if storage.exists(run_file):
         attempts = record.read(config.run.directory).get("attempts") or [{}]
-        own = attempts[-1].get("dataset")
-        if own is not None and own.startswith(root.rstrip("/") + "/"):
-            return load_dataset(own)
+        path = attempts[-1].get("dataset")
+        if path is not None and path.startswith(root.rstrip("/") + "/"):
+            return load_dataset(path)
     return load_dataset(root)
 
 
 def _renew_report(directory: str, progress: Progress) -> None:
-    """Write the report of a finished run again; a run that goes on writes it at its end."""
+    """Write the report of a finished run again; an unfinished run writes it at its end."""
     run_file = storage.join(directory, RUN_JSON)
     if not storage.exists(run_file):
         return

@@ -1,7 +1,7 @@
 """The queue and the threads that compute: texts of many requests in batches by tokens.
 
-Requests come from the event loop, and what becomes of them goes back there. All texts of a request
-are classified by one generation: the one that is current when they are encoded.
+Requests come from the event loop, and their results go back to it. All texts of a request are
+classified by one generation: the one that is current when they are encoded.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ from howdah.serving.prediction.classify import predicted, usable
 from howdah.serving.prediction.rows import Prediction, Row
 
 _ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 131_072
-"""Texts, and characters of them, between two batches, so that a long queue delays no batch."""
+"""Texts, and characters of them, that are encoded between two batches, so that a long queue does
+not delay a batch."""
 _KEPT, _KEPT_CHARACTERS = 8, 2000
 _RATE_SECONDS = 5.0
 
 
 @dataclass(eq=False)
 class Work:
-    """A request's texts, and what becomes of them."""
+    """A request's texts, and their predictions."""
 
     rows: Sequence[Row]
     began: float = field(default_factory=time.monotonic)
     dropped: bool = False
-    """The client is gone, or its time is over: its texts are not computed."""
+    """True once the client is gone or its time is over: its texts are not computed."""
     generation: Generation | None = None
-    """Which one answers; None: it was not encoded yet."""
+    """Generation that answers; None until the texts are cleaned."""
     predictions: list[Prediction | None] = field(default_factory=list)
     failure: Refusal | None = None
     cleaned: deque[tuple[int, str]] = field(default_factory=deque)
-    """(number, text) of those that are to be encoded; only the thread whose turn it is has them."""
+    """(number, text) of the texts to encode; only the thread that holds `_turn` touches them."""
     open: int = 0
-    """Texts without a prediction."""
+    """Number of texts without a prediction."""
     finished: bool = False
-    """It has been handed back to the event loop."""
+    """True once the work has been handed back to the event loop."""
     done: Callable[[], None] = lambda: None
     """Called in the event loop."""
 
 
 @dataclass(eq=False)
 class _Text:
-    """One encoded text that waits."""
+    """An encoded text that waits."""
 
     work: Work
     number: int
@@ -67,8 +68,8 @@ class Batcher:
 
     Args:
         first: the generation that answers at first.
-        budget: most tokens of a batch.
-        most: texts that wait or are computed; more are refused.
+        budget: largest number of tokens of a batch.
+        most: largest number of texts that wait or are computed; more are refused.
         workers: threads that compute, each a batch of its own.
         wait: seconds that a batch with room waits for more texts.
         metrics: where batches and predictions are counted.
@@ -96,40 +97,40 @@ class Batcher:
         self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
         self._say = say
         self._turn = threading.Lock()
-        """Held by the thread that takes news, encodes and chooses a batch; only that thread touches
-        _encoding and _waiting."""
-        self._news = threading.Condition()
+        """Held by the thread that takes arrivals, encodes and chooses a batch; only that thread
+        touches _encoding and _waiting."""
+        self._changed = threading.Condition()
         """Guards what the event loop and all threads change."""
         self._arrived: deque[Work] = deque()
         self._held = 0
         self._encoding: deque[Work] = deque()
-        """Requests with texts that are not encoded yet; each has its turn."""
+        """Requests with texts that are not encoded yet, taken in turn."""
         self._waiting: list[_Text] = []
         self._several = False
-        """The last batch had texts of several requests."""
+        """True if the last batch had texts of several requests."""
         self._stop = False
         self._kept: deque[Row] = deque(maxlen=_KEPT)
         self._rate, self._rate_since, self._rate_texts = 0.0, time.monotonic(), 0
-        self._said_broken = 0.0
+        self._failure_logged = 0.0
         self._progress = time.monotonic()
-        """When texts were last encoded, computed, or handed back; or came to an empty queue."""
+        """Time when texts were last encoded, computed, handed back, or came to an empty queue."""
         metrics.serving(first)
 
     # ------------------------------------------------------------------- from the event loop
     @property
     def generation(self) -> Generation:
-        """The one that answers new requests."""
+        """Generation that answers new requests."""
         return self._generation
 
     @property
     def held(self) -> int:
-        """Texts that wait or are computed."""
+        """Number of texts that wait or are computed."""
         return self._held
 
     @property
     def stalled_seconds(self) -> float:
-        """How long nothing was encoded or computed though texts wait; 0.0: none wait."""
-        with self._news:
+        """Seconds since texts were last encoded or computed while texts wait; 0.0 if none wait."""
+        with self._changed:
             return time.monotonic() - self._progress if self._held else 0.0
 
     def submit(self, work: Work) -> None:
@@ -138,7 +139,7 @@ class Batcher:
         Raises:
             QueueFull: there is no room.
         """
-        with self._news:
+        with self._changed:
             if self._held + len(work.rows) > self._most:
                 raise QueueFull(
                     "too many texts are waiting",
@@ -151,29 +152,29 @@ class Batcher:
                 self._progress = time.monotonic()
             self._held += len(work.rows)
             self._arrived.append(work)
-            self._news.notify()
+            self._changed.notify()
         self._metrics.waiting.set(self._held)
 
     def drop(self, work: Work) -> None:
-        """Do not compute what of this request was not computed yet."""
-        with self._news:
+        """Skip the texts of this request that are not computed yet."""
+        with self._changed:
             work.dropped = True
-            self._news.notify()
+            self._changed.notify()
 
     # -------------------------------------------------------------------- from other threads
     def swap(self, generation: Generation) -> None:
-        """Requests that are encoded from now on are answered by this generation."""
-        with self._news:
+        """Answer requests that are encoded from now on by this generation."""
+        with self._changed:
             self._generation = generation
         self._metrics.serving(generation)
 
     def kept(self) -> list[Row]:
-        """Beginnings of the last texts that were classified, to try a new version with."""
-        with self._news:
+        """Return the beginnings of the last classified texts, to try a new version with."""
+        with self._changed:
             return list(self._kept)
 
     def start(self) -> None:
-        """Begin to compute; a failure outside of the model ends the process."""
+        """Start the computing threads; a failure outside of the model ends the process."""
         for number in range(self._workers):
             threads.start(
                 self._run, name=f"compute {number}", failed=threads.end_process, say=self._say
@@ -181,9 +182,9 @@ class Batcher:
 
     def stop(self) -> None:
         """End the threads after their batches."""
-        with self._news:
+        with self._changed:
             self._stop = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
     # ------------------------------------------------------------------ the computing threads
     def _run(self) -> None:
@@ -195,7 +196,7 @@ class Batcher:
             self._compute(batch)
 
     def _choose(self) -> list[_Text] | None:
-        """Wait for texts, and take the next batch of them; None: the end."""
+        """Wait for texts, and take the next batch of them; None once the server stops."""
         while True:
             arrived = self._next()
             if arrived is None:
@@ -208,10 +209,10 @@ class Batcher:
                 return self._take()
 
     def _next(self) -> list[Work] | None:
-        """What has arrived, at most _ENCODED_AT_ONCE texts; waits if there is nothing to do."""
-        with self._news:
+        """Take what has arrived, about _ENCODED_AT_ONCE texts; wait if there is nothing to do."""
+        with self._changed:
             while not (self._stop or self._arrived or self._encoding or self._waiting):
-                self._news.wait()
+                self._changed.wait()
             if self._stop:
                 return None
             taken, count, characters = [], 0, 0
@@ -247,8 +248,8 @@ class Batcher:
     def _encode_some(self) -> None:
         """Encode at most _CHARACTERS_AT_ONCE characters, a text of each request in turn.
 
-        So a request of long texts delays a short one by no more than its own share, and between two
-        portions the thread computes, and sees which requests are not waited for any more.
+        A request of long texts thus delays a short one by no more than its own share. Between two
+        portions the thread computes, and drops the requests that no client waits for any more.
         """
         texts: list[tuple[Work, int, str]] = []
         characters = 0
@@ -277,7 +278,7 @@ class Batcher:
         """Encode texts of one generation."""
         try:
             ids_N = texts[0][0].generation.model.encode([text for _, _, text in texts])
-        except BaseException as error:  # noqa: BLE001 - one by one: which request is it?
+        except BaseException as error:  # noqa: BLE001 - one by one, to fail only the bad request
             works = {id(work): work for work, _, _ in texts}
             if len(works) == 1:
                 self._fail(list(works.values()), error)
@@ -288,14 +289,14 @@ class Batcher:
         self._moved()
         for (work, number, _), ids in zip(texts, ids_N, strict=True):
             self._waiting.append(_Text(work, number, ids))
-        with self._news:
+        with self._changed:
             for work, number, _ in texts:
                 row = work.rows[number]
                 if number == 0 and row.text:
                     self._kept.append(Row("0", row.text[:_KEPT_CHARACTERS], pair=row.pair))
 
     def _moved(self) -> None:
-        with self._news:
+        with self._changed:
             self._progress = time.monotonic()
 
     def _forget_dropped(self) -> None:
@@ -305,25 +306,28 @@ class Batcher:
             self._finish(list(gone.values()))
 
     def _worth_waiting(self) -> bool:
-        """Whether the batch has room, and other requests are likely; waits for them, once."""
+        """Wait once for other requests if the batch has room for them; True if some arrived."""
         oldest = self._waiting[0]
         left = oldest.work.began + self._wait - time.monotonic()
         tokens = sum(len(one.ids) for one in self._waiting)
         if left <= 0 or not self._several or tokens >= self._budget:
             return False
-        with self._news:
+        with self._changed:
             if not (self._arrived or self._stop):
-                self._news.wait(left)
+                self._changed.wait(left)
             return bool(self._arrived) or self._stop
 
     def _take(self) -> list[_Text]:
-        """The next batch, taken out of what waits: of one generation."""
+        """Take the next batch out of the waiting texts; all of it is of one generation."""
         generation = self._waiting[0].work.generation
-        of_one = [n for n, one in enumerate(self._waiting) if one.work.generation is generation]
-        # As the model pads them, so that it does not divide the batch once more.
-        lengths = [self._width(len(self._waiting[number].ids), generation) for number in of_one]
-        alike = generation.model.own_width
-        chosen = {of_one[index] for index in choose(lengths, self._budget, alike=alike)}
+        numbers = [n for n, one in enumerate(self._waiting) if one.work.generation is generation]
+        # Lengths are padded as the model pads them, so that it does not split the batch again.
+        model = generation.model
+        multiple = 1 if model.own_width else pad_multiple(model.gpu)
+        sizes = [len(self._waiting[number].ids) for number in numbers]
+        lengths = [padded_length(size, multiple, model.positions) for size in sizes]
+        indexes = choose(lengths, self._budget, alike=model.own_width)
+        chosen = {numbers[index] for index in indexes}
         batch = [self._waiting[number] for number in sorted(chosen)]
         self._waiting = [one for n, one in enumerate(self._waiting) if n not in chosen]
         self._several = len({id(one.work) for one in batch}) > 1
@@ -340,29 +344,24 @@ class Batcher:
             self._fail(list({id(one.work): one.work for one in batch}.values()), error)
             return
         seconds = time.monotonic() - began
-        found, whole = [], []
+        answers, complete = [], []
         for one, scores_C in zip(batch, scores_NC, strict=True):
             row = one.work.rows[one.number]
             prediction = predicted(generation.model, row, scores_C)
-            found.append((generation, row, one.ids, prediction))
-        with self._news:  # another thread may have other texts of the same request
-            for one, (_, _, _, prediction) in zip(batch, found, strict=True):
+            answers.append((generation, row, one.ids, prediction))
+        with self._changed:  # another thread may have other texts of the same request
+            for one, (_, _, _, prediction) in zip(batch, answers, strict=True):
                 one.work.predictions[one.number] = prediction
                 one.work.open -= 1
                 if one.work.open == 0:
-                    whole.append(one.work)
+                    complete.append(one.work)
             self._count(len(batch))
-        self._finish(whole)
+        self._finish(complete)
         self._metrics.batch([len(one.ids) for one in batch], seconds)
-        self._answered(found)
-
-    def _width(self, tokens: int, generation: Generation) -> int:
-        model = generation.model
-        multiple = 1 if model.own_width else pad_multiple(model.gpu)
-        return padded_length(tokens, multiple, model.positions)
+        self._answered(answers)
 
     def _count(self, texts: int) -> None:
-        """Keep the rate of the last seconds, for Retry-After."""
+        """Measure the rate of the last seconds, for Retry-After."""
         self._rate_texts += texts
         seconds = time.monotonic() - self._rate_since
         if seconds > _RATE_SECONDS or not self._rate:
@@ -371,15 +370,15 @@ class Batcher:
 
     def _fail(self, works: list[Work], error: BaseException) -> None:
         now = time.monotonic()
-        if now - self._said_broken > 60:  # where and what, once a minute; no text of a user's
-            self._said_broken = now
+        if now - self._failure_logged > 60:  # where and what, once a minute; never a user's text
+            self._failure_logged = now
             frame = traceback.extract_tb(error.__traceback__)[-1]
             self._say(
                 f"the model failed on a request: {type(error).__name__} in"
                 f" {frame.filename}:{frame.lineno}"
             )
         for work in works:
-            work.dropped = True  # what of it still waits
+            work.dropped = True  # some of its texts may still wait
             work.failure = Broken(
                 "the model failed on this request",
                 got=type(error).__name__,
@@ -389,7 +388,7 @@ class Batcher:
         self._finish(works)
 
     def _finish(self, works: list[Work]) -> None:
-        with self._news:
+        with self._changed:
             works = list({id(work): work for work in works if not work.finished}.values())
             for work in works:
                 work.finished = True

@@ -1,4 +1,4 @@
-"""Which waiting texts are computed together. Pure: no clock, no thread, no model."""
+"""The choice of waiting texts that are computed together: no clock, no thread, no model."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _LONGEST_RETRY = 60
 
 
 def choose(lengths: Sequence[int], budget: int, *, alike: bool = False) -> list[int]:
-    """Which of the waiting texts the next batch has, as indexes in their order of arrival.
+    """Choose the waiting texts of the next batch, as indexes in their order of arrival.
 
-    The oldest is always one of them, so that none waits for ever. It is joined by its neighbours in
-    length, since each text of a batch costs as much as the longest: first by shorter ones, longest
-    first, then, if there is room, by longer ones.
+    The oldest is always chosen, so that no text waits for ever. Its neighbours in length join it,
+    since each text of a batch costs as much as the longest: first shorter ones, longest first,
+    then, if there is room, longer ones.
 
     Args:
         lengths: tokens of the waiting texts, the oldest first; not empty.
-        budget: most tokens of a batch, padding included. A longer text is alone.
+        budget: largest number of tokens, padding included. A longer text is a batch of its own.
         alike: only texts of one length, for models whose scores must not depend on padding
             (ServedModel.own_width).
 
@@ -42,12 +42,12 @@ def choose(lengths: Sequence[int], budget: int, *, alike: bool = False) -> list[
 
 
 def padded(lengths: Sequence[int]) -> int:
-    """Tokens of a batch with its padding."""
+    """Count the tokens of a batch with its padding."""
     return len(lengths) * max(lengths, default=0)
 
 
 def retry_seconds(waiting: int, per_second: float) -> int:
-    """When to ask again, where `waiting` texts are before one's own: whole seconds, 1 to 60."""
+    """Return after how many whole seconds, 1 to 60, a client behind `waiting` texts asks again."""
     if per_second <= 0:
         return 1
     return min(_LONGEST_RETRY, max(1, round(waiting / per_second)))

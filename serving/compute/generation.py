@@ -32,34 +32,33 @@ class Generation:
 
     @cached_property
     def name(self) -> str:
-        """Of the model, in answers and URLs: the published model's, else the run's, else the
-        directory's."""
+        """Name in answers and URLs: that of the published model, the run or the directory."""
         if self.version.number is not None:
             return self.version.name
         return str(self.version.info.get("run_name") or storage.name(self.version.path))
 
     @cached_property
     def outputs(self) -> Outputs:
-        """What its predictions have."""
+        """Columns of the model's predictions."""
         return outputs_of(self.model)
 
     @cached_property
     def identity(self) -> dict[str, object]:
-        """{model, version, run_id} of each answer."""
+        """{model, version, run_id}, which each answer has."""
         return {"model": self.name, "version": self.version.number, "run_id": self.model.run_id}
 
 
 def workers_of(generation: Generation, threads: int) -> int:
-    """How many threads compute with it at once.
+    """Return how many threads compute with a generation at once.
 
-    onnxruntime is given one thread for each computation, and several computations at once: a
-    product of one sentence is too small to be divided. A framework divides its own.
+    onnxruntime gets one thread for each of several computations, since the matrix product of one
+    sentence is too small to be divided. A framework divides its products itself.
     """
     return threads if generation.model.own_width else 1
 
 
 def open_generation(version: Version, *, threads: int) -> Generation:
-    """Open a model, which compares a published version with its hashes, and compute with it once.
+    """Open a model and compute with it once; a published version is compared with its hashes.
 
     Args:
         threads: compute threads of the server.
@@ -76,10 +75,10 @@ def open_generation(version: Version, *, threads: int) -> Generation:
 
 
 def try_out(generation: Generation, rows: Sequence[Row]) -> None:
-    """Classify some rows, for the error that a model raises that is not whole.
+    """Classify some rows, so that a damaged model fails before it answers requests.
 
     Raises:
-        ModelError: its scores are not finite, or of another number than its labels.
+        ModelError: its scores are not finite, or their number is not that of its labels.
     """
     model = generation.model
     if model.pairs:
@@ -96,9 +95,7 @@ def try_out(generation: Generation, rows: Sequence[Row]) -> None:
     scores_NC = model.scores(texts)
     if not np.isfinite(scores_NC).all():
         raise ModelError(
-            "the model gives scores that are no numbers",
+            "the model gives scores that are not finite",
             where=generation.version.path,
-            expected="finite scores",
-            got=f"{int((~np.isfinite(scores_NC)).any(axis=1).sum())} of {len(texts)} texts without",
             remedy="roll back to another version",
         )

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus. Nothing here has a text of a user's."""
+"""The server's counters for Prometheus. None of them contains a user's text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from howdah.serving.compute.batching import padded
 from howdah.serving.compute.generation import Generation
 from howdah.serving.prediction.rows import Prediction
 
@@ -14,7 +15,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _CONFIDENCE = (*(round(0.05 * step, 2) for step in range(1, 20)), 0.99, 1.0)
 _MOST_LABELS = 500
-"""Labels that are counted by name; those after them are one. Each is a time series."""
+"""Labels that are counted by name; later ones are counted together, since each is a time series."""
 _OTHERS = "(others)"
 
 
@@ -31,18 +32,18 @@ class Metrics:
             ProcessCollector,
         )
 
-        self.registry = own = CollectorRegistry()
-        ProcessCollector(registry=own)
-        PlatformCollector(registry=own)
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"howdah_{name}", text, labels, registry=own)
+            return Counter(f"howdah_{name}", text, labels, registry=registry)
 
         def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-            return Histogram(f"howdah_{name}", text, labels, buckets=buckets, registry=own)
+            return Histogram(f"howdah_{name}", text, labels, buckets=buckets, registry=registry)
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"howdah_{name}", text, labels, registry=own)
+            return Gauge(f"howdah_{name}", text, labels, registry=registry)
 
         self.requests = counter("requests", "Requests answered.", "face", "code")
         self.latency = histogram(
@@ -57,36 +58,35 @@ class Metrics:
         self.waiting = gauge("queue_texts", "Texts that wait or are computed.")
         self.connections = gauge("connections", "Open connections.")
         self.ready = gauge("ready", "1 while requests are answered.")
-        self.info = gauge("model_info", "1 for the version that answers.", "model", "version",
-                          "run_id", "framework")  # fmt: skip
+        names = ("model", "version", "run_id", "framework")
+        self.info = gauge("model_info", "1 for the version that answers.", *names)
         self.reloads = counter("reloads", "Versions that were opened, by result.", "result")
         self.pointer_errors = counter("pointer_errors", "Looks at current.json that failed.")
         self.labels = counter("labels", "Texts by predicted label.", "label")
         self.confidence = histogram("confidence", "Score of the predicted label.", _CONFIDENCE)
         self.errors = counter("errors", "Texts and requests without a prediction.", "reason")
-        self.drift = gauge("drift", "Of live texts against the model's own profile.", "column")
+        self.drift = gauge("drift", "Drift of live texts from the model's profile.", "column")
         self.drift_rows = gauge("drift_texts", "Texts that drift is computed from.")
-        self.drift_alarm = gauge("drift_alarm", "1: the column has drifted.", "column")
-        self._known: set[str] = set()
+        self.drift_alarm = gauge("drift_alarm", "1 if the column has drifted.", "column")
+        self._label_names: set[str] = set()
 
     def serving(self, generation: Generation) -> None:
-        """A version answers from now on."""
+        """Set the version that answers from now on."""
         self.info.clear()
         version = "" if generation.version.number is None else str(generation.version.number)
         model = generation.model
         self.info.labels(generation.name, version, model.run_id, model.framework).set(1)
 
     def batch(self, lengths: Sequence[int], seconds: float) -> None:
-        """A batch was computed."""
-        padded = len(lengths) * max(lengths)
+        """Count a computed batch."""
         self.computed.observe(seconds)
         self.batch_rows.observe(len(lengths))
-        self.batch_tokens.observe(padded)
+        self.batch_tokens.observe(padded(lengths))
         self.tokens.inc(sum(lengths))
-        self.padding.inc(padded - sum(lengths))
+        self.padding.inc(padded(lengths) - sum(lengths))
 
     def prediction(self, one: Prediction, generation: Generation) -> None:
-        """A text was answered."""
+        """Count an answered text."""
         if one.scores is None:
             self.errors.labels(one.error or "unknown").inc()
             return
@@ -98,13 +98,13 @@ class Metrics:
                 self.labels.labels(self._counted(label)).inc()
 
     def _counted(self, label: str) -> str:
-        if label not in self._known and len(self._known) >= _MOST_LABELS:
+        if label not in self._label_names and len(self._label_names) >= _MOST_LABELS:
             return _OTHERS
-        self._known.add(label)
+        self._label_names.add(label)
         return label
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """(the page, its media type) for a request's Accept header."""
+        """Return (page, media type) for a request's Accept header."""
         from prometheus_client.exposition import choose_encoder
 
         encode, media = choose_encoder(accept)

@@ -1,4 +1,4 @@
-"""What the server answers instead of predictions; what both servers refuse is in
+"""Refusals that only `howdah serve` answers; those of both servers are in
 serving/deployment/requests.py."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from howdah.serving.deployment.requests import Refusal
 
 
 class BadHead(Refusal):
-    """The request's head is HTTP, but not such that its end is certain; the connection ends."""
+    """The request's head is HTTP, but its end is not certain; the connection ends."""
 
     status = 400
 
@@ -19,19 +19,19 @@ class HeadTooLarge(Refusal):
 
 
 class CrossSite(Refusal):
-    """A page of another site sent the request, and no token is asked for."""
+    """A page of another site sent the request, and the server requires no token."""
 
     status = 403
 
 
 class NoToken(Refusal):
-    """The request has no bearer token of the server's."""
+    """The request has none of the server's bearer tokens."""
 
     status = 401
 
 
 class UnknownModel(Refusal):
-    """No such model, or a version that is not loaded."""
+    """There is no such model, or the version is not loaded."""
 
     status = 404
 
@@ -49,10 +49,10 @@ class WrongMedia(Refusal):
 
 
 class QueueFull(Refusal):
-    """As many texts wait as may wait.
+    """The queue is full.
 
     Args:
-        seconds: after which room can be expected.
+        seconds: time after which there may be room.
     """
 
     status = 429
@@ -63,7 +63,7 @@ class QueueFull(Refusal):
 
 
 class Gone(Refusal):
-    """The client has closed the connection: no process reads this. (nginx's number.)"""
+    """The client has closed the connection, so that nothing reads this. (nginx's number.)"""
 
     status = 499
 
@@ -81,6 +81,6 @@ class Draining(Refusal):
 
 
 class DeadlinePassed(Refusal):
-    """The answer was not there in time."""
+    """The answer was not computed in time."""
 
     status = 504

@@ -1,1 +1,1 @@
-"""A trained model outside its run: exported, opened, evaluated."""
+"""The decision of an export: temperature, rejection, thresholds of labels."""

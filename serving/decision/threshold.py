@@ -1,8 +1,8 @@
 """`howdah model threshold` fits an export's decision on validation, and writes the export with it.
 
-The decision (models/decision.py) stands in howdah.json: temperature, rejection,
-thresholds of labels. What it does is measured on test, which it is never fitted on. The export's
-profile.json is counted anew with it: `howdah drift` compares scores of one decision alone.
+The decision (models/decision.py) is in howdah.json: temperature, rejection, thresholds of labels.
+Its effect is measured on test, which it is never fitted on. The export's profile.json is counted
+again with it, since `howdah drift` can only compare scores of the same decision.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ Evaluate = Callable[..., Any]
 """Evaluates an export on a split of its dataset and keeps the predictions."""
 
 _MOST_VALUES = 2**25
-"""Scores that are fitted on at most: an even sample of more rows; 128 MiB."""
+"""Largest number of scores that are fitted on (128 MiB); of more, every n-th row is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a decision is to reach; at most one of rejection and thresholds."""
+class DecisionOptions:
+    """The options of `howdah model threshold`; at most one of rejection and thresholds."""
 
     metric: str | None = None
-    """Of LABEL_METRICS, to choose thresholds by."""
+    """Metric of LABEL_METRICS that thresholds are chosen by."""
     labels: Sequence[str] = ()
-    """Whose thresholds; none: all labels of a model of several."""
+    """Labels that get a threshold; none: all labels of a multi-label model."""
     reject_below: float | None = None
-    """A rejection's bound as it is."""
+    """Bound of the rejection, not fitted."""
     coverage: float | None = None
     """Choose the bound that keeps this share of the rows."""
     accuracy: float | None = None
-    """Choose the bound from which on rows are right so often."""
+    """Choose the bound that keeps as many rows as reach this accuracy."""
     calibrate: bool = False
     """Fit the temperature."""
     reset: bool = False
-    """Take the decision out."""
+    """Remove the decision."""
 
     @property
     def rejects(self) -> bool:
-        """A rejection is asked for."""
+        """True if a rejection is to be chosen."""
         return any(x is not None for x in (self.reject_below, self.coverage, self.accuracy))
 
     def check(self) -> None:
-        """Refuse what makes no sense; all problems at once.
+        """Refuse options that contradict each other.
 
         Raises:
-            UsageError: with them.
+            UsageError: with all problems.
         """
         problems = []
 
@@ -89,18 +89,17 @@ class Asked:
                remedy="add --metric f1")  # fmt: skip
         ways = [self.reject_below, self.coverage, self.accuracy]
         if sum(way is not None for way in ways) > 1:
-            no("one bound of rejection can be chosen in one way", "--reject-below",
+            no("the bound of a rejection is chosen in one way", "--reject-below",
                expected="--reject-below, --coverage or --accuracy")  # fmt: skip
         for name, value in zip(("--reject-below", "--coverage", "--accuracy"), ways, strict=True):
             if value is not None and not 0.0 < value <= 1.0:
-                no("that is no share", name, expected="above 0, at most 1", got=f"{value:g}",
-                   remedy=f"for example {name} 0.9")  # fmt: skip
+                no("not a share", name, expected="above 0, at most 1", got=f"{value:g}")
         if self.rejects and self.metric is not None:
-            no("a threshold of a label and a rejection are not put into one export: which of them"
-               " a row meets first would decide", "--metric", remedy="choose one")  # fmt: skip
+            no("a threshold of a label and a rejection cannot be in one export, since their order"
+               " would change the result", "--metric", remedy="choose one")  # fmt: skip
         something = self.rejects or self.metric is not None or self.calibrate
         if self.reset and something:
-            no("--reset takes the decision out; it goes with nothing else", "--reset")
+            no("--reset removes the decision; it goes with nothing else", "--reset")
         if not something and not self.reset:
             no("say what to decide", "howdah model threshold", expected="--metric with --class,"
                " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
@@ -114,7 +113,7 @@ class Asked:
 
 def decide(
     model: str,
-    asked: Asked,
+    options: DecisionOptions,
     *,
     config: Config | None = None,
     progress: Progress = lambda line: None,
@@ -124,36 +123,38 @@ def decide(
 
     Args:
         model: its address (models/version.py); a published version is refused.
-        config: whose dataset is evaluated where the run has no predictions; None: the dataset that
+        config: names the dataset to evaluate if the run has no predictions; None: the dataset that
             the export names.
         evaluate: `howdah.training.evaluation.evaluate.evaluate_run`, for an export whose run has no
             predictions; None: such an export is refused.
     Returns:
-        {export, decision, replaced: the decision before, rows: of validation, before, after: of
+        {export, decision, replaced: the previous decision, rows: of validation, before, after: of
         test, {} where it cannot be measured}.
     Raises:
         UsageError: options that do not fit together or to the model.
-        ModelError: a published version, or no export of a run.
+        ModelError: a published version, or not an export of a run.
         DataError: no rows of validation, or none that reach the accuracy.
     """
-    asked.check()
+    options.check()
     directory = PublishSection().directory if config is None else config.publish.directory
     export, info = _open(model, directory)
     labels, task = list(info["labels"]), info.get("task") or "single_label"
-    _check_task(asked, task, labels)
+    _check_task(options, task, labels)
     before = Decision.of(info, labels, task, storage.join(export, INFO))
     with tempfile.TemporaryDirectory(prefix="howdah-threshold-") as place:
-        if asked.reset:
+        if options.reset:
             profile = None
             if decided.has_profile(export) and task != "regression":
                 profile = _without_decision(export, info, config, place, progress, evaluate)
             with_decision(export, None, profile=profile)
-            return {"export": export, "decision": None, "replaced": before.as_dict() or None,
-                    "rows": None, "before": {}, "after": {}}  # fmt: skip
-        known, scores, step = _sample(
+            return {
+                "export": export, "decision": None, "replaced": before.as_dict() or None,
+                "rows": None, "before": {}, "after": {},
+            }  # fmt: skip
+        targets, scores, step = _sample(
             _predictions(export, info, VALIDATION, config, place, progress, evaluate)
         )
-        decision = _fitted(asked, task, labels, known, scores, progress)
+        decision = _fitted(options, task, labels, targets, scores, progress)
         try:
             test = _predictions(export, info, TEST, config, place, progress, evaluate)
             measured = [_measured(test, each) for each in (Decision(), decision)]
@@ -162,13 +163,13 @@ def decide(
             measured = [{}, {}]
     entry = {
         **decision.as_dict(),
-        "asked": {k: v for k, v in vars(asked).items() if v not in (None, (), [], False)},
-        "rows": len(known) * step,
+        "asked": {k: v for k, v in vars(options).items() if v not in (None, (), [], False)},
+        "rows": len(targets) * step,
         "dataset": (info.get("dataset") or {}).get("hash"),
         "test": {"before": measured[0], "after": measured[1]},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    profile = decided.profile_with(export, task, decision, known, scores)
+    profile = decided.profile_with(export, task, decision, targets, scores)
     with_decision(export, entry, profile=profile)
     return {
         "export": export, "decision": decision.as_dict(), "replaced": before.as_dict() or None,
@@ -177,7 +178,7 @@ def decide(
 
 
 def _open(model: str, publish_directory: str) -> tuple[str, dict[str, Any]]:
-    """The export and its howdah.json."""
+    """Return the export's path and its howdah.json."""
     version = open_version(model, publish_directory)
     export, info = version.path, version.info
     if version.number is not None or storage.exists(storage.join(export, MANIFEST)):
@@ -188,33 +189,37 @@ def _open(model: str, publish_directory: str) -> tuple[str, dict[str, Any]]:
         )
     if not info.get("labels") or not info.get("weights_sha256"):
         raise ModelError(
-            "the model is no export of a run",
+            "the model is not an export of a run",
             where=export,
             expected=f"{INFO} with labels and weights_sha256",
-            remedy="give a run directory of `howdah train`, or its export",
         )
     return export, info
 
 
-def _check_task(asked: Asked, task: Task, labels: Sequence[str]) -> None:
-    if task == "regression" and not asked.reset:
+def _check_task(options: DecisionOptions, task: Task, labels: Sequence[str]) -> None:
+    if task == "regression" and not options.reset:
         raise UsageError("a predicted number has no threshold", where="--model", got=task)
-    if task == "multi_label" and asked.rejects:
+    if task == "multi_label" and options.rejects:
         raise UsageError(
-            "rows with several labels are not rejected", where="--reject-below", got=task,
+            "rows with several labels are not rejected",
+            where="--reject-below",
             remedy="choose thresholds of its labels: --metric f1",
-        )  # fmt: skip
-    unknown = [name for name in asked.labels if name not in labels]
+        )
+    unknown = [name for name in options.labels if name not in labels]
     if unknown:
         raise UsageError(
-            "the model has no such label", where="--class", expected=", ".join(labels),
+            "the model has no such label",
+            where="--class",
+            expected=", ".join(labels),
             got=", ".join(unknown),
-        )  # fmt: skip
-    if task == "single_label" and asked.metric is not None and len(asked.labels) != 1:
+        )
+    if task == "single_label" and options.metric is not None and len(options.labels) != 1:
         raise UsageError(
-            "of rows with a single label one label can have a threshold", where="--class",
-            expected="one of " + ", ".join(labels), got=", ".join(asked.labels) or "none",
-        )  # fmt: skip
+            "in a single-label model only one label can have a threshold",
+            where="--class",
+            expected="one of " + ", ".join(labels),
+            got=", ".join(options.labels) or "none",
+        )
 
 
 # --------------------------------------------------------------------------------- predictions
@@ -227,7 +232,7 @@ def _predictions(
     progress: Progress,
     evaluate: Evaluate | None,
 ) -> Predictions:
-    """The run's own, if they are of these weights; else the model is evaluated."""
+    """Read the run's predictions if they are of these weights; else evaluate the model."""
     labels, task = list(info["labels"]), info.get("task") or "single_label"
     run = storage.parent(export)
     if storage.name(export) == "export" and _is_of(run, info):
@@ -241,9 +246,10 @@ def _predictions(
     if config is None:
         if dataset is None:
             raise DataError(
-                "there are no predictions, and the export names no dataset", where=export,
+                "there are no predictions, and the export names no dataset",
+                where=export,
                 remedy="give --config with data.dataset",
-            )  # fmt: skip
+            )
         loaded = Config()
         config = loaded.model_copy(
             update={"data": loaded.data.model_copy(update={"dataset": dataset})}
@@ -254,7 +260,7 @@ def _predictions(
 
 
 def _is_of(run: str, info: dict[str, Any]) -> bool:
-    """A run's predictions are of the exported weights."""
+    """Return whether a run's predictions are of the exported weights."""
     try:
         values = record.read(run)
     except HowdahError:
@@ -264,7 +270,7 @@ def _is_of(run: str, info: dict[str, Any]) -> bool:
 
 
 def _sample(predictions: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
-    """(labels, scores, every n-th row) of all rows, or of as many as fit."""
+    """Return (labels, scores, step) of every `step`-th row: all rows, or as many as fit."""
     sample = Sample(_MOST_VALUES // len(predictions.labels))
     for chunk in predictions.chunks():
         sample.add(chunk.labels, chunk.scores)
@@ -272,9 +278,10 @@ def _sample(predictions: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
         labels, scores = sample.columns()
     except ValueError:
         raise DataError(
-            "there are no rows to fit a decision on", where=predictions.directory,
+            "there are no rows to fit a decision on",
+            where=predictions.directory,
             remedy="give validation a share in data.split, and train again",
-        ) from None  # fmt: skip
+        ) from None
     return labels, scores, sample.step
 
 
@@ -286,8 +293,10 @@ def _without_decision(
     progress: Progress,
     evaluate: Evaluate | None,
 ) -> bytes | None:
-    """The profile of an export whose decision is taken out. Where validation cannot be read it goes
-    too: one of another decision says nothing."""
+    """Count the profile of an export without its decision; None if validation cannot be read.
+
+    A profile of another decision cannot be compared, so that it is removed then.
+    """
     try:
         labels, scores, _ = _sample(
             _predictions(export, info, VALIDATION, config, place, progress, evaluate)
@@ -305,89 +314,84 @@ def _without_decision(
 
 # -------------------------------------------------------------------------------------- fitting
 def _fitted(
-    asked: Asked,
+    options: DecisionOptions,
     task: Task,
     labels: Sequence[str],
-    known: np.ndarray,
+    targets: np.ndarray,
     scores: np.ndarray,
     progress: Progress,
 ) -> Decision:
     decision = Decision()
-    if asked.calibrate:
+    if options.calibrate:
         logits = logits_of(task, scores)
-        decision = Decision(temperature=fit_temperature(task, known, logits))
+        decision = Decision(temperature=fit_temperature(task, targets, logits))
         scores = decision.scores(task, logits).astype(np.float32)
-        progress(f"temperature {decision.temperature:.4f}, of {len(known):,} rows of validation")
-    if asked.metric is not None:
-        found = {}
-        for name in asked.labels or labels:
+        progress(f"temperature {decision.temperature:.4f}, of {len(targets):,} rows of validation")
+    if options.metric is not None:
+        thresholds = {}
+        for name in options.labels or labels:
             number = labels.index(name)
-            having = known[:, number] if task == "multi_label" else known == number
-            least = best_threshold(asked.metric, having, scores[:, number])
+            having = targets[:, number] if task == "multi_label" else targets == number
+            least = best_threshold(options.metric, having, scores[:, number])
             if least is None:
                 progress(f"{name}: no row of validation has it; its threshold stays")
             else:
-                found[name] = least
-        if not found:
+                thresholds[name] = least
+        if not thresholds:
             raise DataError(
-                "no row of validation has the label", where="--class", got=", ".join(asked.labels)
+                "no row of validation has the label", where="--class", got=", ".join(options.labels)
             )
-        decision = replace(decision, thresholds=found)
-    if asked.rejects:
+        decision = replace(decision, thresholds=thresholds)
+    if options.rejects:
         confidence = scores.max(axis=1)
-        right = decision.rule(task, labels).right(known, scores)
-        least = asked.reject_below
+        right = decision.rule(task, labels).right(targets, scores)
+        least = options.reject_below
         if least is None:
             least = reject_threshold(
-                confidence, right, coverage=asked.coverage, accuracy=asked.accuracy
+                confidence, right, coverage=options.coverage, accuracy=options.accuracy
             )
         if least is None:
+            hits = np.cumsum(right[np.argsort(-confidence, kind="stable")])
             raise DataError(
-                "no share of validation's rows is right so often",
+                "no bound reaches this accuracy on validation",
                 where="--accuracy",
-                expected=f"{asked.accuracy:g}",
-                got=f"{_best_accuracy(confidence, right):.4f} at best",
-                remedy="ask for less, or train a better model",
+                expected=f"{options.accuracy:g}",
+                got=f"{(hits / np.arange(1, len(hits) + 1)).max():.4f} at best",
             )
         decision = replace(decision, reject_below=least)
     return decision
 
 
-def _best_accuracy(confidence: np.ndarray, right: np.ndarray) -> float:
-    order = np.argsort(-confidence, kind="stable")
-    return float((np.cumsum(right[order]) / np.arange(1, len(order) + 1)).max())
-
-
 # ------------------------------------------------------------------------------------ measuring
 def _measured(predictions: Predictions, decision: Decision) -> dict[str, Any]:
-    """Figures of a decision on a split, in bounded memory."""
+    """Measure a decision on a split, in bounded memory."""
     task, labels = predictions.task, predictions.labels
     rule = decision.rule(task, labels)
     counts = np.zeros((3, len(labels)))
     bins = np.zeros((3, ECE_BINS))
     rows = kept = right = 0
-    for own, scores in _decided(predictions, decision):
-        rows += len(own)
+    for targets, scores in _decided(predictions, decision):
+        rows += len(targets)
         if task == "multi_label":
             assigned = rule.having(scores)
-            right += int((assigned == own).all(axis=1).sum())
-            kept += len(own)
-            counts += np.stack([(own & assigned).sum(0), own.sum(0), assigned.sum(0)])
-            bins += calibration_bins(scores.reshape(-1), own.reshape(-1))
+            right += int((assigned == targets).all(axis=1).sum())
+            kept += len(targets)
+            counts += np.stack([(targets & assigned).sum(0), targets.sum(0), assigned.sum(0)])
+            bins += calibration_bins(scores.reshape(-1), targets.reshape(-1))
             continue
         predicted = rule.chosen(scores)
         accepted = predicted >= 0
         kept += int(accepted.sum())
-        right += int((predicted == own).sum())
+        right += int((predicted == targets).sum())
         counts += np.stack(
             [
-                np.bincount(own[predicted == own], minlength=len(labels)),
-                np.bincount(own[accepted], minlength=len(labels)),
+                np.bincount(targets[predicted == targets], minlength=len(labels)),
+                np.bincount(targets[accepted], minlength=len(labels)),
                 np.bincount(predicted[accepted], minlength=len(labels)),
             ]
         )
         top = scores.argmax(axis=1)
-        bins += calibration_bins(scores.max(axis=1), top == own)
+        bins += calibration_bins(scores.max(axis=1), top == targets)
     if not rows:
         raise DataError("the split has no rows", where=predictions.directory)
     precision, recall, f1, seen = class_scores(*counts)
@@ -410,7 +414,7 @@ def _measured(predictions: Predictions, decision: Decision) -> dict[str, Any]:
 def _decided(
     predictions: Predictions, decision: Decision
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(labels, scores with the temperature) of all rows."""
+    """Yield (labels, scores with the temperature) of all rows."""
     for chunk in predictions.chunks():
         scores = chunk.scores
         if decision.temperature != 1.0:
@@ -419,23 +423,23 @@ def _decided(
         yield chunk.labels, scores
 
 
-def lines(found: dict[str, Any]) -> list[str]:
-    """`decide`'s result as text."""
-    if found["decision"] is None:
-        return [f"decision removed: {found['export']}"]
-    said = []
-    for key, value in found["decision"].items():
+def lines(result: dict[str, Any]) -> list[str]:
+    """Format the result of `decide` as lines of text."""
+    if result["decision"] is None:
+        return [f"decision removed: {result['export']}"]
+    output = []
+    for key, value in result["decision"].items():
         if isinstance(value, dict):
-            said += [f"threshold of {name}: {least:.6f}" for name, least in value.items()]
+            output += [f"threshold of {name}: {least:.6f}" for name, least in value.items()]
         else:
-            said.append(f"{key}: {value:.6f}")
-    chosen = list(found["decision"].get("thresholds") or {})
-    before, after = found["before"], found["after"]
+            output.append(f"{key}: {value:.6f}")
+    chosen = list(result["decision"].get("thresholds") or {})
+    before, after = result["before"], result["after"]
     for name, value in before.items():
         if isinstance(value, float) and isinstance(after.get(name), float):
-            said.append(f"test {name}: {value:.4f} before, {after[name]:.4f} after")
+            output.append(f"test {name}: {value:.4f} before, {after[name]:.4f} after")
     for name in chosen:
         if before:
             pair = [each["per_class"][name]["f1"] for each in (before, after)]
-            said.append(f"test F1 of {name}: {pair[0]:.4f} before, {pair[1]:.4f} after")
-    return [*said, f"written: {found['export']}; `howdah publish` makes it the next version"]
+            output.append(f"test F1 of {name}: {pair[0]:.4f} before, {pair[1]:.4f} after")
+    return [*output, f"written: {result['export']}; `howdah publish` makes it the next version"]

@@ -1,1 +1,1 @@
-"""Models in the hands of other servers and registries: Ray Serve, MLflow."""
+"""Models in third-party servers and registries: Ray Serve, MLflow."""

@@ -1,4 +1,4 @@
-"""Where a server listens, and which names of itself it answers to."""
+"""The address on which a server listens, and the host names that it answers to."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BACKLOG = 512
 
 
 def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port") -> socket.socket:
-    """A socket that listens there; port 0: a free one.
+    """Return a socket that listens on this address; port 0: a free one.
 
     Args:
         guarded: requests need a token, or the user has said that they need none (`serve.open`).
     Raises:
-        UsageError: it cannot be listened on, or other machines would reach it unguarded.
+        UsageError: the address is not usable, or other machines would reach it unguarded.
     """
     require_guarded(host, guarded=guarded)
     try:
@@ -26,13 +26,12 @@ def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port"
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
         raise UsageError(
-            "nothing can listen there",
+            "cannot listen on this address",
             where=where,
-            expected="an address of this machine and a free port",
             got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
-            remedy="port 0 takes a free one; `ss -ltnp` shows who listens on a port",
+            remedy="port 0 takes a free one; `ss -ltnp` shows which process listens on a port",
         ) from None
-    # Accepted connections inherit it. asyncio sets it on sockets it has made itself alone; without
+    # Accepted connections inherit it. asyncio sets it only on sockets that it made itself; without
     # it a body waits for the acknowledgement of its head, which clients delay by 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
@@ -41,11 +40,10 @@ def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port"
 def require_guarded(host: str, *, guarded: bool) -> None:
     """Refuse to listen on another address than loopback without a token.
 
-    Every server's listener passes here, so that none can be reached by other machines because its
-    author forgot to ask.
+    `listen` calls it for every server, so that no new server can forget the check.
 
     Raises:
-        UsageError: it would.
+        UsageError: other machines would reach the server without a token.
     """
     if guarded or is_loopback(host):
         return
@@ -60,14 +58,13 @@ def require_guarded(host: str, *, guarded: bool) -> None:
 
 
 def host_names(host: str) -> list[str] | None:
-    """What requests to a server on loopback name; None: it is on other addresses, of any name.
+    """Return the host names that requests to a server on loopback have; None elsewhere: any name.
 
-    A server on loopback knows its names: another one is a page's that has been bound to it (DNS
-    rebinding).
+    Another name comes from a web page whose name was bound to loopback (DNS rebinding).
     """
     return sorted({host, "localhost", "127.0.0.1", "::1"}) if is_loopback(host) else None
 
 
 def shown(host: str) -> str:
-    """The host as a URL has it."""
+    """Return the host as it is written in a URL."""
     return f"[{host}]" if ":" in host else host

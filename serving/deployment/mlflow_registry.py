@@ -1,7 +1,7 @@
 """`howdah model register`: a published version or an export, registered as a version in MLflow.
 
 The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, or a reference
-to the published version, no pickle.
+to the published version, but never a pickle.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def register(
     tags: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Put the model into the registry at `uri`; one that is there already is not added again.
+    """Put the model into the registry at `uri`, unless the registry has it already.
 
     Args:
         variant: the model, with a howdah.json.
         uri: MLflow's tracking and registry server, or sqlite:///file.
-        name: of the registered model; created where there is none.
-        experiment: that the run of the registration belongs to; created as well.
+        name: name of the registered model, which is created if it does not exist.
+        experiment: experiment of the registration's run, created as well.
         alias: moved to this version, e.g. champion; None: aliases stay as they are.
-        mode: whether the export goes up, or where it is published.
-        tags: more for the version, without `howdah.`; of one that is there already they are set.
+        mode: full: the export is uploaded; reference: only the path where it is published.
+        tags: more tags of the version, without `howdah.`; set on an existing version, too.
         say: takes a line.
     Returns:
         {name, version, uri: models:/NAME/VERSION, alias, changed, run_id}.
@@ -72,7 +72,6 @@ def register(
             where=variant.path,
             expected="howdah.json with run_id and weights_sha256",
             got=", ".join(sorted(variant.info)) or "no howdah.json",
-            remedy="give a model exported by `howdah train` or `howdah export`",
         )
     with opened(uri) as (mlflow, client):
         version = _version_of(client, name, run_id, weights, _decision(variant))
@@ -80,7 +79,7 @@ def register(
         if version is None:
             say(f"registering {variant.title} as {name}")
             made = _add(mlflow, client, variant, name, experiment, mode)
-            # Another command may have looked, and added it, at the same time: the first one stays.
+            # Another command may have added the model at the same time: the first version stays.
             version = _version_of(client, name, run_id, weights, _decision(variant)) or made
             changed = version == made
             if not changed:
@@ -96,10 +95,10 @@ def register(
 
 
 def require_mlflow() -> None:
-    """Refuse where MLflow is not installed.
+    """Require MLflow.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not installed.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise UsageError("MLflow is not installed", remedy="pip install 'howdah[tracking]'")
@@ -109,14 +108,14 @@ def _check(name: str, alias: str | None) -> None:
     require_mlflow()
     if not _NAME.fullmatch(name):
         raise UsageError(
-            "MLflow takes no such name",
+            "MLflow does not accept this name",
             where="publish.name",
             expected="1 to 250 characters without / : \\ and quotes",
             got=name,
         )
     if alias is not None and (not _ALIAS.fullmatch(alias) or _RESERVED.fullmatch(alias)):
         raise UsageError(
-            "MLflow takes no such alias",
+            "MLflow does not accept this alias",
             where="--alias",
             expected="letters, digits, _ and -; not latest, not v1",
             got=alias,
@@ -125,16 +124,16 @@ def _check(name: str, alias: str | None) -> None:
 
 @contextmanager
 def opened(uri: str) -> Iterator[tuple[Any, Any]]:
-    """(mlflow, a client of it) at this URI; their errors become ours.
+    """Yield (mlflow, a client of it) for this URI; their errors become Howdah's.
 
     Raises:
         ClusterError: the server refuses, or does not answer.
     """
-    # As in howdah/training/run/tracking.py: usage is reported only where the user asks for it.
+    # As in training/run/tracking.py, usage is reported only where the user asks for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # that is for --json
-    # Its client would try for minutes, with a user waiting.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for --json
+    # By default its client retries for minutes while a user waits.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     import mlflow
@@ -152,25 +151,24 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
             "the model registry cannot be used",
             where=f"tracking.mlflow.uri {redact.text(uri)}",
             got=redact.text(str(error).splitlines()[0] if str(error) else type(error).__name__),
-            remedy="start the MLflow server, correct the URI, or ask for the right to write there",
         ) from None
 
 
 def _version_of(
     client: Any, name: str, run_id: str, weights: str, decision: str | None
 ) -> str | None:
-    """The first version with these weights and this decision of this run; None: there is none."""
+    """Find the first version with these weights and this decision of this run."""
     keys = ("howdah.run_id", "howdah.weights_sha256", "howdah.decision")
     numbers = [
-        found.version
-        for found in client.search_model_versions(f"name = '{name}'")
-        if tuple(found.tags.get(key) for key in keys) == (run_id, weights, decision)
+        version.version
+        for version in client.search_model_versions(f"name = '{name}'")
+        if tuple(version.tags.get(key) for key in keys) == (run_id, weights, decision)
     ]
     return min(numbers, key=int, default=None)
 
 
 def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], None]) -> None:
-    """Delete a version that is in the registry twice; a user may lack the right to."""
+    """Delete a version that is in the registry twice, if this user may."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -180,9 +178,9 @@ def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], No
 
 
 def _decision(variant: Version) -> str | None:
-    """What `howdah model threshold` has put into the export, as a tag."""
-    found = variant.info.get("decision") or {}
-    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    """Return the decision that `howdah model threshold` has put into the export, as a tag."""
+    decision = variant.info.get("decision") or {}
+    used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return json.dumps(used, sort_keys=True) if used else None
 
 
@@ -201,8 +199,8 @@ def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str,
             ]
         ),
     )
-    known = client.get_experiment_by_name(experiment)
-    number = known.experiment_id if known else client.create_experiment(experiment)
+    existing = client.get_experiment_by_name(experiment)
+    number = existing.experiment_id if existing else client.create_experiment(experiment)
     code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pyfunc_model.py")
     framework = variant.info.get("framework") or "torch"
     title = f"register {variant.title}"
@@ -211,7 +209,7 @@ def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str,
         warnings.catch_warnings(),
         tempfile.TemporaryDirectory(prefix="howdah-register-") as directory,
     ):
-        warnings.simplefilter("ignore")  # advice to give an example of the input
+        warnings.simplefilter("ignore")  # MLflow advises to give an example of the input
         if mode == "full":
             patterns = [*EXPORT_PATTERNS, _CARD]
             files = modelfiles.fetch(variant.path, patterns=patterns)
@@ -227,7 +225,7 @@ def _add(mlflow: Any, client: Any, variant: Version, name: str, experiment: str,
         with whole:
             logged_model = mlflow.pyfunc.log_model(
                 name="model", python_model=code, artifacts=artifacts, signature=signature,
-                # Keys that a loader may set; "": what the model was trained with.
+                # Keys that a loader may set; "": the framework that the model was trained with.
                 model_config={"framework": ""},
                 pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
             )  # fmt: skip
@@ -263,12 +261,12 @@ def _shown(tags: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _metrics(variant: Version) -> list[Any]:
-    """The export's metrics, under the names that a run's tracking has."""
+    """Return the export's metrics, under the names that a run's tracking has."""
     from mlflow.entities import Metric
 
     from howdah.models.runs.metrics_log import flat
 
-    now = 0  # MLflow wants a time; the metrics are of the export, not of now
+    now = 0  # MLflow requires a time, and that of the evaluation is not recorded
     step = int(variant.info.get("step") or 0)
-    found = flat(variant.info.get("metrics") or {})
-    return [Metric(name, value, now, step) for name, value in found.items()][:1000]
+    metrics = flat(variant.info.get("metrics") or {})
+    return [Metric(name, value, now, step) for name, value in metrics.items()][:1000]

@@ -1,4 +1,4 @@
-"""A Ray of this process alone: started with it, ended with it, with a token of its own."""
+"""A private Ray instance: it starts and stops with this process, and has its own auth token."""
 
 from __future__ import annotations
 
@@ -19,32 +19,30 @@ _GONE_SECONDS = 10.0
 
 
 def require_ray() -> None:
-    """Refuse where Ray Serve is not installed.
+    """Require Ray Serve.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not installed.
     """
     if any(importlib.util.find_spec(name) is None for name in ("ray", "starlette", "uvicorn")):
         raise UsageError(
-            "Ray Serve is not installed",
-            expected="ray[serve]",
-            remedy="pip install 'howdah[ray]', into the environment of howdah",
+            "Ray Serve is not installed", remedy="pip install 'howdah[ray]' where howdah is"
         )
 
 
 @contextlib.contextmanager
 def own_ray(cores: int) -> Iterator[None]:
-    """Inside, this process has a Ray of `cores` on this machine; afterwards no process is left.
+    """Start a Ray of `cores` on this machine; at the end, none of its processes is left.
 
     A process that can reach Ray's ports and has its token can run code as this user. Ray listens on
-    all interfaces; the token is random, in a directory that no other user may read.
+    all interfaces, so the token is random, in a directory that no other user may read.
 
     Raises:
         ClusterError: Ray does not start.
         PermissionDenied: other users could reach the token.
     """
     home = RayHome.make()
-    wanted = {
+    variables = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": home.token,
         "RAY_AUTH_TOKEN": None,
@@ -55,7 +53,7 @@ def own_ray(cores: int) -> Iterator[None]:
     others = set(processes.descendants(os.getpid()))
     processes.adopt_orphans()
     try:
-        with processes.environ(wanted):  # read when ray is imported
+        with processes.environ(variables):  # read when ray is imported
             try:
                 _start(home.temporary, cores)
                 home.require_private()
@@ -78,14 +76,14 @@ def _start(root: str, cores: int) -> None:
             logging_level=logging.ERROR, object_store_memory=_STORE_BYTES, _temp_dir=root,
             _node_ip_address="127.0.0.1",
         )  # fmt: skip
-    except Exception as error:  # noqa: BLE001 - a start of more than 30 s is just that
+    except Exception as error:  # noqa: BLE001 - Ray raises a bare Exception after 30 s
         raise ClusterError(
             "Ray does not start on this machine",
             where=root,
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             remedy="look at memory and /dev/shm (`howdah doctor`), then try again",
         ) from None
-    except SystemExit:  # of Ray's own handler
+    except SystemExit:  # raised by Ray's own handler
         raise Terminated("asked to end (SIGTERM) while Ray started") from None
     finally:
         for number, handler in handlers.items():
@@ -93,7 +91,7 @@ def _start(root: str, cores: int) -> None:
 
 
 def _end(others: set[int]) -> None:
-    """Shut Ray down, then kill what is left of it, also if a signal interrupts the first part."""
+    """Shut Ray down, then kill its remaining processes, even if a signal interrupts this."""
     import ray
 
     try:

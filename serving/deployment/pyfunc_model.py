@@ -1,8 +1,8 @@
-"""The model that MLflow loads: a copy of this file is the model's code, its artifact an export or
-a reference to the published one.
+"""The model that MLflow loads: a copy of this file is its code, its artifact is an export or a
+reference to the published one.
 
-MLflow runs this file ("models from code"), so no object is pickled; it needs Howdah installed. It
-is not imported by Howdah itself: mlflow_registry.py names it.
+MLflow runs this file ("models from code"), so that no object is pickled; it needs Howdah installed.
+Howdah itself does not import it: mlflow_registry.py names it.
 """
 
 import mlflow  # noqa: TID253 - MLflow itself runs this file
@@ -45,15 +45,15 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             Row(str(number), text, EMPTY if text is None else None)
             for number, text in enumerate(texts)
         ]
-        found = as_json(classify(self._served, rows), outputs_of(self._served))
+        answers = as_json(classify(self._served, rows), outputs_of(self._served))
         return pd.DataFrame(
             {
-                "label": [one["label"] for one in found],
-                "score": [one["score"] for one in found],
+                "label": [one["label"] for one in answers],
+                "score": [one["score"] for one in answers],
                 "scores": [
-                    list(one["scores"].values()) if "scores" in one else None for one in found
+                    list(one["scores"].values()) if "scores" in one else None for one in answers
                 ],
-                "error": [one.get("error") for one in found],
+                "error": [one.get("error") for one in answers],
             },
             index=model_input.index,
             dtype=object,

@@ -1,7 +1,7 @@
 """`howdah serve --on ray`: models behind Ray Serve's HTTP, on this machine.
 
-A router reads and answers requests; each model has replicas of its own, between two bounds, by how
-many requests wait. What waits is bounded as well: beyond it, the answer is 503.
+A router reads and answers requests. The number of waiting requests decides how many replicas each
+model has, between two bounds. The queue is bounded as well: beyond it, the answer is 503.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _LOOK_SECONDS = 1.0
 _UPSCALE_SECONDS, _DOWNSCALE_SECONDS = 5.0, 120.0
 _REQUEST_SECONDS = 60.0
 _ROUTED = 256
-"""Requests at the router that are being read or refused."""
+"""Largest number of requests that the router reads or refuses at once."""
 _BOUNDS = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How models are served."""
+    """The options of Ray Serve's server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     """0: a free one."""
     open: bool = False
-    """Listen on another address than loopback: all who reach it can classify."""
+    """Listen on other addresses than loopback: everyone who reaches the port can classify."""
     replicas: tuple[int, int] = (1, 1)
-    """Least and most of each model."""
+    """Smallest and largest number of replicas of each model."""
     queue: int = 64
-    """Requests that wait for a model before others are refused."""
+    """Largest number of requests that wait for a model; more are refused."""
     threads: int | None = None
     """Threads of each replica; None: 1."""
     framework: str | None = None
@@ -47,7 +47,7 @@ class Options:
 
     @classmethod
     def of(cls, section: ServeSection, **more: Any) -> Options:
-        """The options of a configuration's section `serve`: the keys whose names are fields here.
+        """Take the options from a configuration's section `serve`, by the fields' names.
 
         Args:
             more: fields that the section does not have.
@@ -60,19 +60,16 @@ class Options:
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
-    """(least, most) of "2" or "1:4".
+    """Parse "2" or "1:4" as (least, most).
 
     Raises:
         UsageError: it is neither, or the bounds are in the wrong order.
     """
-    found = _BOUNDS.fullmatch(text.strip())
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    match = _BOUNDS.fullmatch(text.strip())
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= least <= most:
         raise UsageError(
-            "the replicas are no bounds",
-            where="--replicas",
-            expected="a number, or LEAST:MOST as 1:4",
-            got=text,
+            "not a number of replicas", where="--replicas", expected="2, or 1:4", got=text
         )
     return least, most
 
@@ -89,7 +86,7 @@ def serve(
 
     Args:
         variants: the models.
-        share: of requests that the second one answers; 0 where there is one.
+        share: share of requests that the second model answers; 0 if there is one model.
         say: takes a line.
         ready: called once, when requests are answered: {url, health, models, share}.
     Raises:
@@ -107,8 +104,7 @@ def serve(
             "the models need more cores than there are",
             where="--replicas, serve.threads",
             expected=f"at most {cores} threads in all replicas",
-            got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
-            f" {threads} threads: {needed}",
+            got=f"{needed}",
         )
     # Ray binds the port itself, so check the address here as for every other listener.
     with listening.listen(options.host, options.port, guarded=options.open) as probe:
@@ -120,8 +116,8 @@ def serve(
         titles = " and ".join(one.title for one in variants)
         say(f"serving {titles} at {url}/predict (health: {url}/health; Ctrl-C ends it)")
         models = [one.as_dict() for one in variants]
-        ready({"url": f"{url}/predict", "health": f"{url}/health", "models": models,
-               "share": share})  # fmt: skip
+        urls = {name: f"{url}/{path}" for name, path in (("url", "predict"), ("health", "health"))}
+        ready({**urls, "models": models, "share": share})
         _watch()
 
 
@@ -141,7 +137,7 @@ def _deploy(variants: Sequence[Version], share: float, options: Options, port: i
         .options(
             name=f"model-{number}",
             ray_actor_options={"num_cpus": options.threads or 1},
-            max_ongoing_requests=2,  # the next one is there when the one before is answered
+            max_ongoing_requests=2,  # the next one is at the replica when this one is answered
             max_queued_requests=options.queue,
             autoscaling_config={
                 "min_replicas": least, "max_replicas": most, "target_ongoing_requests": 1,
@@ -155,8 +151,8 @@ def _deploy(variants: Sequence[Version], share: float, options: Options, port: i
         name="router",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
-        # More than all models' queues together: the models' queues refuse first, in our words. What
-        # exceeds this as well is refused by Ray's proxy, with 503 in plain text.
+        # More than all models' queues together, so that these refuse first, with Howdah's message.
+        # Beyond this bound, Ray's proxy refuses with 503 in plain text.
         max_ongoing_requests=_ROUTED + len(variants) * (options.queue + 2 * most),
         max_queued_requests=_ROUTED,
     )
@@ -196,6 +192,7 @@ def _watch() -> None:
             ray.cluster_resources()
         except (RayError, RuntimeError, OSError) as error:
             raise ClusterError(
-                "Ray has ended", got=str(error).splitlines()[0] if str(error) else None,
-                remedy="start it again; memory is the usual cause (dmesg)",
-            ) from None  # fmt: skip
+                "Ray has ended",
+                got=str(error).splitlines()[0] if str(error) else None,
+                remedy="start it again; the usual cause is too little memory (dmesg)",
+            ) from None

@@ -1,4 +1,4 @@
-"""What MLflow keeps of a model by reference: where it is published, 2 kB instead of its weights."""
+"""A reference to a published model, which MLflow keeps instead of its weights: 2 kB."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from howdah.models.version import Version
 from howdah.storage.shapes import COUNT, TEXT, Fields
 
 FILE_NAME = "reference.json"
-_SAID = Fields(
+_REFERENCE = Fields(
     {"path": TEXT, "name": TEXT, "version": COUNT, "run_id": TEXT, "weights_sha256": TEXT},
     needed=("path",),
 )
@@ -39,28 +39,32 @@ def write(directory: str, version: Version) -> None:
 
 
 def resolve(directory: str) -> str:
-    """The published version that a directory of `write` refers to.
+    """Return the path of the published version that a directory of `write` refers to.
 
     Raises:
-        ModelError: it is not there, or another model is.
+        ModelError: it does not exist, or it is another model now.
     """
-    said = storage.read_object(os.path.join(directory, FILE_NAME), _SAID)
+    reference = storage.read_object(os.path.join(directory, FILE_NAME), _REFERENCE)
     try:
-        info = read_info(said["path"])
+        info = read_info(reference["path"])
     except NotFound:
         raise ModelError(
-            "the published version that MLflow refers to is not there",
-            where=said["path"],
-            expected=f"{said.get('name')} v={said.get('version')}, as it was registered",
+            "the published version that MLflow refers to does not exist",
+            where=reference["path"],
+            expected=f"{reference.get('name')} v={reference.get('version')}, as it was registered",
             remedy="restore it, or register another version; with publish.mlflow.mode: full MLflow"
             " keeps a copy of the whole export",
         ) from None
-    if info.get("weights_sha256") != said.get("weights_sha256"):
+    if info.get("weights_sha256") != reference.get("weights_sha256"):
+        expected, got = (
+            f"weights {one.get('weights_sha256')} of run {one.get('run_id')}"
+            for one in (reference, info)
+        )
         raise ModelError(
             "the published version that MLflow refers to is another model",
-            where=said["path"],
-            expected=f"weights with sha256 {said.get('weights_sha256')} (run {said.get('run_id')})",
-            got=f"sha256 {info.get('weights_sha256')} (run {info.get('run_id')})",
+            where=reference["path"],
+            expected=expected,
+            got=got,
             remedy="register the version again: `howdah model register`",
         )
-    return said["path"]
+    return reference["path"]

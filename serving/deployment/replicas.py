@@ -1,7 +1,7 @@
-"""The processes of the Ray Serve deployment: replicas that hold a model, and what routes to them.
+"""The processes of the Ray Serve deployment: replicas that hold a model, and a router to them.
 
-Nothing here imports Ray at module level: Ray's workers import this module by its name. Between its
-processes Ray pickles arguments: they are plain strings, lists and dicts.
+Nothing here imports Ray at module level, since Ray's workers import this module by its name. Ray
+pickles arguments between its processes, so that they are plain strings, lists and dicts.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Classifier:
     """A replica: one opened model.
 
     Args:
-        path: its export.
-        threads: compute threads.
-        framework: that runs it; None: what it was trained with.
+        path: the model's export.
+        threads: number of compute threads.
+        framework: framework that runs the model; None: the one that it was trained with.
     """
 
     def __init__(self, path: str, threads: int, framework: str | None = None) -> None:
@@ -48,17 +48,17 @@ class Classifier:
 
         self._served = open_model(path, framework=framework, threads=threads)
         self._served.require("text", where="Ray Serve", remedy="use `howdah predict` for images")
-        # Ray calls methods in several threads; the tokenizer's truncation is a state of it.
+        # Ray calls methods in several threads, and the tokenizer's truncation is shared state.
         self._lock = threading.Lock()
 
     def classify(self, texts: list[str | list[str]]) -> dict[str, Any]:
-        """{run_id, predictions} of texts, in their order."""
+        """Return {run_id, predictions} of texts, in their order."""
         from howdah.serving.prediction.classify import classify, outputs_of
 
         rows = rows_of(texts)
         with self._lock:
-            found = classify(self._served, rows)
-        answers = as_json(found, outputs_of(self._served))
+            predictions = classify(self._served, rows)
+        answers = as_json(predictions, outputs_of(self._served))
         return {"run_id": self._served.run_id, "predictions": answers}
 
 
@@ -67,9 +67,8 @@ class Router:
 
     Args:
         variants: {name, version, run_id} of each model, for its answers.
-        share: of the second one; 0: there is none.
-        hosts: what requests may name as their host; None: anything. A server on loopback knows its
-            names: another one is a page's that has been bound to it (DNS rebinding).
+        share: share of the requests that the second model answers; 0 if there is one model.
+        hosts: host names that requests may have; None: any (`listening.host_names`).
         handles: Ray Serve's handles of the Classifiers, one for each variant.
     """
 
@@ -90,7 +89,7 @@ class Router:
 
         try:
             return JSONResponse(await self._answer(request))
-        except ClientDisconnect:  # no process reads this
+        except ClientDisconnect:  # nothing reads this
             return JSONResponse({}, status_code=BadRequest.status)
         except Refusal as error:
             headers = {"Retry-After": "1"} if error.status == Overloaded.status else {}
@@ -101,7 +100,7 @@ class Router:
     async def _answer(self, request: Request) -> dict[str, Any]:
         if self._hosts is not None and request.url.hostname not in self._hosts:
             raise WrongHost(
-                "requests to this server name another host",
+                "the request names another host",
                 expected=", ".join(self._hosts),
                 got=str(request.url.hostname),
             )
@@ -119,12 +118,12 @@ class Router:
             )
         if path == HEALTH:
             return {"status": "ok", "models": self._variants, "share": self._share}
-        asked = parse(await _body_of(request))
-        number = choose(asked.key, self._share, self._salt) if self._share else 0
-        answer = await self._classified(number, list(asked.texts))
+        parsed = parse(await _body_of(request))
+        number = choose(parsed.key, self._share, self._salt) if self._share else 0
+        answer = await self._classified(number, list(parsed.texts))
         variant = self._variants[number]
         out = {"model": variant["name"], "version": variant["version"], "run_id": answer["run_id"]}
-        if asked.is_single:
+        if parsed.is_single:
             return out | {"prediction": answer["predictions"][0]}
         return out | {"predictions": answer["predictions"]}
 
@@ -139,18 +138,18 @@ class Router:
                 "too many requests are waiting", remedy="ask again, later; or --queue, --replicas"
             ) from None
         except RayError as error:
-            # A replica that was killed is replaced; its log has more than an answer may have.
+            # Ray replaces a killed replica. Its log has details that a client must not see.
             raise Overloaded(
                 "the model did not answer", got=type(error).__name__, remedy="ask again"
             ) from None
 
 
 async def _body_of(request: Request) -> bytes:
-    """The request's body.
+    """Read the request's body.
 
     Raises:
-        TooLarge: it is longer than MOST_BYTES. What follows is read, up to a limit, and dropped: a
-            client that is still sending when the connection ends does not see the answer.
+        TooLarge: it is longer than MOST_BYTES. The rest is read, up to a limit, and dropped, since
+            a client that is still sending when the connection ends does not see the answer.
     """
     parts: list[bytes] = []
     length = 0

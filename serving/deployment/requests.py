@@ -1,13 +1,13 @@
-"""What a classification request and its answer look like as JSON, whichever server carries them.
+"""The JSON of a classification request and of its answer, the same in all servers.
 
     {"texts": ["stocks fell", ...], "key": "user-17"}     or {"text": "stocks fell"}
     {"model": ..., "version": 3, "run_id": ..., "predictions": [{"label", "score", "scores"}, ...]}
 
-A model of several labels answers {"labels", "scores"}, one of numbers {"value"}. A model of pairs
-takes a list of two texts in the place of a text.
+A multi-label model answers {"labels", "scores"}, a regression {"value"}. A model of pairs takes a
+list of two texts in the place of a text.
 
-A refusal is one JSON object, whatever the server: error (one sentence, which clients of other
-servers show), error_type, what, where, expected, got, remedy.
+A refusal is one JSON object in all servers: error (one sentence, which clients of other servers
+show), error_type, what, where, expected, got, remedy.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from howdah.errors import HowdahError
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
 
 MOST_TEXTS = 256
-"""In one request; more belong to `howdah predict`."""
+"""Largest number of texts in a request; `howdah predict` is for more."""
 MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
 _FIELDS = ("what", "where", "expected", "got", "remedy")
 _MOST_ELEMENTS, _TOO_DEEP = 20_000, 1000
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-"""A JSON string; one without an end goes to the end, so that it is searched once."""
+"""A JSON string; an unterminated one matches to the end, so that the text is searched once."""
 _MOST_SHOWN = 1000
-"""Characters of a field of a refusal: what a client has sent is never sent back whole."""
+"""Longest field of a refusal, so that a client's input is never sent back whole."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -61,7 +61,7 @@ class WrongHost(Refusal):
 
 
 class UnknownRoute(Refusal):
-    """No such path."""
+    """There is no such path."""
 
     status = 404
 
@@ -85,22 +85,24 @@ class Overloaded(Refusal):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A checked request."""
 
     texts: tuple[str | list[str], ...]
-    """A list of two: a pair."""
+    """The texts; a list of two is a pair."""
     key: str | None
-    """Requests with one key are answered by one of two versions."""
+    """Requests with the same key are answered by the same of two versions."""
     is_single: bool
-    """It had `text`: the answer has `prediction`."""
+    """True if the body has `text`: the answer has `prediction`."""
 
 
-def parse(body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> Asked:
+def parse(
+    body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES
+) -> ParsedRequest:
     """Check a request's body.
 
     Raises:
-        BadRequest, WrongShape, TooLarge: with what is wrong in it.
+        BadRequest, WrongShape, TooLarge: the body is not a request.
     """
     if len(body) > most_bytes:
         raise TooLarge(
@@ -109,34 +111,34 @@ def parse(body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_B
             got=f"{len(body):,} bytes",
             remedy="send fewer texts at a time; `howdah predict` classifies files",
         )
-    given = loaded(body, '{"texts": ["a text", ...]}')
-    check_known(given, _KEYS)
-    if ("text" in given) == ("texts" in given):
+    fields = loaded(body, '{"texts": ["a text", ...]}')
+    refuse_unknown(fields, _KEYS)
+    if ("text" in fields) == ("texts" in fields):
         raise WrongShape(
             "the body must have text or texts",
             where="text, texts",
             expected='{"text": "one text"} or {"texts": ["a text", ...]}',
-            got="both" if "text" in given else "neither",
+            got="both" if "text" in fields else "neither",
         )
-    is_single = "text" in given
-    texts = [given["text"]] if is_single else given["texts"]
+    is_single = "text" in fields
+    texts = [fields["text"]] if is_single else fields["texts"]
     check_texts(texts, "text" if is_single else "texts", most_texts, is_single=is_single)
-    return Asked(tuple(texts), _key(given.get("key")), is_single)
+    return ParsedRequest(tuple(texts), _key(fields.get("key")), is_single)
 
 
 def loaded(body: bytes, expected: str) -> dict[str, Any]:
-    """The JSON object that a body is.
+    """Parse a body as a JSON object.
 
     Raises:
         BadRequest: it is not JSON.
         TooLarge: it has too many elements.
-        WrongShape: it is no object.
+        WrongShape: it is not an object.
     """
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")
         _require_few_elements(text)
         parsed = json.loads(text)
-    except ValueError as error:  # UnicodeDecodeError is one, too
+    except ValueError as error:  # UnicodeDecodeError included
         raise BadRequest(
             "the body is not JSON",
             expected=f"{expected}, in UTF-8",
@@ -156,7 +158,7 @@ def _require_few_elements(text: str) -> None:
 
     Raises:
         TooLarge: it has more than _MOST_ELEMENTS.
-        RecursionError: most of them are lists in each other.
+        RecursionError: most of them are nested lists.
     """
 
     def counted(within: str) -> int:
@@ -171,35 +173,34 @@ def _require_few_elements(text: str) -> None:
         raise TooLarge(
             "the body has too many elements",
             expected=f"at most {_MOST_ELEMENTS:,} commas, colons and brackets outside of texts",
-            got="more",
             remedy="send fewer texts at a time; `howdah predict` classifies files",
         )
 
 
-def check_known(given: Mapping[str, Any], known: Sequence[str], where: str | None = None) -> None:
-    """Refuse an object with another name than those.
+def refuse_unknown(body: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse an object with other names than these.
 
     Raises:
-        WrongShape: it has one.
+        WrongShape: it has another name.
     """
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in body if name not in names]
     if unknown:
         raise WrongShape(
-            "the body has a name that is not known",
-            where=where or _shortened(unknown[0]),
-            expected=", ".join(known),
+            "unknown name in the body",
+            where=_shortened(unknown[0]),
+            expected=", ".join(names),
             got=", ".join(repr(_shortened(name)) for name in unknown[:5]),
         )
 
 
 def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -> None:
-    """Refuse what is not a list of 1 to `most` texts, or pairs of texts.
+    """Require a list of 1 to `most` texts, or pairs of texts.
 
     Args:
         where: the field's name.
-        is_single: the field holds one text, which the list was made of.
+        is_single: the field is one text, of which the caller has made a list.
     Raises:
-        WrongShape, TooLarge: with the field of the first wrong text.
+        WrongShape, TooLarge: `where` names the first wrong text.
     """
     if not isinstance(texts, list) or not texts:
         raise WrongShape(
@@ -248,14 +249,14 @@ def _key(key: Any) -> str | None:
         raise WrongShape(
             "key is not a string of 1 to 1,024 characters",
             where="key",
-            expected="what stays the same for one user or session",
+            expected="a string that stays the same for a user or session",
             got=kind_of(key) if not isinstance(key, str) else f"{len(key)} characters",
         )
     return key
 
 
 def refusal_body(error: HowdahError) -> dict[str, Any]:
-    """A refusal as JSON. `error` is a sentence: clients of other servers show it alone."""
+    """Return a refusal as JSON. `error` is a sentence, as clients of other servers show only it."""
     described = {
         name: _shortened(value, _MOST_SHOWN) if isinstance(value, str) else value
         for name, value in error.as_dict().items()
@@ -264,12 +265,12 @@ def refusal_body(error: HowdahError) -> dict[str, Any]:
     parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
     if parts:
         sentence += f" ({'; '.join(parts)})"
-    known = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
-    return {"error": sentence, "error_type": described["error"], **known}
+    fields = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
+    return {"error": sentence, "error_type": described["error"], **fields}
 
 
 def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:
-    """A request's texts as rows to classify."""
+    """Turn a request's texts into rows to classify."""
     return [
         Row(str(number), text)
         if isinstance(text, str)
@@ -279,7 +280,7 @@ def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:
 
 
 def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[str, Any]]:
-    """The predictions as plain JSON, in their order."""
+    """Return the predictions as plain JSON, in their order."""
     single, answers = outputs.task == "single_label", []
     for one in predictions:
         answer: dict[str, Any] = {outputs.name: one.label}
@@ -289,7 +290,7 @@ def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[st
         scores = [round(float(score), 6) for score in one.scores]
         named = dict(zip(outputs.labels, scores, strict=True))
         if single:
-            # Of a rejected row: the highest score, which was too low.
+            # A rejected row has its highest score, which was too low.
             answer["score"] = max(scores) if one.label is None else named[one.label]
             if one.rejected:
                 answer["rejected"] = True
@@ -300,6 +301,6 @@ def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[st
 
 
 def kind_of(value: Any) -> str:
-    """What a JSON value is, for messages."""
+    """Name the type of a JSON value, for messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return names.get(type(value), "null" if value is None else "a number")

@@ -10,11 +10,11 @@ from howdah.models.version import Version
 
 
 def require_comparable(one: Version, other: Version, share: float | None) -> float:
-    """The checked share of `other`.
+    """Check that two models can share requests; return the share of `other`.
 
     Raises:
-        UsageError: the share is none.
-        ModelError: the models have different labels: their answers would not be comparable.
+        UsageError: it is not a share.
+        ModelError: the models have different labels, so that their answers are not comparable.
     """
     if share is None or not 0.0 < share < 1.0:
         raise UsageError(
@@ -30,7 +30,6 @@ def require_comparable(one: Version, other: Version, share: float | None) -> flo
             where=other.path,
             expected=f"{tasks[0]} ({one.path})",
             got=tasks[1],
-            remedy="serve them apart, or train both on datasets of one task",
         )
     if one.labels != other.labels:
         raise ModelError(
@@ -38,16 +37,15 @@ def require_comparable(one: Version, other: Version, share: float | None) -> flo
             where=other.path,
             expected=", ".join(one.labels) + f" ({one.path})",
             got=", ".join(other.labels),
-            remedy="serve them apart, or train both on datasets with the same labels",
         )
     return share
 
 
 def choose(key: str | None, share: float, salt: str) -> int:
-    """0 or 1: which of two models answers; 1 for `share` of all keys.
+    """Choose which of two models answers: 1 for `share` of all keys, else 0.
 
-    Requests with one key always get the same answer for one `salt`, on every server and after a
-    restart; those without are split at random.
+    For the same `salt`, requests with the same key always get the same model, on every server and
+    after a restart; requests without a key are split at random.
 
     >>> [choose(f"user-{n}", 0.5, "zoo") for n in range(8)]
     [0, 0, 0, 1, 1, 0, 1, 1]

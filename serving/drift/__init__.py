@@ -1,1 +1,1 @@
-"""Drift: what a model was given and what it answered, beside what it was trained on."""
+"""Drift of a model's inputs and answers from its training data."""

@@ -1,4 +1,4 @@
-"""What `howdah drift` has found: a verdict and those before it, as JSON and as a page."""
+"""The findings of `howdah drift`: a verdict and the earlier ones, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Findings:
     """All that a page shows."""
 
     model: str
-    """As it was asked for."""
+    """The model as the user named it."""
+    directory: str
+    """Directory of the opened version, whose tokenizer has the words of the page."""
     version: int | None
     run_id: str | None
     what: str
@@ -44,12 +46,12 @@ class Findings:
     verdict: Verdict
     limits: DriftSection
     points: Sequence[Point] = ()
-    """Partitions in their order, this one last; empty for a file."""
+    """Partitions in their order, this one last; none for a file."""
     unpredicted: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """{error: ids of some rows that have it}, of files."""
+    """{error: ids of some rows with it}; only for files."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON: the verdict's keys, and what was judged."""
+        """Return plain JSON: the verdict's keys, and what was judged."""
         return {
             "model": self.model,
             "version": self.version,
@@ -66,7 +68,7 @@ class Findings:
         }
 
     def rows_without(self) -> list[str]:
-        """Lines about the rows that have no prediction."""
+        """Describe the rows without a prediction, in lines."""
         counts = self.current.counts
         lines = []
         if counts.empty or counts.errors:
@@ -79,7 +81,7 @@ class Findings:
         ]
 
     def error(self, page: str | None) -> CheckFailed | None:
-        """The alarm as an error; None: there is none."""
+        """Return the alarm as an error, or None."""
         if not self.verdict.alarms:
             return None
         problems = [HowdahError(c.sentence, where=c.name) for c in self.verdict.alarms]
@@ -92,8 +94,8 @@ class Findings:
         )
 
     def labels(self) -> dict[str, dict[str, float | int]]:
-        """{label: rows of the partition, its share, the reference's}; those that moved most."""
-        bins, old_C, new_C = self.reference.bins, *_both(self, "labels")
+        """Return {label: {rows, share, reference}} of the labels whose shares moved most."""
+        bins, (old_C, new_C) = self.reference.bins, self._both("labels")
         if not bins.classes or not new_C.sum() or not old_C.sum():
             return {}
         shares = [(old_C / old_C.sum())[n] for n in range(bins.classes)]
@@ -108,8 +110,8 @@ class Findings:
         }
 
     def histogram(self, name: str) -> list[tuple[str, float, float]]:
-        """(bin, share of the reference, share of the partition) of confidence or length."""
-        old_B, new_B = _both(self, name)
+        """Return (bin, reference's share, partition's share) of confidence or length."""
+        old_B, new_B = self._both(name)
         if not len(old_B) or not old_B.sum() or not new_B.sum():
             return []
         names = _bin_names(self.reference.bins, name)
@@ -119,9 +121,11 @@ class Findings:
         ]
 
     def tokens(self) -> list[tuple[int, float, float]]:
-        """(token number, share of the reference, share of the partition) of those frequent tokens
-        that add most to the distance."""
-        old_K, new_K = _both(self, "cells")
+        """Return (token number, reference's share, partition's share) of frequent tokens.
+
+        They are those that add most to the distance.
+        """
+        old_K, new_K = self._both("cells")
         top = self.reference.bins.top
         if not len(top) or not old_K.sum() or not new_K.sum():
             return []
@@ -134,9 +138,8 @@ class Findings:
         order = np.argsort(-added, kind="stable")[:_MOST_TOKENS]
         return [(top[n], float(p[n]), float(q[n])) for n in order.tolist() if added[n] > 0]
 
-
-def _both(found: Findings, name: str) -> tuple[np.ndarray, np.ndarray]:
-    return getattr(found.reference.counts, name), getattr(found.current.counts, name)
+    def _both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        return getattr(self.reference.counts, name), getattr(self.current.counts, name)
 
 
 def _bin_names(bins: Bins, name: str) -> list[str]:
@@ -147,7 +150,7 @@ def _bin_names(bins: Bins, name: str) -> list[str]:
 
 
 def _brief(verdict: Verdict) -> dict[str, Any]:
-    """A verdict in one line of the history."""
+    """Return an earlier partition's verdict as an entry of the history."""
     return {
         "state": verdict.state,
         "rows": verdict.rows,

@@ -1,4 +1,4 @@
-"""Judges a profile against its model's own: which columns have moved by more than chance."""
+"""Compares a profile with the model's own: which columns have moved by more than chance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ QUANTILE = 0.999
 """Share of the partitions in which chance alone stays below a limit: one false alarm in a thousand
 days for each column."""
 _UNSEEN = 0.05
-"""Smallest rise that matters of the share of tokens that training never had: from 8 % to 13 %."""
+"""Smallest relevant rise of the share of tokens that training never had: from 8 % to 13 %."""
 _TOKENS = 0.1
-"""Smallest Jensen-Shannon distance of token counts that matters, above the mean distance of as many
+"""Smallest relevant Jensen-Shannon distance of token counts, above the mean distance of as many
 tokens of the training split from its other half."""
 _FAILED = 0.02
-"""Smallest rise that matters of the share of rows without text, or of rows that failed."""
+"""Smallest relevant rise of the share of rows without text, or of rows that failed."""
 
 State = Literal["alarm", "ok", "too few rows", "not measured"]
 
@@ -68,19 +68,19 @@ class Column:
     state: State
     value: float | None = None
     reference: float | None = None
-    """Its value in the model's own profile; of a distance, what chance makes of it on average."""
+    """Its value in the model's own profile; for a distance, its mean by chance alone."""
     limit: float | None = None
-    """What it must exceed (an accuracy: fall below) for an alarm."""
+    """Value beyond which there is an alarm: above it, for an accuracy below it."""
     why: str = ""
-    """Where nothing was judged."""
+    """Reason if the column was not judged."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return plain JSON."""
         return {"what": COLUMNS[self.name], **vars(self)}
 
     @property
     def sentence(self) -> str:
-        """The alarm in words."""
+        """The alarm as a sentence."""
         kind = _DISTANCES.get(self.name)
         if kind is not None:
             shown = f"{kind} {_shown(self.value)}, limit {_shown(self.limit)}"
@@ -90,7 +90,7 @@ class Column:
 
     @property
     def excess(self) -> float:
-        """How many times as far from its reference as the limit is: above 1 for an alarm."""
+        """Distance from the reference, in units of the limit's distance: above 1 for an alarm."""
         if self.value is None or self.reference is None or self.limit is None:
             return 0.0
         allowed = abs(self.limit - self.reference)
@@ -102,29 +102,29 @@ class Verdict:
     """The judgement on one profile."""
 
     rows: int
-    """Rows, those without a prediction included."""
+    """Number of rows, including those without a prediction."""
     columns: tuple[Column, ...]
 
     @property
     def alarms(self) -> tuple[Column, ...]:
-        """The columns that have moved, the one that is furthest beyond its limit first."""
+        """Columns that have moved, the one furthest beyond its limit first."""
         moved = (column for column in self.columns if column.state == "alarm")
         return tuple(sorted(moved, key=lambda column: -column.excess))
 
     @property
     def state(self) -> State:
-        """alarm: a column has one; too few rows: no output was judged for want of rows."""
+        """State: alarm if a column has one; too few rows if the outputs were not judged."""
         if self.alarms:
             return "alarm"
         by_name = {column.name: column.state for column in self.columns}
         return "too few rows" if by_name["confidence"] == "too few rows" else "ok"
 
     def column(self, name: str) -> Column:
-        """A column by its name."""
+        """Return a column by its name."""
         return next(column for column in self.columns if column.name == name)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return plain JSON."""
         return {
             "state": self.state,
             "rows": self.rows,
@@ -140,13 +140,13 @@ def judge(
     *,
     labelled: tuple[int, int] | None = None,
 ) -> Verdict:
-    """Hold a profile against its model's own.
+    """Compare a profile with the model's own.
 
     Args:
         reference: the model's own profile.
-        current: one in its bins.
+        current: a profile counted in the same bins.
         limits: section `drift`; None: its defaults.
-        labelled: (rows, right ones) of those whose true labels are known; None: none are.
+        labelled: (rows, right ones) of the rows with true labels; None: there are none.
     Raises:
         DataError: the profile is in the bins of another model.
     """
@@ -157,7 +157,6 @@ def judge(
             "the profile was counted with another model's profile",
             expected=f"bins {reference.bins_id}",
             got=f"bins {current.bins_id}",
-            remedy="judge it against the model version that scored it",
         )
     at = _Judging(reference, current.counts, limits or DriftSection())
     return Verdict(
@@ -180,12 +179,12 @@ class _Judging:
     """The columns of one verdict."""
 
     def __init__(self, reference: Profile, counts: Counts, limits: DriftSection) -> None:
-        self.bins, self.known = reference.bins, reference.reference
+        self.bins, self.reference = reference.bins, reference.reference
         self.old, self.new, self.limits = reference.counts, counts, limits
         self.sigma = normal_quantile(QUANTILE)
 
     def _refused(self, name: str, old: int, new: int, *, texts: bool = False) -> Column | None:
-        """The column where there are not enough rows on both sides."""
+        """Return the unjudged column if a side has too few rows, else None."""
         if texts and not self.bins.vocabulary:
             return Column(name=name, state="not measured", why="the model has no tokens")
         if texts and not self.new.texts and self.new.rows:
@@ -199,7 +198,7 @@ class _Judging:
         return None
 
     def histogram(self, name: str) -> Column:
-        """PSI of a histogram, beside what chance makes of it."""
+        """Judge a histogram's PSI by that of chance alone."""
         field = {"label": "labels"}.get(name, name)
         old_B, new_B = getattr(self.old, field), getattr(self.new, field)
         if not len(old_B) and name == "label":
@@ -219,15 +218,15 @@ class _Judging:
         )
 
     def unseen(self) -> Column:
-        """Share of unseen tokens, beside that of the rows that training held out."""
-        tokens, unseen, spread = self.known.unseen
+        """Judge the share of unseen tokens by that of the rows that training held out."""
+        tokens, unseen, spread = self.reference.unseen
         refused = self._refused("unseen", self.old.texts, self.new.texts, texts=True)
         if refused is not None:
             return refused
         if not tokens or not self.new.tokens:
             return Column(name="unseen", state="not measured", why="there are no tokens to compare")
         share = unseen / tokens
-        # The spread is that of rows of the reference's length: shorter ones vary by more.
+        # The spread is that of rows of the reference's length; shorter rows vary by more.
         length = tokens / max(1, self.old.rows)
         rows = self.new.tokens / length if length else self.new.texts
         noise = self.sigma * spread * math.sqrt(1 / max(1.0, rows) + 1 / max(1, self.old.rows))
@@ -239,19 +238,19 @@ class _Judging:
         )
 
     def tokens(self) -> Column:
-        """Distance of token counts, beside that between two halves of the training rows."""
+        """Judge the distance of token counts by that between two halves of the training rows."""
         refused = self._refused("tokens", self.old.texts, self.new.texts, texts=True)
         if refused is not None:
             return refused
-        if not self.known.spread:
+        if not self.reference.spread:
             why = "the training split is too small to measure what chance makes of it"
             return Column(name="tokens", state="not measured", why=why)
         if not self.new.tokens or not self.old.tokens:
             return Column(name="tokens", state="not measured", why="there are no tokens to compare")
         size: float = self.new.tokens
-        if self.known.sampled_tokens is not None:  # both sides are samples: as one of this size
-            size = 1 / (1 / self.new.tokens + 1 / self.known.sampled_tokens)
-        mean, deviation = interpolated(self.known.spread, size)
+        if self.reference.sampled_tokens is not None:  # both sides are samples: the equivalent size
+            size = 1 / (1 / self.new.tokens + 1 / self.reference.sampled_tokens)
+        mean, deviation = interpolated(self.reference.spread, size)
         return self._above(
             "tokens",
             js_distance(self.old.cells, self.new.cells),
@@ -260,7 +259,7 @@ class _Judging:
         )
 
     def failed(self, name: str, expected: float) -> Column:
-        """Share of rows without a prediction."""
+        """Judge the share of rows without a prediction."""
         rows = self.new.rows + self.new.empty + self.new.errors
         if rows < self.limits.min_rows:
             why = f"the partition has {rows:,} rows, fewer than {self.limits.min_rows:,}"
@@ -274,9 +273,9 @@ class _Judging:
         )
 
     def estimated_accuracy(self) -> Column:
-        """Mean calibrated confidence: what the accuracy is if confidence means what it meant."""
+        """Judge the mean calibrated confidence: the accuracy, if the calibration still holds."""
         name = "estimated_accuracy"
-        if self.known.right is None:
+        if self.reference.right is None:
             return Column(name=name, state="not measured", why="a regression has no accuracy")
         refused = self._refused(name, self.old.rows, self.new.rows)
         if refused is not None:
@@ -286,16 +285,16 @@ class _Judging:
         return self._below(name, new, reference=old, noise=noise)
 
     def accuracy(self, labelled: tuple[int, int] | None) -> Column:
-        """Accuracy by true labels."""
-        if labelled is None or self.known.right is None or not self.old.rows:
+        """Judge the accuracy by true labels."""
+        if labelled is None or self.reference.right is None or not self.old.rows:
             why = "no labels were joined" if labelled is None else "a regression has no accuracy"
             return Column(name="accuracy", state="not measured", why=why)
         rows, right = labelled
-        answered = self.old.rows if self.known.answered is None else self.known.answered
+        answered = self.old.rows if self.reference.answered is None else self.reference.answered
         refused = self._refused("accuracy", answered, rows)
         if refused is not None:
             return refused
-        old = self.known.right / answered
+        old = self.reference.right / answered
         noise = self.sigma * math.sqrt(old * (1 - old) * (1 / answered + 1 / rows))
         return self._below("accuracy", right / rows, reference=old, noise=noise)
 
@@ -310,7 +309,7 @@ class _Judging:
 
 
 def _moments(counts: Counts) -> tuple[float, float]:
-    """(mean, variance) of the calibrated confidence."""
+    """Return (mean, variance) of the calibrated confidence."""
     mean = counts.calibrated_nano / counts.rows / 1e9
     return mean, max(0.0, counts.squared_nano / counts.rows / 1e9 - mean**2)
 

@@ -17,22 +17,24 @@ _WIDTH, _HEIGHT = 560.0, 150.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 8.0, 22.0
 
 
-def write(found: Findings, directory: str, words: dict[int, str] | None = None) -> dict[str, str]:
-    """Write drift.html and drift.json into a directory; their paths.
+def write(
+    findings: Findings, directory: str, words: dict[int, str] | None = None
+) -> dict[str, str]:
+    """Write drift.html and drift.json into a directory; return their paths.
 
     Args:
-        words: text of tokens by their number, as far as they are known.
+        words: texts of tokens by their number; others are shown as numbers.
     """
     paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
-    text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(findings.as_dict(), indent=1, ensure_ascii=False) + "\n"
     storage.make_dirs(directory)
-    storage.write_whole(paths["html"], render(found, words or {}).encode("utf-8", "replace"))
+    storage.write_whole(paths["html"], render(findings, words or {}).encode("utf-8", "replace"))
     storage.write_whole(paths["json"], text.encode("utf-8", "replace"))
     return paths
 
 
-def render(found: Findings, words: Mapping[int, str]) -> str:
-    """The page."""
+def render(findings: Findings, words: Mapping[int, str]) -> str:
+    """Render the page."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -44,9 +46,11 @@ def render(found: Findings, words: Mapping[int, str]) -> str:
     )
     environment.filters["number"] = lambda v: "–" if v is None else f"{v:.4f}"
     environment.filters["share"] = lambda v: f"{100 * v:.2f} %"
-    verdict = found.verdict
+    verdict = findings.verdict
+    histograms = {name: findings.histogram(name) for name in ("confidence", "length")}
+    shares = [share for rows in histograms.values() for _, *pair in rows for share in pair]
     return environment.get_template("drift.html.j2").render(
-        found=found,
+        findings=findings,
         verdict=verdict,
         titles={
             "alarm": "Alarm: the rows have drifted",
@@ -56,32 +60,25 @@ def render(found: Findings, words: Mapping[int, str]) -> str:
         },
         what=COLUMNS,
         quantile=QUANTILE,
-        plots=[_plot(found, name) for name in COLUMNS if _measured(found, name)],
-        labels=found.labels(),
-        histograms={name: found.histogram(name) for name in ("confidence", "length")},
+        plots=[plot for name in COLUMNS if (plot := _plot(findings, name)) is not None],
+        labels=findings.labels(),
+        histograms=histograms,
         tokens=[
-            (words.get(number, f"#{number}"), old, new) for number, old, new in found.tokens()
+            (words.get(number, f"#{number}"), old, new) for number, old, new in findings.tokens()
         ],
-        widest=max(
-            (share for name in ("confidence", "length") for _, *both in found.histogram(name)
-             for share in both),
-            default=1.0,
-        ),
-    )  # fmt: skip
+        widest=max(shares, default=1.0),
+    )
 
 
-def _measured(found: Findings, name: str) -> bool:
-    """Whether two partitions or more have a value to draw."""
-    values = [point.verdict.column(name).value for point in found.points]
-    return len([value for value in values if value is not None]) > 1
-
-
-def _plot(found: Findings, name: str) -> dict[str, Any]:
-    columns = [point.verdict.column(name) for point in found.points]
+def _plot(findings: Findings, name: str) -> dict[str, Any] | None:
+    """Draw a column over the partitions; None: fewer than two have a value."""
+    columns = [point.verdict.column(name) for point in findings.points]
+    if sum(column.value is not None for column in columns) < 2:
+        return None
     return {
         "name": name,
         "svg": lines(
-            [point.name for point in found.points],
+            [point.name for point in findings.points],
             [column.value for column in columns],
             [column.limit for column in columns],
             [column.state == "alarm" for column in columns],
@@ -98,15 +95,15 @@ def lines(
     *,
     below: bool,
 ) -> Any:
-    """An SVG of values over partitions; what lies in the alarm's band is shaded.
+    """Draw values over partitions as SVG; the band of alarms is shaded.
 
     Args:
         below: the alarm is below the limit.
     """
     from markupsafe import Markup, escape
 
-    known = [value for value in (*values, *limits) if value is not None]
-    low, high = (min(known), max(known)) if below else (0.0, max(known))
+    numbers = [value for value in (*values, *limits) if value is not None]
+    low, high = (min(numbers), max(numbers)) if below else (0.0, max(numbers))
     margin = (high - low) * 0.08 or 0.05
     low, high = (low - margin if below else 0.0), high + margin
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(names) - 1)
@@ -161,7 +158,7 @@ def lines(
 
 
 def _runs(values: Sequence[float | None]) -> list[list[int]]:
-    """Numbers of neighbouring values, without gaps.
+    """Group the indexes of neighbouring values; None is a gap.
 
     >>> _runs([1.0, None, 2.0, 3.0])
     [[0], [2, 3]]

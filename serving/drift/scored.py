@@ -26,48 +26,50 @@ class Partition:
     """A scored partition."""
 
     name: str
-    """column=value/..., as the source has it."""
+    """column=value/..., as in the source."""
     directory: str
     version: int | None
-    """Of the published model that scored it; None: an export."""
+    """Version of the published model that scored it; None: an export."""
     scored_at: str | None
     profile: Profile
 
 
 def find(root: str, table: str, partition: str) -> Partition:
-    """The scored partition of a model.
+    """Read a scored partition of a model.
 
     Args:
         root: the model's directory: of its published versions, else the run's or the export's.
-        table: the output table, as `howdah score --output` was given it.
+        table: the output table, as `howdah score --output` names it.
         partition: column=value/...
     Raises:
-        UsageError: it was not scored, or without a profile; those that are there are named.
+        UsageError: it was not scored, or without a profile; the newest scored ones are named.
     """
     spec = parse_spec(partition, "--partition")
     below = [f"{column}={quote(value, safe=' ')}" for column, value in spec.items()]
     directory = storage.join(root, DIRECTORY, table, *below)
-    found = _read(directory, _shown(below))
-    if found is not None:
-        return found
-    there = [
+    result = _read(directory, _shown(below))
+    if result is not None:
+        return result
+    partitions = [
         _shown(name.split("/")) for name, _ in _walk(storage.join(root, DIRECTORY, table), "", 0)
     ]
     scored = storage.exists(storage.join(directory, MARKER))
     raise UsageError(
         "the partition was scored without a profile" if scored else "the partition is not scored",
         where=directory,
-        expected="one of " + ", ".join(sorted(there)[-5:]) if there else "a scored partition",
+        expected="one of " + ", ".join(sorted(partitions)[-5:])
+        if partitions
+        else "a scored partition",
         got=partition,
         remedy="run `howdah score --drift` for it, with a model that has a profile.json",
     )
 
 
 def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
-    """The newest scored partitions up to one, in their order, that one last: hour=9 is before
-    hour=10.
+    """List the newest scored partitions up to and including one, in their order.
 
-    A partition whose profile cannot be read is left out: it must not hide the others.
+    The order is numeric: hour=9 is before hour=10. A partition whose profile cannot be read is left
+    out, since it must not hide the others.
     """
     names = [
         (_shown(name.split("/")), directory)
@@ -75,24 +77,24 @@ def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
     ]
     last = _order(until)
     partitions = sorted((_order(name), name, directory) for name, directory in names)
-    found: list[Partition] = []
+    newest_first: list[Partition] = []
     for _, name, directory in reversed([each for each in partitions if each[0] <= last]):
         try:
             one = _read(directory, name)
         except ModelError:
             continue
         if one is not None:
-            found.append(one)
-        if len(found) == most:
+            newest_first.append(one)
+        if len(newest_first) == most:
             break
-    return found[::-1]
+    return newest_first[::-1]
 
 
 def reference_for(root: str, partition: Partition, current: str) -> Profile | None:
-    """The profile of the version that scored a partition; None: that version is gone, or has none.
+    """Return the profile of the version that scored a partition, or None if there is none.
 
     Args:
-        current: the directory of the model that was asked for, where there are no versions.
+        current: the directory of the user's model, which may have no versions.
     """
     if partition.version is None:
         return profiles.reference_of(current)
@@ -100,7 +102,7 @@ def reference_for(root: str, partition: Partition, current: str) -> Profile | No
 
 
 def _shown(names: Sequence[str]) -> str:
-    """Directories' names as a partition's, in which a slash of a value stays escaped."""
+    """Join directory names to a partition's name, in which a value's slash stays escaped."""
     values = (unquote(name).replace("%", "%25").replace("/", "%2F") for name in names)
     return "/".join(values)
 
@@ -110,7 +112,7 @@ def _order(name: str) -> list[tuple[int, int, str]]:
 
 
 def _walk(directory: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
-    """(partition, directory) of every directory with a profile."""
+    """Yield (partition, directory) of every directory with a profile."""
     try:
         entries = storage.list_dir(directory)
     except NotFound:

@@ -1,4 +1,4 @@
-"""Who may ask the server: the file of its tokens."""
+"""The file of the server's bearer tokens."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from howdah.storage import private_files
 _KEY = "serve.token_file"
 _SHORTEST = 16
 _METRICS = b"metrics "
-"""Begins the line of a token that may read /metrics alone."""
+"""Prefix of the line of a token that may read only /metrics."""
 
 
 def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
-    """The bearer tokens of a file, one a line; [] without a file.
+    """Read the bearer tokens of a file, one a line; [] without a file.
 
     Args:
-        for_metrics: those that may read /metrics alone, whose lines are `metrics TOKEN`.
+        for_metrics: read those that may read only /metrics, whose lines are `metrics TOKEN`.
     Raises:
-        ConfigError: it cannot be read, others may read it, or it has no token for all paths.
+        ConfigError: it cannot be read, other users may read it, or no token is for all paths.
     """
     if path is None:
         return []
@@ -30,7 +30,8 @@ def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
         ) from None  # fmt: skip
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     every = [line.removeprefix(_METRICS).strip() for line in lines]
-    wrong = [n for n, one in enumerate(every, 1) if len(one) < _SHORTEST or not _is_plain(one)]
+    plain = [len(one) >= _SHORTEST and all(0x21 <= byte <= 0x7E for byte in one) for one in every]
+    wrong = [number for number, is_plain in enumerate(plain, 1) if not is_plain]
     general = [one for one, line in zip(every, lines, strict=True) if one == line]
     if wrong or not general:
         raise ConfigError(
@@ -43,7 +44,3 @@ def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
     if for_metrics:
         return [one for one, line in zip(every, lines, strict=True) if one != line]
     return general
-
-
-def _is_plain(token: bytes) -> bool:
-    return all(0x21 <= byte <= 0x7E for byte in token)

@@ -11,18 +11,18 @@ from howdah.serving.compute.refusals import BadHead, NoToken, QueueFull
 from howdah.serving.deployment.requests import WrongMethod, refusal_body
 
 _CLOSING = (401, 403, 404, 408, 413, 431, 503)
-"""After these the connection ends: the rest of the request may still be coming, or the client has
-no business here and must not hold a connection that others need."""
+"""The connection ends after these: the rest of the request may still be coming, or the client is
+not authorised and must not hold a connection that others need."""
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """An answer in UTF-8. A lone surrogate, which has no UTF-8 form, becomes a question mark."""
+    """Return JSON in UTF-8. A lone surrogate, which has no UTF-8 form, becomes a question mark."""
     data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return Response(data.encode("utf-8", "replace"), status, headers, media_type="application/json")
 
 
 def refused(error: Any) -> Response:
-    """The answer to a request that is refused (serving/deployment/requests.py: Refusal)."""
+    """Return the answer to a refused request (serving/deployment/requests.py: Refusal)."""
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(error.seconds)

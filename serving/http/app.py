@@ -1,4 +1,4 @@
-"""The server's paths, as an ASGI application: what is read, and what is answered."""
+"""The server's paths, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from howdah.serving.prediction.rows import EMPTY
 
 
 def build(state: State) -> FastAPI:
-    """The application, without `Front`."""
+    """Build the application, without `Front`."""
     app = FastAPI(
         title="Howdah", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="Text classification by a published model.",
@@ -95,11 +95,10 @@ def build(state: State) -> FastAPI:
     async def docs() -> Response:
         return HTMLResponse(pages.docs(state.batcher.generation, state.settings))
 
-    add("/v1/classify", classify, "POST", summary="Classify texts",
-        openapi_extra=pages.PLAIN)  # fmt: skip
-    add("/predict", predict, "POST", summary="As Text Embeddings Inference",
+    add("/v1/classify", classify, "POST", summary="Classify texts", openapi_extra=pages.PLAIN)
+    add("/predict", predict, "POST", summary="Text Embeddings Inference's format",
         openapi_extra=pages.TEI)  # fmt: skip
-    add("/", predict, "POST", summary="As /predict: for clients that know an address alone",
+    add("/", predict, "POST", summary="The same as /predict, for clients that only have an address",
         openapi_extra=pages.TEI)  # fmt: skip
     add("/v2", server, "GET", summary="The server")
     add("/v2/health/live", live, "GET", summary="200 while the process answers")
@@ -129,23 +128,24 @@ def _ready(state: State) -> Response:
 
 
 def _require_model(state: State, name: str, version: str | None) -> None:
-    """Raise UnknownModel for another model, or a version that is not loaded."""
-    here = state.batcher.generation
-    loaded = str(here.version.number or "")
-    if name != here.name or (version is not None and version != loaded):
-        known = here.name + (f", version {loaded}" if loaded else "")
+    """Raise UnknownModel for another model or version than the loaded one."""
+    generation = state.batcher.generation
+    loaded = str(generation.version.number or "")
+    if name != generation.name or (version is not None and version != loaded):
         raise UnknownModel(
-            "that model is not loaded", expected=known,
-            got=f"{name[:80]}" + (f", version {version[:20]}" if version else ""),
-        )  # fmt: skip
+            "this model is not loaded",
+            expected=generation.name + (f", version {loaded}" if loaded else ""),
+            got=name[:80] + (f", version {version[:20]}" if version else ""),
+        )
 
 
 def _of_routing(request: Request, error: Any) -> Refusal:
     path = request.url.path[:200]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return WrongMethod(f"{path} does not accept this method", expected=allowed,
-                           got=request.method[:20])  # fmt: skip
+        return WrongMethod(
+            f"{path} does not accept this method", expected=allowed, got=request.method[:20]
+        )
     return UnknownRoute("there is no such path", expected="one of /docs", got=path)
 
 
@@ -153,26 +153,25 @@ def _of_routing(request: Request, error: Any) -> Refusal:
 async def _ask(state: State, request: Request, parse: Callable[[bytes], Question]) -> Response:
     began = request.scope["howdah.began"]
     limit = REQUEST_SECONDS
-    given = deadline_ms(request.scope)
-    if given is not None:
-        limit = min(limit, given / 1000)
+    deadline_header = deadline_ms(request.scope)
+    if deadline_header is not None:
+        limit = min(limit, deadline_header / 1000)
     if state.draining:
         raise Draining("the server is ending", remedy="ask another one")
     body = await read_body(
-        request.scope, request.receive, most=MAX_BYTES, seconds=READ_SECONDS,
-        held=state.held,
-    )  # fmt: skip
+        request.scope, request.receive, most=MAX_BYTES, seconds=READ_SECONDS, held=state.held
+    )
     size = len(body)
     try:
         question = parse(body)
         del body
-        # What is held from now on is the texts: Python takes up to four bytes a character.
+        # From now on the texts are held, for which Python takes up to four bytes a character.
         held = sum(sys.getsizeof(row.text) for row in question.rows)
         state.held.bytes += held - size
         size = held
         state.held.require_room()
         work = Work(question.rows)
-        await _classified(state, work, request, began + limit, given)
+        await _classified(state, work, request, began + limit, deadline_header)
         _count(state, work)
         answer = question.answer(work.generation, work.predictions)
         if isinstance(answer, oip.Tensors):
@@ -193,7 +192,7 @@ def _count(state: State, work: Work) -> None:
 
 
 def _names(work: Work) -> dict[str, str]:
-    """Headers that name the model, for formats whose body has no place for it."""
+    """Return headers that name the model, for formats whose body has no field for it."""
     return {
         f"X-Howdah-{name.title().replace('_', '-')}": quote(str(value), safe="/ :=.,@+")
         for name, value in work.generation.identity.items()
@@ -202,12 +201,12 @@ def _names(work: Work) -> dict[str, str]:
 
 
 async def _classified(
-    state: State, work: Work, request: Request, deadline: float, given: float | None
+    state: State, work: Work, request: Request, deadline: float, deadline_header: float | None
 ) -> None:
     """Wait until all texts have predictions.
 
     Raises:
-        QueueFull, DeadlinePassed, Gone, Draining, Broken: they have not.
+        QueueFull, DeadlinePassed, Gone, Draining, Broken: a text has no prediction.
     """
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
@@ -238,11 +237,12 @@ async def _classified(
         raise Gone("the client has closed the connection")
     state.metrics.errors.labels("deadline passed").inc()
     seconds = REQUEST_SECONDS
-    limit = f"{given:g} ms (X-Timeout-Ms)" if given else f"{seconds:g} s"
+    limit = f"{deadline_header:g} ms (X-Timeout-Ms)" if deadline_header else f"{seconds:g} s"
     raise DeadlinePassed(
-        "the answer was not there in time", expected=f"within {limit}",
-        remedy="give more time, send fewer texts, or start more servers",
-    )  # fmt: skip
+        "the texts were not classified in time",
+        expected=f"within {limit}",
+        remedy="send fewer texts, or start more servers",
+    )
 
 
 async def _disconnected(receive: Any) -> None:

@@ -1,8 +1,8 @@
 """uvicorn's HTTP connection with limits that it lacks: a time for a request's head, a number of
 connections in all and of one address, and refusals in the server's own JSON.
 
-Connections without a request are what strangers can hold at no cost, so that they give way: where
-there are too many, the one that has been idle longest is closed, and the new one is served.
+Anyone can hold connections without a request at no cost. So when there are too many connections,
+the one that has been idle longest is closed, and the new one is served.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DRAIN_SECONDS = 1.0
 _UNREAD_SECONDS = 30.0
 _DRAIN_BYTES = 16 * 2**20
 _FIRST_SECONDS = 1.0
-"""A new connection gives way later than others: its request is on the way."""
+"""Seconds for which a new connection does not count as idle, since its request is on the way."""
 _REFUSED_AT_ONCE = 100
 """Refused connections beyond `most` that may still be sent their 503; others are reset."""
 
@@ -29,8 +29,8 @@ _REFUSED_AT_ONCE = 100
 class _DrainedTransport:
     """A transport whose `close` lets the client read the last answer.
 
-    A socket that is closed while bytes of the client's are unread is reset, which takes the answer
-    from the client. So only this side is ended, what still comes is dropped, and the socket is
+    A socket that is closed while the client's bytes are unread is reset, so that the client loses
+    the answer. `close` therefore ends only this side and drops what still comes; the socket is
     closed when the client has ended its side, or after a second.
     """
 
@@ -61,12 +61,12 @@ class _DrainedTransport:
         self._timer = self._loop.call_later(_DRAIN_SECONDS, self._finish)
 
     def _finish(self) -> None:
-        """Close the socket once the answer is sent, and reset it where the client reads nothing."""
+        """Close the socket once the answer is sent; reset it if the client reads nothing."""
         self._transport.close()
         self._timer = self._loop.call_later(_UNREAD_SECONDS, self._transport.abort)
 
     def close_now(self) -> None:
-        """Close the socket at once: the last answer was sent before."""
+        """Close the socket at once, as the last answer has been sent."""
         self.forget()
         self._is_draining = True
         self._transport.abort()
@@ -78,7 +78,7 @@ class _DrainedTransport:
             self._transport.abort()
 
     def forget(self) -> None:
-        """Stop the timer: the connection has ended."""
+        """Stop the timer of an ended connection."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -87,14 +87,14 @@ class _DrainedTransport:
 def connection_class(
     *, head_seconds: float, most: int, most_of_address: int, opened: Any
 ) -> type[H11Protocol]:
-    """The class for uvicorn's `http`.
+    """Make the class for uvicorn's `http`.
 
-    h11 is taken, not httptools: it bounds a request's head.
+    It is based on h11, since httptools does not bound a request's head.
 
     Args:
-        head_seconds: how long a request's head may take, also its first byte.
-        most: connections. If none is idle, a new one is closed with 503.
-        most_of_address: connections of one address, likewise.
+        head_seconds: longest time for a request's head, from the connection or the last answer.
+        most: largest number of connections. If none is idle, a new one is closed with 503.
+        most_of_address: largest number of connections of one address, likewise.
         opened: takes the number of open connections.
     """
     by_address: defaultdict[str, set[Any]] = defaultdict(set)
@@ -164,7 +164,7 @@ def connection_class(
 
         @property
         def idle_since(self) -> float | None:
-            """Since when it has no whole head of a request without an answer; None: it has one."""
+            """Time since which no request is being read or answered; None: one is."""
             is_idle = self.cycle is None or self.cycle.response_complete
             return self._idle_since if is_idle else None
 
@@ -187,8 +187,11 @@ def connection_class(
 
 
 def _has_room(new: Any, connections: set[Any], most: int) -> bool:
-    """Close the connection that has been idle longest if more than `most` are open; True if no more
-    than `most` remain."""
+    """Close the connection that was idle longest if more than `most` are open.
+
+    Returns:
+        True if at most `most` remain.
+    """
     if len(connections) <= most:
         return True
     is_open = [one for one in connections if not one.transport.is_closing()]

@@ -1,4 +1,4 @@
-"""Around the server's application: which requests are taken at all, what is counted, defects."""
+"""A wrapper of the server's application: it admits requests, counts them and reports defects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_HEAD_BYTES = 64 * 2**10
 _MOST_HEADERS = 100
 _VERSIONS = ("1.0", "1.1")
 _OPEN = ("/v2/health/live", "/v2/health/ready", "/health")
-"""Paths that need no token: what a load balancer or a kubelet asks."""
+"""Paths that need no token, for load balancers and kubelets."""
 _FACES = (
     ("/v1/classify", "classify"), ("/predict", "predict"), ("/v2/health", "health"),
     ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"), ("/docs", "docs"),
@@ -36,11 +36,11 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::([0-9]{1,5}))?")
 
 
 class Front:
-    """Around the application: the request's host and token, what is counted, unexpected errors.
+    """Checks a request's host and token, counts requests, and reports unexpected errors.
 
     Args:
         app: the application.
-        state: what the paths share.
+        state: the state that the paths share.
     """
 
     def __init__(self, app: Any, state: State) -> None:
@@ -48,7 +48,7 @@ class Front:
         self._refused_addresses = RefusedAddresses(state.say)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection's request (ASGI 3)."""
+        """Answer a request (ASGI 3)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -89,10 +89,10 @@ class Front:
                 state.metrics.latency.labels(face).observe(time.monotonic() - began)
 
     def _admit(self, scope: dict[str, Any]) -> None:
-        """Refuse odd heads, another host's requests, other sites' pages, and a missing token.
+        """Check the request's head, host, token and origin.
 
         Raises:
-            BadHead, HeadTooLarge, WrongHost, CrossSite, NoToken: it is refused.
+            BadHead, HeadTooLarge, WrongHost, CrossSite, NoToken: the request is refused.
         """
         _check_head(scope)
         self._check_host(scope)
@@ -109,30 +109,33 @@ class Front:
         value = header(scope, b"host") or b""
         if _host(value) not in hosts:
             raise WrongHost(
-                "requests to this server name another host",
-                expected=", ".join(hosts), got=value[:80].decode("latin-1"),
-            )  # fmt: skip
+                "the request names another host",
+                expected=", ".join(hosts),
+                got=value[:80].decode("latin-1"),
+            )
 
     def _check_token(self, scope: dict[str, Any]) -> None:
         kind, _, token = (header(scope, b"authorization") or b"").partition(b" ")
         permitted = self._state.tokens.permits(token.strip(), scope["path"])
         if kind.lower() == b"bearer" and permitted:
             return
-        got = "another one" if kind else "none"
-        self._refused_addresses.add((scope.get("client") or ("unknown", 0))[0],
-                                    "another" if kind else "no")  # fmt: skip
+        address = (scope.get("client") or ("unknown", 0))[0]
+        self._refused_addresses.add(address, "another" if kind else "no")
         raise NoToken(
             "the request has no token of this server",
-            where="Authorization", expected="Bearer and a token of serve.token_file", got=got,
-        )  # fmt: skip
+            where="Authorization",
+            expected="Bearer and a token of serve.token_file",
+            got="another one" if kind else "none",
+        )
 
 
 def _check_head(scope: dict[str, Any]) -> None:
     if scope["http_version"] not in _VERSIONS:
         raise BadHead(
-            "this version of HTTP is not supported", expected="HTTP/1.1, HTTP/1.0",
+            "this version of HTTP is not supported",
+            expected="HTTP/1.1, HTTP/1.0",
             got=f"HTTP/{scope['http_version']}",
-        )  # fmt: skip
+        )
     headers = scope["headers"]
     size = len(scope["raw_path"]) + sum(len(name) + len(value) + 4 for name, value in headers)
     if len(headers) > _MOST_HEADERS or size > MOST_HEAD_BYTES:
@@ -144,27 +147,30 @@ def _check_head(scope: dict[str, Any]) -> None:
     # RFC 9112, 6.1: a proxy in front may have read another end of this body.
     if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding"):
         raise BadHead(
-            "the body has two lengths", where="Content-Length, Transfer-Encoding",
-            expected="one of them", got="both",
-        )  # fmt: skip
+            "the body has two lengths",
+            where="Content-Length, Transfer-Encoding",
+            expected="one of them",
+        )
 
 
 def _check_origin(scope: dict[str, Any]) -> None:
-    """Refuse what a page of another site sends: a browser asks no leave for a plain POST."""
+    """Refuse what a page of another site sends, since browsers send a plain POST unchecked."""
     origin = header(scope, b"origin")
     if origin is None:
         return
     _, _, sender = origin.lower().rpartition(b"://")
     if not sender or sender != (header(scope, b"host") or b"").lower():
         raise CrossSite(
-            "a page of another site sent this request", where="Origin",
-            expected="none, or this server's", got=origin[:80].decode("latin-1"),
-            remedy="serve.token_file: with a token any origin may ask",
-        )  # fmt: skip
+            "a page of another site sent this request",
+            where="Origin",
+            expected="none, or this server's",
+            got=origin[:80].decode("latin-1"),
+            remedy="serve.token_file: with a token any origin is accepted",
+        )
 
 
 def _host(value: bytes) -> str | None:
-    """A Host header without its port; None: it is not one.
+    """Return a Host header without its port, or None if it is malformed.
 
     >>> _host(b"localhost:8000"), _host(b"[::1]:80"), _host(b"evil.example")
     ('localhost', '::1', 'evil.example')

@@ -1,10 +1,9 @@
-"""The Open Inference Protocol, version 2 (KServe, Triton): requests and answers. Pure.
+"""Requests and answers of the Open Inference Protocol, version 2 (KServe, Triton). No I/O.
 
-A tensor's data are JSON, or bytes behind the JSON (the protocol's binary tensor extension, which
-tritonclient uses by default): the header Inference-Header-Content-Length says
-where the JSON ends, and a BYTES tensor is, for each text, four bytes of length, the lowest first,
-and the text in UTF-8. Names that are not read here are ignored: KServe's client puts `model_name`
-into each body.
+A tensor's data are JSON, or bytes after the JSON (the protocol's binary tensor extension, which
+tritonclient uses by default). The header Inference-Header-Content-Length says where the JSON ends.
+A BYTES tensor has four bytes of length, little-endian, before each text in UTF-8. Other names are
+ignored, since KServe's client puts `model_name` into each body.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ EXPECTED = '{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "dat
 PLATFORMS = {
     "onnx": "onnxruntime_onnx", "torch": "pytorch_libtorch", "tensorflow": "tensorflow_savedmodel",
 }  # fmt: skip
-"""What OIP calls the framework."""
+"""OIP's names of the frameworks."""
 _MOST_ID = 1024
 _MOST_OUTPUTS = 16
 _LENGTH = struct.Struct("<I")
@@ -43,23 +42,23 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class _Output:
-    """An output that a request asks for."""
+    """A requested output."""
 
     name: str
     is_binary: bool
     classes: int
-    """Best classes as texts "score:number:label" in place of all scores; 0: all scores."""
+    """Number of best classes to answer, as texts "score:number:label"; 0: all scores."""
 
 
 @dataclass(frozen=True)
 class Tensors:
-    """An answer: its JSON, and the binary tensors behind it."""
+    """An answer: its JSON, and the binary tensors after it."""
 
     head: dict[str, Any]
     binary: list[bytes]
 
     def body(self) -> tuple[bytes, dict[str, str]]:
-        """(the body, the headers that a reader needs)."""
+        """Return (body, headers that a reader needs)."""
         head = json.dumps(self.head, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         data = head.encode("utf-8", "replace")
         if not self.binary:
@@ -71,25 +70,26 @@ class Tensors:
 def infer(
     body: bytes, most_texts: int, *, pairs: bool, json_bytes: bytes | None = None
 ) -> Question:
-    """POST /v2/models/NAME/infer.
+    """Parse POST /v2/models/NAME/infer.
 
-    A text without a prediction has the label "" and scores of 0, and its reason in the output
-    `error`.
+    A text without a prediction has the label "" and scores of 0; the output `error` has the reason.
 
     Args:
-        pairs: the model's texts are pairs: the shape is [N, 2].
+        pairs: the model classifies pairs of texts, so that the shape is [N, 2].
         json_bytes: the request's header Inference-Header-Content-Length; None: all is JSON.
     Raises:
-        BadRequest, WrongShape, TooLarge: with what is wrong in it.
+        BadRequest, WrongShape, TooLarge: the body is not such a request.
     """
     end = _json_end(json_bytes, len(body))
     request = loaded(body[:end], EXPECTED)
     request_id = request.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= _MOST_ID):
         raise WrongShape(
-            "id is not a string", where="id", expected=f"at most {_MOST_ID} characters",
+            "id is not a string",
+            where="id",
+            expected=f"at most {_MOST_ID} characters",
             got=kind_of(request_id),
-        )  # fmt: skip
+        )
     parameters = _parameters(request, "parameters")
     texts = _texts(request.get("inputs"), body[end:], most_texts, pairs)
     all_binary = parameters.get("binary_data_output") is True
@@ -101,9 +101,11 @@ def infer(
         missing = [one.name for one in requested if one.name not in tensors]
         if missing:
             raise WrongShape(
-                "there is no such output", where="outputs", expected=", ".join(tensors),
+                "there is no such output",
+                where="outputs",
+                expected=", ".join(tensors),
                 got=", ".join(name[:40] for name in missing[:5]),
-            )  # fmt: skip
+            )
         head: dict[str, Any] = {"model_name": generation.name}
         if generation.version.number is not None:
             head["model_version"] = str(generation.version.number)
@@ -126,17 +128,18 @@ def infer(
     return Question(rows=rows_of(texts), answer=answer)
 
 
-# ------------------------------------------------------------------------------ what is asked
+# ------------------------------------------------------------------------------------ requests
 def _json_end(value: bytes | None, length: int) -> int:
-    """Where the JSON of a body ends."""
+    """Return the offset at which the JSON of a body ends."""
     if value is None:
         return length
     if not (value.isdigit() and len(value) < 12 and int(value) <= length):
         raise WrongShape(
-            "the header does not say where the JSON ends", where=HEADER,
+            "not an offset at which the JSON ends",
+            where=HEADER,
             expected=f"a number of bytes, at most the body's {length}",
             got=value[:20].decode("latin-1"),
-        )  # fmt: skip
+        )
     return int(value)
 
 
@@ -146,17 +149,19 @@ def _parameters(value: dict[str, Any], where: str) -> dict[str, Any]:
         return {}
     if not isinstance(parameters, dict):
         raise WrongShape(
-            "parameters is not an object", where=where, expected="an object",
+            "parameters is not an object",
+            where=where,
+            expected="an object",
             got=kind_of(parameters),
-        )  # fmt: skip
+        )
     return parameters
 
 
 def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
-    """The texts, or pairs of texts, of the request's one tensor.
+    """Read the texts, or pairs of texts, of the request's only tensor.
 
     Args:
-        behind: what follows the JSON.
+        behind: the bytes after the JSON.
     """
     if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
         raise WrongShape(
@@ -170,16 +175,21 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         if tensor.get(name) != expected:
             got = tensor.get(name)
             raise WrongShape(
-                f"the tensor's {name} is not the expected one", where=f"inputs[0].{name}",
-                expected=expected, got=got[:40] if isinstance(got, str) else kind_of(got),
-            )  # fmt: skip
+                f"the tensor has another {name}",
+                where=f"inputs[0].{name}",
+                expected=expected,
+                got=got[:40] if isinstance(got, str) else kind_of(got),
+            )
     each = 2 if pairs else 1
     count = _count(tensor.get("shape"), pairs)
     if count > most:
         raise TooLarge(
-            "there are too many texts", where="inputs[0].shape", expected=f"at most {most}",
-            got=str(count), remedy="send several requests; `howdah predict` classifies files",
-        )  # fmt: skip
+            "there are too many texts",
+            where="inputs[0].shape",
+            expected=f"at most {most}",
+            got=str(count),
+            remedy="send several requests; `howdah predict` classifies files",
+        )
     size = _parameters(tensor, "inputs[0].parameters").get("binary_data_size")
     if size is None and not behind:
         where, flat = "inputs[0].data", _json_data(tensor.get("data"))
@@ -187,9 +197,11 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         where, flat = "inputs[0]", _binary_data(size, behind, count * each)
     if len(flat) != count * each:
         raise WrongShape(
-            "the tensor's number of values does not match its shape", where=where,
-            expected=str(count * each), got=str(len(flat)),
-        )  # fmt: skip
+            "the tensor's number of values does not match its shape",
+            where=where,
+            expected=str(count * each),
+            got=str(len(flat)),
+        )
     texts = [flat[n : n + 2] for n in range(0, len(flat), 2)] if pairs else flat
     check_texts(texts, where, most)
     return texts
@@ -198,14 +210,16 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
 def _json_data(data: Any) -> list[Any]:
     if not isinstance(data, list):
         raise WrongShape(
-            "the tensor has no data", where="inputs[0].data", expected="a list of texts",
+            "the tensor has no data",
+            where="inputs[0].data",
+            expected="a list of texts",
             got=kind_of(data),
-        )  # fmt: skip
+        )
     return [one for part in data for one in (part if isinstance(part, list) else [part])]
 
 
 def _binary_data(size: Any, behind: bytes, most: int) -> list[str]:
-    """The texts of a binary BYTES tensor; at most `most` and one more are read."""
+    """Read the texts of a binary BYTES tensor; at most one more than `most`."""
     if isinstance(size, bool) or size != len(behind):
         raise WrongShape(
             "the tensor's size does not match the bytes after the JSON",
@@ -213,7 +227,7 @@ def _binary_data(size: Any, behind: bytes, most: int) -> list[str]:
             expected=f"{len(behind)}, with the header {HEADER}",
             got=str(size)[:20] if isinstance(size, int) else kind_of(size),
             remedy="tritonclient: set_data_from_numpy(...) writes both",
-        )  # fmt: skip
+        )
     texts: list[str] = []
     at = 0
     while at < len(behind) and len(texts) <= most:
@@ -222,22 +236,24 @@ def _binary_data(size: Any, behind: bytes, most: int) -> list[str]:
         at = begin + length
         if at > len(behind):
             raise WrongShape(
-                "a binary text is cut off", where=f"inputs[0], text {len(texts)}",
-                expected="four bytes of length, the lowest first, and that many bytes",
-                got=f"{len(behind):,} bytes in all",
-            )  # fmt: skip
+                "a binary text is cut off",
+                where=f"inputs[0], text {len(texts)}",
+                expected="four bytes of length, little-endian, and that many bytes",
+            )
         try:
             texts.append(behind[begin:at].decode("utf-8"))
         except UnicodeDecodeError as error:
             raise WrongShape(
-                "a binary text is not UTF-8", where=f"inputs[0], text {len(texts)}",
-                expected="UTF-8", got=f"byte {error.object[error.start]:#04x} at {error.start}",
-            ) from None  # fmt: skip
+                "a binary text is not UTF-8",
+                where=f"inputs[0], text {len(texts)}",
+                expected="UTF-8",
+                got=f"byte {error.object[error.start]:#04x} at {error.start}",
+            ) from None
     return texts
 
 
 def _count(shape: Any, pairs: bool) -> int:
-    """Texts, or pairs, by the tensor's shape: [N] or [N, 1], of pairs [N, 2]."""
+    """Return the number of texts or pairs, from the tensor's shape: [N], [N, 1] or pairs [N, 2]."""
     right = (
         isinstance(shape, list)
         and all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
@@ -247,44 +263,51 @@ def _count(shape: Any, pairs: bool) -> int:
     )
     if not right:
         raise WrongShape(
-            "the tensor has another shape", where="inputs[0].shape",
-            expected="[N, 2], of pairs" if pairs else "[N] or [N, 1]",
+            "the tensor has another shape",
+            where="inputs[0].shape",
+            expected="[N, 2] for pairs" if pairs else "[N] or [N, 1]",
             got=json.dumps(shape)[:60] if isinstance(shape, list) else kind_of(shape),
-        )  # fmt: skip
+        )
     return int(shape[0])
 
 
 def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
-    """The outputs that are asked for; []: all."""
+    """Read the requested outputs; []: all."""
     if outputs is None or outputs == []:
         return []
     if not isinstance(outputs, list) or not all(
         isinstance(one, dict) and isinstance(one.get("name"), str) for one in outputs
     ):
         raise WrongShape(
-            "outputs is not a list of names", where="outputs", expected='[{"name": "label"}]',
+            "outputs is not a list of names",
+            where="outputs",
+            expected='[{"name": "label"}]',
             got=kind_of(outputs),
-        )  # fmt: skip
+        )
     if len(outputs) > _MOST_OUTPUTS:
         raise WrongShape(
-            "outputs has too many names", where="outputs", expected=f"at most {_MOST_OUTPUTS}",
+            "outputs has too many names",
+            where="outputs",
+            expected=f"at most {_MOST_OUTPUTS}",
             got=str(len(outputs)),
-        )  # fmt: skip
+        )
     result = []
     for number, one in enumerate(outputs):
         parameters = _parameters(one, f"outputs[{number}].parameters")
         classes = parameters.get("classification", 0)
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
             raise WrongShape(
-                "classification is not a number of classes", where=f"outputs[{number}].parameters",
-                expected="0 or more", got=kind_of(classes),
-            )  # fmt: skip
+                "classification is not a number of classes",
+                where=f"outputs[{number}].parameters",
+                expected="0 or more",
+                got=kind_of(classes),
+            )
         is_binary = parameters.get("binary_data", all_binary) is True
         result.append(_Output(one["name"], is_binary, classes))
     return result
 
 
-# ----------------------------------------------------------------------------- what is answered
+# ------------------------------------------------------------------------------------- answers
 def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[str, dict]:
     count, outputs = len(predictions), generation.outputs
     tensors: dict[str, dict] = {}
@@ -309,15 +332,17 @@ def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[
     return tensors
 
 
-def _classes(asked: _Output, tensor: dict[str, Any], generation: Generation) -> dict[str, Any]:
-    """The tensor `scores` as texts of its best classes, as Triton's classification extension."""
-    if asked.name != "scores":
+def _classes(output: _Output, tensor: dict[str, Any], generation: Generation) -> dict[str, Any]:
+    """Turn the tensor `scores` into texts of its best classes (Triton's classification)."""
+    if output.name != "scores":
         raise WrongShape(
-            "this output has no classes", where="outputs", expected="classification of scores",
-            got=asked.name[:40],
-        )  # fmt: skip
+            "this output has no classes",
+            where="outputs",
+            expected="classification of scores",
+            got=output.name[:40],
+        )
     rows, columns = tensor["shape"]
-    most = min(asked.classes, columns)
+    most = min(output.classes, columns)
     labels, data = generation.outputs.labels, []
     for row in range(rows):
         scores = tensor["data"][row * columns : (row + 1) * columns]
@@ -340,7 +365,7 @@ def _label(label: Any) -> str:
 
 
 def metadata(generation: Generation) -> dict[str, Any]:
-    """GET /v2/models/NAME."""
+    """Return the answer to GET /v2/models/NAME."""
     outputs, pairs = generation.outputs, generation.model.pairs
     tensors = _tensors(generation, [])
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""What people read of the server: its page /docs, and what /openapi.json says of bodies."""
+"""The server's page /docs, and the bodies that /openapi.json describes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ _CODES = (
 
 
 def docs(generation: Generation, settings: ServeSection) -> str:
-    """The page: which model answers, and how it is asked. It loads nothing from elsewhere."""
+    """Render the page: the model that answers, and example calls; it loads nothing else."""
     name = html.escape(generation.name)
-    asked = {
+    examples = {
         "/v1/classify": {"texts": ["stocks fell sharply"]},
         "/predict": {"inputs": "stocks fell sharply"},
         f"/v2/models/{generation.name}/infer": {"inputs": [_TENSOR]},
@@ -68,7 +68,7 @@ def docs(generation: Generation, settings: ServeSection) -> str:
     calls = "".join(
         f"<pre>curl -s http://HOST:PORT{html.escape(path)} "
         f"-d '{html.escape(json.dumps(body))}'</pre>"
-        for path, body in asked.items()
+        for path, body in examples.items()
     )
     rows = "".join(f"<tr><td>{code}<td>{html.escape(text)}" for code, text in _CODES)
     version = "" if generation.version.number is None else f", version {generation.version.number}"
@@ -83,7 +83,7 @@ pre{{background:#8881;padding:.6em;overflow:auto}}td{{padding:.1em 1em .1em 0}}
 labels: {html.escape(labels)}</p>
 <h2>Ask</h2>{calls}
 <p>At most {settings.max_texts} texts and {MAX_BYTES:,} bytes a request;
-<code>X-Timeout-Ms</code> says how long you wait. With a token:
+<code>X-Timeout-Ms</code> bounds the wait for the answer. With a token:
 <code>Authorization: Bearer ...</code>.</p>
 <h2>Refusals</h2><p>JSON: error, error_type, what, where, expected, got, remedy.</p>
 <table>{rows}</table>

@@ -1,4 +1,4 @@
-"""A checked request: its texts, and how their predictions are answered."""
+"""A checked request: its texts, and the function that makes the answer."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Question:
 
     rows: list[Row]
     answer: Callable[[Generation, Sequence[Prediction]], Any]
-    """The body of the answer: plain JSON, or `oip.Tensors`."""
+    """Makes the answer's body: plain JSON, or `oip.Tensors`."""

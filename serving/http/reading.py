@@ -12,71 +12,76 @@ from howdah.serving.deployment.requests import TooLarge, WrongShape
 
 _NUMBER = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{0,12})?(?:[eE][+-]?[0-9]{1,3})?")
 _DROPPED_BODIES = 16
-"""Of a body that is too long so many times the limit is read and dropped: a client that is still
-sending when the connection ends does not see the answer."""
+"""A body that is too long is read and dropped up to this multiple of the limit, since a client that
+is still sending when the connection ends does not see the answer."""
 
 
 @dataclass(eq=False)
 class Held:
-    """Bytes of bodies in memory, of all requests; only the event loop changes it."""
+    """The bytes of all requests' bodies in memory; only the event loop changes it."""
 
     most: int
     bytes: int = 0
 
     def require_room(self) -> None:
-        """Refuse the request that has just been added where there are too many bytes.
+        """Refuse the request that was added last if there are too many bytes.
 
         Raises:
             QueueFull: more than `most` are held.
         """
         if self.bytes > self.most:
             raise QueueFull(
-                "the server already holds as many bytes of requests as it may", seconds=1,
-                expected=f"at most {self.most:,}", got="more",
+                "too many bytes of requests are waiting",
+                seconds=1,
+                expected=f"at most {self.most:,}",
                 remedy="ask again after Retry-After seconds, with fewer bytes",
-            )  # fmt: skip
+            )
 
 
 def header(scope: dict[str, Any], name: bytes) -> bytes | None:
-    """A request header's first value."""
+    """Return a request header's first value."""
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
 def deadline_ms(scope: dict[str, Any]) -> float | None:
-    """Milliseconds that the client waits, from X-Timeout-Ms; None: it does not say.
+    """Return the milliseconds that the client waits, from X-Timeout-Ms, or None.
 
     Raises:
         WrongShape: it is not a number above 0.
     """
-    given = header(scope, b"x-timeout-ms")
-    if given is None:
+    text = header(scope, b"x-timeout-ms")
+    if text is None:
         return None
-    value = float(given) if _NUMBER.fullmatch(given) else 0.0
+    value = float(text) if _NUMBER.fullmatch(text) else 0.0
     if not 0 < value < 1e9:
         raise WrongShape(
-            "X-Timeout-Ms is not a time", where="X-Timeout-Ms", expected="milliseconds above 0",
-            got=given[:40].decode("latin-1"),
-        )  # fmt: skip
+            "X-Timeout-Ms is not a time",
+            where="X-Timeout-Ms",
+            expected="milliseconds above 0",
+            got=text[:40].decode("latin-1"),
+        )
     return value
 
 
 async def read_body(
     scope: dict[str, Any], receive: Any, *, most: int, seconds: float, held: Held
 ) -> bytes:
-    """The request's body; its bytes are added to `held`, which the caller gives back.
+    """Read the request's body and add its bytes to `held`, from which the caller removes them.
 
     Raises:
-        TooLarge, TooSlow, WrongMedia, QueueFull, Gone: it is not read.
+        TooLarge, TooSlow, WrongMedia, QueueFull, Gone: the body is not read.
     """
     encoding = header(scope, b"content-encoding")
     if encoding not in (None, b"", b"identity"):
         raise WrongMedia(
-            "the body is compressed", where="Content-Encoding", expected="none",
-            got=encoding[:40].decode("latin-1"), remedy="send plain JSON",
-        )  # fmt: skip
+            "the body is compressed",
+            where="Content-Encoding",
+            expected="none: plain JSON",
+            got=encoding[:40].decode("latin-1"),
+        )
     declared = header(scope, b"content-length")
     if declared is not None and int(declared) > most and header(scope, b"expect"):
-        raise _too_large(most, int(declared))  # the client waits for leave to send
+        raise _too_large(most, int(declared))  # the client waits for permission to send
     parts: list[bytes] = []
     length = kept = 0
     try:
@@ -101,9 +106,10 @@ async def read_body(
     except TimeoutError:
         held.bytes -= kept
         raise TooSlow(
-            "the request did not arrive in time", expected=f"all of it within {seconds:g} s",
+            "the request did not arrive in time",
+            expected=f"all of it within {seconds:g} s",
             got=f"{length:,} bytes",
-        ) from None  # fmt: skip
+        ) from None
     except BaseException:
         held.bytes -= kept
         raise

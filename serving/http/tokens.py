@@ -1,4 +1,4 @@
-"""The bearer tokens of a running server: its file is followed, so that a token can be revoked."""
+"""The bearer tokens of a running server, which follows their file so that one can be revoked."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _METRICS = "/metrics"
 
 
 class TokenFile:
-    """The tokens of serve.token_file, as they are now.
+    """The current tokens of serve.token_file.
 
     Args:
         path: the file.
         say: takes a line.
     Raises:
-        ConfigError: it cannot be used. A file that becomes so later changes nothing.
+        ConfigError: the file cannot be used. If it breaks later, the tokens stay as they were.
     """
 
     def __init__(self, path: str, say: Callable[[str], None] = lambda line: None) -> None:
@@ -33,7 +33,7 @@ class TokenFile:
         self._read()
 
     def start(self, seconds: float) -> None:
-        """Look at the file every so many seconds, in a thread."""
+        """Start a thread that calls `look` at this interval."""
 
         def follow() -> None:
             while not self._stop.wait(seconds):
@@ -46,7 +46,7 @@ class TokenFile:
         self._stop.set()
 
     def look(self) -> None:
-        """Read the file again if it is another one, or was changed."""
+        """Read the file again if it was replaced or changed."""
         signature = self._signature()
         if signature == self._seen and not self._broken:
             return
@@ -68,7 +68,7 @@ class TokenFile:
         return any(right)
 
     def _read(self) -> None:
-        # Both before either is kept: a request must not see half of a new file.
+        # Read both before either is kept, since a request must not see half of a new file.
         tokens = access.tokens(self._path)
         for_metrics = access.tokens(self._path, for_metrics=True)
         self._tokens, self._for_metrics = tokens, for_metrics
@@ -82,7 +82,7 @@ class TokenFile:
 
 
 class RefusedAddresses:
-    """Says which addresses send requests without a right token: a line a minute for each.
+    """Logs the addresses that send requests without a valid token, each once a minute.
 
     Args:
         say: takes a line.
@@ -94,13 +94,13 @@ class RefusedAddresses:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._counts: dict[str, tuple[float, int]] = {}
-        """For each address: when a line was last logged, and the refused requests since."""
+        """{address: (time of its last line, refused requests since)}."""
 
     def add(self, address: str, got: str) -> None:
-        """Count a refused request; log at most one line a minute for each address.
+        """Count a refused request, and log it if the address had no line for a minute.
 
         Args:
-            got: what it had instead of a token of the server's.
+            got: "no" or "another" token.
         """
         now = time.monotonic()
         last_logged, count = self._counts.get(address, (None, 0))

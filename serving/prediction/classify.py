@@ -1,4 +1,4 @@
-"""Rows in, predictions out, with an opened model: on one machine and in Spark's executors."""
+"""Predictions of rows with an opened model, on one machine and in Spark's executors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def classify(
     rows: Sequence[Row],
     observe: Callable[[np.ndarray, Sequence[np.ndarray]], None] = lambda scores_NC, ids_N: None,
 ) -> list[Prediction]:
-    """Predictions of rows, in their order; a row without a usable text gets an error.
+    """Predict rows, in their order; a row without a usable text gets an error.
 
     Args:
         observe: called once with the scores float32 [N, C] and the token ids of the N rows that
@@ -45,9 +45,9 @@ def classify(
 
 
 def usable(served: ServedModel, row: Row) -> str | Prediction:
-    """The row's cleaned text, or its prediction without a label: why there is none to classify.
+    """Return the row's cleaned text, or a prediction with the reason why it has none.
 
-    A text that is empty after cleaning is not classified: the model would return its prior.
+    A text that is empty after cleaning is not classified, since the model would return its prior.
     """
     if row.text is None:
         return Prediction(row.id, None, None, row.error)
@@ -60,21 +60,21 @@ def usable(served: ServedModel, row: Row) -> str | Prediction:
 
 
 def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
-    """The prediction of a row by its scores: the label (None: rejected), the labels, the number."""
+    """Make a row's prediction from its scores: a label (None: rejected), labels or a number."""
     return Prediction(row.id, served.decided(scores_C), scores_C)
 
 
 def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
-    """Count the rows that have no prediction in a profile."""
+    """Count the rows without a prediction in a profile."""
     errors = [one.error for one in predictions if one.error is not None]
     empty = errors.count(EMPTY)
     profile.add_failed(empty=empty, errors=len(errors) - empty)
 
 
 def no_profile(path: str) -> ModelError:
-    """The error for a model without a profile of its own."""
+    """Return the error for a model without a profile of its own."""
     return ModelError(
-        "the model has no profile of its own to hold rows against",
+        "the model has no profile of its own to compare rows with",
         where=path,
         expected="profile.json in the export, counted with its decision",
         got=find_reference(path)[1],
@@ -84,5 +84,5 @@ def no_profile(path: str) -> ModelError:
 
 
 def outputs_of(served: ServedModel) -> Outputs:
-    """What the model's predictions have."""
+    """Return the columns of the model's predictions."""
     return Outputs(task=served.task, labels=served.labels)

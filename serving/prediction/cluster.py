@@ -28,7 +28,7 @@ from howdah.serving.prediction.executor import ModelLocation
 from howdah.spark.sizing import JVM_MIB, OVERHEAD
 
 _FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
-"""Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
+"""Resident MiB of a Python worker before it opens a model: NumPy, Arrow, the framework."""
 _FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 105)
 _WEIGHTS = 2.1
 """Simultaneous copies of the weights while the model is opened: the file's arrays, the model's."""
@@ -36,7 +36,7 @@ _HIDDEN = {"torch": 6.1, "tensorflow": 2.2} | dict.fromkeys(ONNX_FILES, 2.2)
 """Simultaneous arrays of tokens x hidden_dim while a batch is classified."""
 _BATCH_TOKENS = 8192
 _ROOM_MIB = 64
-"""For rows in transfer, and memory that malloc does not return."""
+"""Memory for rows in transfer, and for what malloc does not return."""
 _ODD = re.compile(r"[,#%\s]")
 
 
@@ -48,13 +48,13 @@ class ModelFiles:
     files: Mapping[str, int]
     """{name: bytes} of the files needed to open it."""
     patterns: list[str]
-    """Of their names."""
+    """Patterns of the files' names."""
     key: str
     """Hash of the path and of the files' sizes and times."""
     decoded_bytes: int
-    """Its weights in memory, in float32."""
+    """Bytes of the weights in memory, in float32."""
     hidden_dim: int
-    """Width of its feed-forward layers."""
+    """Width of the feed-forward layers."""
     hashes: integrity.Files | None
     """Hashes in the manifest of a published version; None: the model is not one."""
 
@@ -65,28 +65,29 @@ class ModelFiles:
 
     @property
     def name(self) -> str:
-        """The model's value in a partition column: the published model's name, else the run's
-        id."""
+        """Value in the partition column `model`: the published model's name, else the run's id."""
         if self.version.number is not None:
             return self.version.name
         return self.version.run_id or f"model-{self.key}"
 
     @property
     def identity(self) -> dict[str, str | int | None]:
-        """What makes scored rows those of another model; the weights of a third-party one are
-        known by its files' sizes and times."""
+        """Fields that identify the model of scored rows.
+
+        The weights of a third-party model are identified by its files' sizes and times.
+        """
         return {
             "name": self.name, "version": self.version.number, "run_id": self.version.run_id,
             "weights": self.version.weights or self.key, "decision": self.version.decision,
         }  # fmt: skip
 
     def urls(self) -> dict[str, str]:
-        """{name in the container: the file's URL}, for `spark.yarn.dist.files`.
+        """Return {name in the container: the file's URL}, for `spark.yarn.dist.files`.
 
-        YARN localises files on HDFS from there, others from a copy on this machine.
+        YARN copies files on HDFS from there, others from a copy on this machine.
 
         Raises:
-            ConfigError: a path that such a list cannot hold.
+            ConfigError: such a list cannot hold the path.
         """
         directory = self.path
         if storage.scheme(self.path) != "hdfs":
@@ -97,16 +98,15 @@ class ModelFiles:
                 "spark.yarn.dist.files cannot hold the model's path",
                 where=directory,
                 expected="a path without comma, #, % and white space",
-                remedy="copy or publish the model to such a path",
             )
         return {self.shipped(name): storage.join(directory, name) for name in self.files}
 
     def shipped(self, name: str) -> str:
-        """A file's name in a container, unique to this model."""
+        """Return a file's name in a container, unique to this model."""
         return f"howdah-model-{self.key}.{name}"
 
     def location(self, *, shipped: bool) -> ModelLocation:
-        """Where workers find it: in a directory of this machine, or among the shipped files."""
+        """Return the model's location for workers: a local directory, or the shipped files."""
         if shipped:
             return ModelLocation(
                 key=self.key, files={name: self.shipped(name) for name in self.files},
@@ -117,7 +117,7 @@ class ModelFiles:
 
     @contextlib.contextmanager
     def added_to(self, context: Any) -> Iterator[None]:
-        """Ship it by a running SparkContext: its driver sends each executor a copy."""
+        """Ship the files with a running SparkContext, whose driver sends each executor a copy."""
         local = os.path.abspath(modelfiles.fetch(self.path, patterns=self.patterns))
         with tempfile.TemporaryDirectory(prefix="howdah-model-") as links:
             for name in self.files:
@@ -128,28 +128,30 @@ class ModelFiles:
 
 
 def environment_kind(framework: str) -> str:
-    """The kind of environment (howdah/packaging/kinds.py) of executors that run a model with it."""
+    """Return the kind of environment (howdah/packaging/kinds.py) of executors with a framework."""
     return "score" if framework in ONNX_FILES else f"predict-{framework}"
 
 
 def files_of(version: Version, framework: str | None = None) -> ModelFiles:
-    """A model's files, without reading its weights.
+    """List a model's files, without reading its weights.
 
     Args:
-        framework: that is asked for; None: none.
+        framework: framework to run the model with; None: the one that it was trained with.
     Raises:
         ModelError: an unknown family, or broken safetensors headers.
-        UsageError: it is a model of images.
+        UsageError: the model classifies images.
     """
     path = version.path
     patterns = patterns_of(framework)
-    found = {
+    entries = {
         entry.name: entry
         for entry in storage.list_dir(path)
         if not entry.is_dir and any(fnmatchcase(entry.name, p) for p in patterns)
     }
     decoded = sum(
-        _decoded_bytes(storage.join(path, name)) for name in found if name.endswith(".safetensors")
+        _decoded_bytes(entry.path)
+        for name, entry in entries.items()
+        if name.endswith(".safetensors")
     )
     config_path = storage.join(path, "config.json")
     config = read_config(path)
@@ -158,15 +160,13 @@ def files_of(version: Version, framework: str | None = None) -> ModelFiles:
         raise UsageError(
             f"{family.kind}s are predicted in one process, not with Spark",
             where=path,
-            expected="a model of texts",
-            got=f"a {family.title}",
             remedy="leave --master out, and give files as --source and --output; several machines"
             " can each take a part of the files",
         )
-    state = [path, [[e.name, e.size, str(e.modified)] for _, e in sorted(found.items())]]
+    state = [path, [[e.name, e.size, str(e.modified)] for _, e in sorted(entries.items())]]
     return ModelFiles(
         version=version,
-        files={name: entry.size for name, entry in found.items()},
+        files={name: entry.size for name, entry in entries.items()},
         patterns=patterns,
         key=content_hash(state),
         decoded_bytes=decoded,
@@ -176,38 +176,34 @@ def files_of(version: Version, framework: str | None = None) -> ModelFiles:
 
 
 def _inner(family: ModelFamily, config: Mapping[str, Any], *, where: str) -> int:
-    """The width of the feed-forward layers."""
-    found = family.complete(config)[family.keys.inner]
-    if not isinstance(found, int) or found < 1:
+    """Read the width of the feed-forward layers."""
+    width = family.complete(config)[family.keys.inner]
+    if not isinstance(width, int) or width < 1:
         raise ModelError(
-            "config.json has sizes that no model can have",
+            "config.json has sizes that are not integers above 0",
             where=where,
-            expected="integers above 0",
-            got=f"{family.keys.inner}={found!r}",
+            got=f"{family.keys.inner}={width!r}",
             remedy="restore the file: `howdah export` writes the run's export again",
         )
-    return found
+    return width
 
 
 def _decoded_bytes(path: str) -> int:
-    """Bytes of a safetensors file's tensors in float32, by its header."""
+    """Compute the bytes of a safetensors file's tensors in float32, from its header."""
     try:
         with storage.open_read(path) as file:
             tensors, _ = read_header(file)
         return sum(4 * math.prod(tensor["shape"]) for tensor in tensors.values())
     except (ValueError, KeyError, TypeError):
         raise ModelError(
-            "weights are not a whole safetensors file",
-            where=path,
-            expected="a header with each tensor's shape",
-            remedy="copy the file again; it may have been cut short",
+            "not a whole safetensors file", where=path, remedy="copy the file again"
         ) from None
 
 
 def memory_overhead_mib(options: SparkOptions, framework: str, model: ModelFiles) -> int | None:
-    """MiB outside the JVM's heap that an executor needs for its Python workers, one per task.
+    """Estimate the MiB outside the JVM's heap for an executor's Python workers, one per task.
 
-    None where the user's Spark settings set it. Measured in docs/on-the-cluster.md.
+    None if the user's Spark settings set it. docs/on-the-cluster.md has the measurements.
 
     Args:
         framework: tensorflow, torch, or a format of ONNX.

@@ -1,8 +1,8 @@
 """Predictions in Spark's Python workers: open the model once, classify batches of rows.
 
-The model's files are not broadcast: the bytes would stay in each worker's memory beside the weights
-decoded from them. The worker reads them from disk: from the container's directory, where YARN puts
-them, or from that of Spark's `addFile`.
+The model's files are not broadcast, since the bytes would stay in each worker's memory beside the
+weights decoded from them. The worker reads them from disk: from the container's directory, where
+YARN puts them, or from that of Spark's `addFile`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLocation:
-    """Where a worker finds the model's files."""
+    """The location of the model's files on a worker."""
 
     key: str
-    """Of the files' state: another key is another model."""
+    """Identifies the files' state: another key is another model."""
     directory: str | None = None
-    """A directory that workers see, on this machine; None: the files were shipped."""
+    """Directory of this machine that workers see; None: the files were shipped."""
     files: Mapping[str, str] | None = None
-    """{file name: its name in the container}."""
+    """{file name: name in the container}."""
     hashes: Files | None = None
     """Hashes in the manifest of a published version; None: the model is not one."""
 
@@ -46,28 +46,28 @@ class Worker:
     """A Python worker's report about itself."""
 
     python: str
-    """Its interpreter's environment (sys.prefix)."""
+    """Environment of its interpreter (sys.prefix)."""
     peak_bytes: int
     """Peak resident memory."""
     opened: int
-    """How often it has opened a model."""
+    """Number of times that it has opened a model."""
 
 
 Reader = Callable[[Iterable["pa.RecordBatch"]], Iterator[list[Row]]]
-"""Makes rows of batches."""
+"""Turns batches into rows."""
 
 _opened: tuple[tuple[str, str], ServedModel] | None = None
 _times_opened = 0
 
 
 class Predictor:
-    """Function for mapInArrow: batches of (id, text) to batches of predictions.
+    """A function for mapInArrow: batches of (id, text) to batches of predictions.
 
     Args:
-        location: of the model's files.
-        framework: to run it with.
-        seen: an accumulator of {host and process id: Worker}.
-        read: makes rows of other batches.
+        location: location of the model's files.
+        framework: framework to run the model with.
+        seen: accumulator of {host and process id: Worker}.
+        read: turns batches into rows if they are not (id, text).
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Predictor:
             self._seen.add({name: worker})
 
     def _texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
-        """The rows of batches of (id, text)."""
+        """Yield the rows of batches of (id, text)."""
         for batch in batches:
             pairs = self._model().pairs
             columns = batch.to_pydict()
@@ -103,11 +103,11 @@ class Predictor:
             ]
 
     def _answer(self, served: ServedModel, rows: list[Row]) -> pa.RecordBatch:
-        """The predictions of a batch's rows, as a batch."""
+        """Return the predictions of a batch's rows, as a batch."""
         return outputs_of(served).columns(classify(served, rows), served.run_id)
 
     def _model(self) -> ServedModel:
-        """The model, opened once per process; another one is released first."""
+        """Return the model, opened once per process; another one is released first."""
         global _opened, _times_opened
         key = (self._location.key, self._framework)
         if _opened is None or _opened[0] != key:
@@ -131,8 +131,10 @@ class Predictor:
 
 
 def _link(source: str, target: str) -> None:
-    """A second name of the file where the system allows one: onnxruntime maps no file behind a
-    symbolic link, and copies its weights then."""
+    """Hard-link a file if the system allows it, else make a symbolic link.
+
+    onnxruntime does not map a file behind a symbolic link, but copies its weights.
+    """
     try:
         os.link(os.path.realpath(source), target)
     except OSError:  # on another disk, or another user's file
@@ -140,7 +142,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _shipped(name: str) -> str:
-    """Path of a shipped file: in the container's directory, else among Spark's files."""
+    """Return the path of a shipped file: in the container's directory, else among Spark's files."""
     from pyspark import SparkFiles
 
     for path in (os.path.abspath(name), SparkFiles.get(name)):
@@ -150,13 +152,12 @@ def _shipped(name: str) -> str:
         "a file of the model is missing on the executor",
         where=f"{socket.gethostname()}:{os.getcwd()}",
         expected=name,
-        got="neither among the container's files nor among Spark's",
     )
 
 
 # ------------------------------------------------------------------------------- in the driver
 def workers() -> Any:
-    """Spark's accumulator of {host and process id: Worker}; keeps the largest peak of each."""
+    """Make Spark's accumulator of {host and process id: Worker}, which keeps the largest peaks."""
     from pyspark.accumulators import AccumulatorParam
 
     class Largest(AccumulatorParam):
@@ -173,7 +174,7 @@ def workers() -> Any:
 
 
 def summarize(seen: Mapping[str, Worker]) -> dict:
-    """{count, peak_bytes, opened, python} over all workers."""
+    """Return {count, peak_bytes, opened, python} over all workers."""
     return {
         "count": len(seen),
         "peak_bytes": max((worker.peak_bytes for worker in seen.values()), default=0),

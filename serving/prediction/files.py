@@ -1,10 +1,10 @@
-"""Files that Spark reads for predictions: its workers make their rows, by the functions
-that one process uses (serving/prediction/reading.py).
+"""Files that Spark reads for predictions: its workers make the rows, with the same functions as one
+process (serving/prediction/reading.py).
 
     CSV, JSON              the workers read the files, or parts of them (data/spark/text_rows.py)
     Parquet, ORC, Avro     Spark reads the mapped columns
 
-Rows without an id are numbered: unique, increasing, with gaps.
+Rows without an id get numbers: unique, increasing, with gaps.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Files(reading.Files):
 
 
 def find(source: str, kind: Kind | None) -> Files:
-    """The files of a source.
+    """List the files of a source.
 
     Args:
-        kind: the format, where the source's suffix does not say it.
+        kind: the format, if the source's suffix does not say it.
     Raises:
         NotFound: there are none.
         DataError: they are of several formats.
@@ -67,23 +67,21 @@ def find(source: str, kind: Kind | None) -> Files:
     entries = [entry for entry in entries if entry.size]
     if not entries:
         raise NotFound(
-            "there is nothing to predict",
+            "the source has no files with rows",
             where=source,
             expected="a file, a pattern or a directory",
-            remedy="check the path",
         )
     return Files(form=form, entries=entries, root=root)
 
 
 def _inside(source: str) -> Form:
-    """The format of the files in a directory, or of those that a pattern names."""
+    """Return the format of a directory's or a pattern's files."""
     _, entries = files_of(source) or (None, [])
     forms = {form for entry in entries if (form := format_of(entry.path))}
     if len(forms) > 1:
         raise DataError(
-            "the source has files of several formats",
+            "the source has files of several formats, and Spark reads one",
             where=source,
-            expected="one format, where Spark reads it",
             got=", ".join(sorted(forms)),
             remedy="name the files by a pattern such as DIR/*.csv, or predict without --master",
         )
@@ -98,7 +96,7 @@ def check(
     id_required: bool,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """`check_files` of a source."""
+    """Call `check_files` for a source."""
     reading.check_files(
         {entry.path: entry for entry in files.entries}, files.form, columns, options,
         source=files.root or files.paths[0], id_required=id_required, root=files.root,
@@ -109,7 +107,7 @@ def check(
 def read(
     spark: SparkSession, files: Files, columns: Columns, options: CsvOptions
 ) -> tuple[DataFrame, Reader]:
-    """A DataFrame of files that `check` has passed, and what makes rows of its batches.
+    """Return a DataFrame of files that `check` has passed, and the reader of its batches.
 
     Raises:
         DataError: a CSV file with an unclosed quote.
@@ -128,7 +126,7 @@ def read(
 
 
 def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
-    """The mapped columns of files that `check` has passed, without the rows that cannot be read."""
+    """Return the mapped columns of files that `check` has passed, without unreadable rows."""
     if files.form == "csv" or files.form == "jsonl":
         columns_read = text_rows.Columns(names=mapped(columns))
         read = text_rows.table(
@@ -143,7 +141,7 @@ def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptio
 # ------------------------------------------------------------------------------------- text files
 @dataclass(frozen=True, kw_only=True)
 class _Parts:
-    """Reader of batches of tasks' numbers."""
+    """A reader of batches of task numbers."""
 
     tasks: text_rows.Tasks
     columns: Columns
@@ -180,7 +178,7 @@ def _columns(spark: SparkSession, files: Files, columns: Columns) -> DataFrame:
 
 @dataclass(frozen=True, kw_only=True)
 class _Records:
-    """Reader of batches of number and the mapped columns."""
+    """A reader of batches of the number and the mapped columns."""
 
     columns: Columns
 

@@ -1,4 +1,4 @@
-"""What a Spark DataFrame's rows are to a model: their id and their text."""
+"""The ids and texts of a Spark DataFrame's rows."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ _OPTIONS = "--text-column and --id-column name them"
 
 def names_of(
     info: Mapping[str, Any],
-    there: Sequence[str],
+    available: Sequence[str],
     *,
     source: str,
     text_columns: Sequence[str] | None,
     id_column: str | None,
 ) -> tuple[Columns, str | None]:
-    """The columns of the text (`text`, `text_pair`, `separator`), and that of the id.
+    """Return the columns of the text (`text`, `text_pair`, `separator`), and that of the id.
 
     Args:
-        info: howdah.json of the model, whose columns are used where none are given.
-        there: columns of the source.
-        source: for messages.
+        info: howdah.json of the model, whose columns are the defaults.
+        available: columns of the source.
+        source: named in messages.
     Returns:
-        The id is None where the model's own id column is not there.
+        The id is None if the source lacks the model's own id column.
     Raises:
         DataError: the source lacks a column.
     """
     trained = Columns(**(info.get("columns") or {}))
     columns = trained.model_copy(update={"text": list(text_columns or trained.text)})
-    key = id_column or (trained.id if trained.id and _has(there, trained.id) else None)
-    wanted = (*columns.text, *(columns.text_pair or ()), *([key] if key else []))
-    for name in wanted:
-        if not _has(there, name):
-            raise no_column(name, there, where=source, remedy=_OPTIONS)
+    key = id_column or (trained.id if trained.id and _has(available, trained.id) else None)
+    for name in (*columns.text, *(columns.text_pair or ()), *([key] if key else [])):
+        if not _has(available, name):
+            raise no_column(name, available, where=source, remedy=_OPTIONS)
     return columns, key
 
 
-def _has(there: Sequence[str], name: str) -> bool:
-    """True if the column exists, or one that may be the struct of a field `a.b`."""
-    return name in there or ("." in name and name.partition(".")[0] in there)
+def _has(available: Sequence[str], name: str) -> bool:
+    """Return whether the column exists, or one that may be the struct of a field `a.b`."""
+    return name in available or ("." in name and name.partition(".")[0] in available)
 
 
 def _column(rows: DataFrame, name: str, source: str) -> tuple[Column, DataType]:
@@ -67,7 +66,7 @@ def id_and_text(
     text_columns: Sequence[str] | None,
     id_column: str | None,
 ) -> DataFrame:
-    """(id, text) of the rows; text is null where all of its columns are null, or one side is.
+    """Select (id, text) of the rows; text is null if all of its columns are null, or one side is.
 
     The arguments are those of `names_of`. Without an id column Spark numbers the rows.
     """
@@ -92,19 +91,19 @@ def id_and_text(
 
 
 def _id(rows: DataFrame, name: str, source: str) -> Column:
-    """The ids, spelt as the ETL spells them: labels are joined by id, and `howdah model forget`
-    finds scored rows by it.
+    """Return the ids, spelt as the ETL spells them.
+
+    Labels are joined by id, and `howdah model forget` looks scored rows up by it.
 
     Raises:
-        DataError: the column is of a type that no id has.
+        DataError: the column's type cannot be an id.
     """
     column, kind = _column(rows, name, source)
     spelt = ids.column(column, kind)
     if spelt is None:
         raise DataError(
-            "the id column is of another type",
+            "the id column is not of texts, numbers, dates or times",
             where=f"{name} in {source}",
-            expected="texts, numbers, dates or times",
             got=kind.simpleString(),
             remedy="name another column by --id-column",
         )

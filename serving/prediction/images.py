@@ -1,6 +1,6 @@
 """Classify image files, or a Parquet column of them, with an exported model of images.
 
-An image that cannot be decoded does not stop the others: its prediction has a null label and an
+An image that cannot be decoded does not stop the others; its prediction has a null label and an
 error.
 """
 
@@ -24,12 +24,12 @@ from howdah.serving.prediction.rows import Prediction, as_json, format_of, open_
 from howdah.storage.charsets import spelled
 
 _CHUNK_ROWS = 64
-"""Images in memory at once, as files' bytes and as pixels."""
+"""Number of images in memory at once, as files' bytes and as pixels."""
 
 
 @dataclass(frozen=True)
 class ImageRow:
-    """An image to classify: a file's bytes, or why there are none."""
+    """An image to classify: a file's bytes, or an error."""
 
     id: str
     data: bytes | None
@@ -37,10 +37,7 @@ class ImageRow:
 
 
 def classify_images(served: ServedModel, rows: Sequence[ImageRow]) -> list[Prediction]:
-    """Predictions of images, in their order; one that cannot be decoded gets an error.
-
-    Args:
-    """
+    """Predict images, in their order; one that cannot be decoded gets an error."""
     out: list[Prediction | None] = [None] * len(rows)
     pixels, numbers = [], []
     for number, row in enumerate(rows):
@@ -71,7 +68,7 @@ def predict_images(
     """Classify all images of `source`, in order, in bounded memory; `predict` for images.
 
     Args:
-        model: where it was opened from, for the summary.
+        model: the model's address, for the summary.
         source: an image file, a pattern, a directory (searched below, too), or .parquet file(s).
         image_column: column of the files' bytes in Parquet; None: that of the training data.
         id_column: column of the row's key; None: the training data's, if the source has it, else
@@ -121,8 +118,8 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
     number = 0
     for line in lines:
         path = line.rstrip("\r\n")
-        [found] = classify_images(served, [_file(path, path)])
-        out.write(as_json(found, outputs_of(served), served.run_id) + "\n")
+        [prediction] = classify_images(served, [_file(path, path)])
+        out.write(as_json(prediction, outputs_of(served), served.run_id) + "\n")
         out.flush()
         number += 1
     return number
@@ -130,7 +127,7 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
 
 # -------------------------------------------------------------------------------------- the source
 def _files(source: str) -> tuple[list[str], str]:
-    """The files, sorted, and the beginning of their paths that is left out of their ids."""
+    """Return the sorted files, and the prefix of their paths that their ids omit."""
     directory, entries = files_of(source) or (None, [])
     paths = [entry.path for entry in entries]
     root = "" if directory is None else directory.rstrip("/") + "/"
@@ -138,10 +135,9 @@ def _files(source: str) -> tuple[list[str], str]:
         paths.sort()
     if not paths:
         raise NotFound(
-            "there is nothing to predict",
+            "the source has no files",
             where=source,
             expected="an image file, a pattern, a directory of images, or .parquet files",
-            remedy="check the path",
         )
     parquet = [format_of(path) == "parquet" for path in paths]
     if any(parquet) and not all(parquet):
@@ -170,7 +166,7 @@ def _rows(
 
 
 def _file(path: str, row_id: str) -> ImageRow:
-    """The file's row: one that is too large is not read, one that is not there has an error."""
+    """Read a file as a row; one that is too large or unreadable gets an error."""
     try:
         size = storage.size(path)
         if size > MAX_BYTES:
@@ -201,8 +197,8 @@ def _parquet_rows(
                     got=f"columns {', '.join(names)}",
                     remedy="--text-column names the column of the images, --id-column the key's",
                 )
-        wanted = [top, *([key] if key in names else [])]
-        for batch in parquet.iter_batches(_CHUNK_ROWS, columns=wanted):
+        selected = [top, *([key] if key in names else [])]
+        for batch in parquet.iter_batches(_CHUNK_ROWS, columns=selected):
             keys = [None] * batch.num_rows
             if key is not None and key in names:
                 keys = ids.texts(batch.column(key))

@@ -1,4 +1,4 @@
-"""Which rows have no prediction, and why: counted for the caller, and refused above a limit."""
+"""Counts of the rows without a prediction, by reason, and their limit."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SHOWN_REASONS = 5
 _LINE = re.compile(r"^line \d+: ")
 _DETAIL = re.compile(r" \(.*$", re.DOTALL)
 LINE_OF_SPARK = r"^line \d+: | \((?s).*$"
-"""The same for Spark's regexp_replace."""
+"""What `reason_of` removes, for Spark's regexp_replace."""
 
 
 def reason_of(error: str) -> str:
-    """An error without its line and what it found there, so that like ones are one reason.
+    """Return an error without its line and details, so that similar errors have one reason.
 
     >>> reason_of("line 7: not JSON (Expecting value: line 1 column 1 (char 0))")
     'not JSON'
@@ -35,9 +35,9 @@ class Reasons:
     """Counts errors by reason."""
 
     def __init__(self) -> None:
-        self._found: dict[str, dict[str, Any]] = {}
+        self._entries: dict[str, dict[str, Any]] = {}
         self.count = 0
-        """Rows with an error, those of reasons that are not shown among them."""
+        """Number of rows with an error, including those whose reasons are not shown."""
 
     def add(self, predictions: Sequence[Prediction]) -> None:
         """Count the rows without a prediction."""
@@ -46,26 +46,26 @@ class Reasons:
                 continue
             self.count += 1
             reason = reason_of(one.error)
-            if reason not in self._found and len(self._found) >= _MOST_REASONS:
+            if reason not in self._entries and len(self._entries) >= _MOST_REASONS:
                 reason = "other reasons"
-            entry = self._found.setdefault(
+            entry = self._entries.setdefault(
                 reason, {"error": reason, "rows": 0, "example": one.id, "first": one.error}
             )
             entry["rows"] += 1
 
     def as_list(self) -> list[dict[str, Any]]:
-        """[{error, rows, example: an id, first: its error with its line}], most frequent first."""
-        return sorted(self._found.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
+        """Return [{error, rows, example: an id, first: its whole error}], most frequent first."""
+        return sorted(self._entries.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
 
 
 def of_lines(count: int, reasons: Reasons) -> list[str]:
-    """What is said of answered lines: nothing, unless some have an error."""
+    """Describe the errors among answered lines, if there are any."""
     why = "; ".join(f"{one['rows']:,} {one['error']}" for one in reasons.as_list())
     return [f"{reasons.count:,} of {count:,} lines have an error ({why})"] if why else []
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
-    """What is said of a prediction's result: rows, and how many have an error by reason."""
+    """Describe a prediction's result: rows, and how many have an error by reason."""
     line = f"{summary['rows']:,} rows -> {summary['output']}"
     if summary["errors"]:
         why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
@@ -80,8 +80,8 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
     """Refuse a result in which too many rows have an error. The output stays.
 
     Args:
-        config: its `score.max_error_fraction` and `data.csv`.
-        source: what was predicted.
+        config: `score.max_error_fraction` and `data.csv` are used.
+        source: the predicted source.
     Raises:
         TooManyErrors: exit code 3.
     """
@@ -94,7 +94,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
         + (f", {one['first']})" if one["first"] != one["error"] else ")")
         for one in summary["reasons"]
     )
-    remedy = "the rows with an error say why in the column error"
+    remedy = "the column error has the reason for each row"
     if any(one["error"] == NOT_DECODED for one in summary["reasons"]):
         paths = [path for path in source_files(source).paths if format_of(path) == "csv"]
         other = explained(paths, config.data.csv.encoding)
@@ -104,7 +104,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
             else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
         )
     raise TooManyErrors(
-        "too many rows could not be classified; the output has all rows, these with an error",
+        "too many rows could not be classified; the output has them, too, with an error",
         where=summary["output"],
         expected=f"at most {most:.2%} of the rows (score.max_error_fraction)",
         got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from howdah import storage
@@ -66,20 +66,19 @@ def predict(
         text_columns: column(s) of the text; None: those that the model was trained on.
         id_column: column of the row's key; None: the training data's, if the source has it, else
             the row's number from 0.
-        csv_options: how CSV is read; None: as in `config`.
-        master: Spark master; None: no Spark, or where it is needed (a table) the master of
-            `config`.
-        config: its `data.csv` and `publish.directory`, and for Spark its `data.spark` and
+        csv_options: how to read CSV; None: as in `config`.
+        master: Spark master; None: no Spark, unless it is needed (a table): then that of `config`.
+        config: `data.csv` and `publish.directory` are used, with Spark also `data.spark` and
             `run.user`; None: the defaults.
         framework: tensorflow or torch; None: the one that the model was trained with.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
             the same model stay.
-        drift: also judge the rows by the model's own profile; on one machine, of texts.
+        drift: also compare the rows with the model's own profile; on one machine, for texts.
         progress: called with a line.
     Returns:
         {model, version (of a published model, else None), output, run_id, rows, errors, reasons
-        (`Reasons.as_list`), rejected, labels: {label: rows} (none of a regression)}, and with
+        (`Reasons.as_list`), rejected, labels: {label: rows} ({} for a regression)}, and with
         `drift` {drift: the verdict}; with Spark more (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
@@ -140,7 +139,9 @@ def predict(
             progress=progress,
         )
         return made | {"version": version.number}
-    reference = _reference(version.path) if drift else None
+    reference = reference_of(version.path) if drift else None
+    if drift and reference is None:
+        raise no_profile(version.path)
     profile = None if reference is None else Profile.like(reference)
     files = source_files(source, progress)
     columns = choose_columns(served.columns, text_columns, id_column)
@@ -192,20 +193,8 @@ def predict(
     }
 
 
-def _reference(export: str) -> Profile:
-    """The model's own profile.
-
-    Raises:
-        ModelError: it has none.
-    """
-    reference = reference_of(export)
-    if reference is None:
-        raise no_profile(export)
-    return reference
-
-
 def _labels_in(prediction: Prediction) -> list[str]:
-    """The labels that a row counts for."""
+    """Return the labels that a row counts for."""
     label = prediction.label
     if isinstance(label, str):
         return [label]
@@ -215,17 +204,16 @@ def _labels_in(prediction: Prediction) -> list[str]:
 def _one_column(columns: Sequence[str] | None) -> str | None:
     if columns and len(columns) > 1:
         raise UsageError(
-            "a row has one image", where="--text-column", got=", ".join(columns),
-            remedy="name the column of the images",
-        )  # fmt: skip
+            "a row has one image, in one column", where="--text-column", got=", ".join(columns)
+        )
     return columns[0] if columns else None
 
 
 def _is_table(source: str) -> bool:
-    """Whether it is a table: no directory part, no known suffix, no such file."""
-    known = format_of(source) or spark_format_of(source)
-    bare = TABLE_NAME.fullmatch(source) is not None and known is None
-    return bare and not storage.exists(source)
+    """Return whether it is a table: no directory part, no known suffix, no such file."""
+    has_suffix = bool(format_of(source) or spark_format_of(source))
+    is_name = TABLE_NAME.fullmatch(source) is not None and not has_suffix
+    return is_name and not storage.exists(source)
 
 
 # -------------------------------------------------------------------------------------- stdin
@@ -237,17 +225,15 @@ def predict_lines(
     framework: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
-    images are paths of image files.
+    """Classify lines as they arrive, and write a JSON object per line at once.
 
-    Lines of a model of pairs have a tab between the two texts.
-
-    Lines that can be read without waiting are classified together: a pipe is fast, and a user who
-    types gets an answer to each line.
+    For a model of images, lines are paths of image files; for a model of pairs, they have a tab
+    between the two texts. Lines that can be read without waiting are classified together, so that a
+    pipe is fast, and a user who types gets an answer to each line.
 
     Args:
         lines: text stream; its bytes are read as UTF-8.
-        out: gets the answers.
+        out: stream for the answers.
         progress: called at the end with a line about texts that have an error.
     Returns:
         The number of lines.
@@ -278,11 +264,13 @@ def predict_lines(
 
 
 def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
-    """Lists of complete lines that can be read without waiting, at least one line each."""
+    """Yield lists of complete lines that can be read without waiting, at least one line each."""
     try:
         descriptor = stream.fileno()
-    except (OSError, io.UnsupportedOperation, AttributeError):  # no file behind it
-        yield from _groups(line.rstrip("\n") for line in stream)
+    except (OSError, io.UnsupportedOperation, AttributeError):  # not a file's stream
+        texts = (line.rstrip("\n") for line in stream)
+        while group := list(itertools.islice(texts, 64)):
+            yield group
         return
     rest = b""
     while data := os.read(descriptor, 2**16):
@@ -291,12 +279,6 @@ def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
             yield [_decoded(line) for line in whole]
     if rest:
         yield [_decoded(rest)]
-
-
-def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
-    iterator = iter(lines)
-    while group := list(itertools.islice(iterator, 64)):
-        yield group
 
 
 def _decoded(line: bytes) -> str:

@@ -1,10 +1,10 @@
 """Reads rows from files: CSV, JSON and Parquet, streamed, on any storage.
 
-data/files/records.py reads the text files, for the ETL as well; Spark's workers make rows by
-the functions of this module (serving/prediction/files.py), so that a row has one text, and one
-error, whichever process classifies it.
+data/files/records.py reads the text files, as for the ETL. Spark's workers make rows with the
+functions of this module, too (serving/prediction/files.py), so that a row has the same text and
+error in each process.
 
-A row that cannot be read does not stop the others: its prediction has a null label and an error.
+A row that cannot be read does not stop the others; its prediction has a null label and an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Files:
 
     entries: Sequence[Entry]
     root: str | None = None
-    """The directory that they were found below."""
+    """Directory above all files; None: the source is a file or a pattern."""
 
     @property
     def paths(self) -> list[str]:
@@ -45,12 +45,12 @@ class Files:
 
 
 def source_files(source: str, progress: Callable[[str], None] = lambda line: None) -> Files:
-    """The files of a source: itself, a pattern's matches, or those below a directory.
+    """List the files of a source: itself, a pattern's matches, or those below a directory.
 
     Args:
         progress: called with a line about files that are left out.
     Raises:
-        NotFound: there are none.
+        NotFound: there are no files.
     """
     root, entries = files_of(source) or (None, [])
     if root is None and len(entries) == 1:
@@ -58,16 +58,16 @@ def source_files(source: str, progress: Callable[[str], None] = lambda line: Non
     named = [entry for entry in entries if format_of(entry.path) is not None]
     if not named:
         raise NotFound(
-            "there is nothing to predict",
+            "the source has no files with rows",
             where=source,
             expected="a file, a pattern or a directory of .csv, .jsonl or .parquet files",
             got=", ".join(entry.name for entry in entries[:5]) or None,
-            remedy="check the path; a table needs --master",
+            remedy="a table needs --master",
         )
     if len(named) < len(entries):
         others = [entry.name for entry in entries if format_of(entry.path) is None]
         more = ", ..." if len(others) > 5 else ""
-        progress(f"not read, since their names have no known ending: {', '.join(others[:5])}{more}")
+        progress(f"not read, since their suffixes are unknown: {', '.join(others[:5])}{more}")
     return Files(entries=named, root=root)
 
 
@@ -75,7 +75,7 @@ def source_files(source: str, progress: Callable[[str], None] = lambda line: Non
 def choose_columns(
     trained: Columns, text_columns: Sequence[str] | None, id_column: str | None
 ) -> Columns:
-    """The training data's column mapping with the caller's columns in place of its own."""
+    """Return the training data's column mapping, with the caller's columns in place of its own."""
     changes: dict = {"id": id_column if id_column is not None else trained.id}
     if text_columns:
         changes["text"] = list(text_columns)
@@ -83,7 +83,7 @@ def choose_columns(
 
 
 def mapped(columns: Columns) -> list[str]:
-    """Names of the columns that are read, each once."""
+    """List the names of the columns that are read, each once."""
     names = [*columns.text, *(columns.text_pair or ()), *([columns.id] if columns.id else [])]
     return list(dict.fromkeys(names))
 
@@ -99,8 +99,10 @@ def check_files(
     root: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Refuse files of a format that do not have the mapped columns (`checks.check`); say where
-    rows have no id of their own."""
+    """Require that files of a format have the mapped columns (`checks.check`).
+
+    A line says so if rows have no id of their own.
+    """
     texts = [*columns.text, *(columns.text_pair or ())]
     required = [
         checks.Wanted(
@@ -120,7 +122,7 @@ def check_files(
 
 
 def no_ids(name: str) -> str:
-    """What is said where rows are numbered, since the training data's column is not there."""
+    """Return the line that rows are numbered, since the training data's column is missing."""
     return (
         f"the source has no column {name!r}: ids are the rows' numbers (--id-column names another)"
     )
@@ -135,11 +137,11 @@ def read_rows(
     id_required: bool = True,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
-    """The rows of the files in order.
+    """Yield the rows of the files in order.
 
     Args:
         columns: text column(s) and id column; without an id column it is the row's number from 0.
-        csv_options: how CSV is read.
+        csv_options: how to read CSV.
         id_required: refuse a source without the id column, rather than number its rows.
         progress: called with a line.
     Raises:
@@ -153,8 +155,7 @@ def read_rows(
             raise DataError(
                 "the format of the source is not known",
                 where=entry.path,
-                expected=", ".join(SUFFIXES) + " (.gz, .bz2, .zst allowed but for .parquet)",
-                got=entry.name,
+                expected=", ".join(SUFFIXES) + ", also with .gz, .bz2 or .zst (not .parquet)",
             )
         forms.setdefault(form, {})[entry.path] = entry
     for form, form_files in forms.items():
@@ -176,7 +177,7 @@ def read_rows(
 
 
 class Rows:
-    """Makes rows of the values of the mapped columns."""
+    """Makes rows from the values of the mapped columns."""
 
     def __init__(self, columns: Columns) -> None:
         self.names = mapped(columns)
@@ -190,10 +191,10 @@ class Rows:
     def of_part(
         self, part: Part, options: CsvOptions, *, root: str | None, first: int, **more: Any
     ) -> Iterator[Row]:
-        """The rows of a part of a text file.
+        """Yield the rows of a part of a text file.
 
         Args:
-            first: number of the first one.
+            first: number of the first row.
             more: see `records.read`.
         """
         rows = records.read(part, self.names, options, root=root, **more)
@@ -205,11 +206,11 @@ class Rows:
                 yield self.row(values, number)
 
     def row(self, values: Sequence[Any], number: int) -> Row:
-        """The row to classify.
+        """Make the row to classify.
 
         Args:
-            values: of `names`; texts, None, or what no text can be made of.
-            number: its id, where the row has none.
+            values: values of `names`: texts, None, or what is not a text.
+            number: the id of a row that has none.
         """
         key = None if self._id is None else values[self._id]
         row_id, problem = str(number), None
@@ -221,7 +222,7 @@ class Rows:
                 problem = "the id is not in the file's encoding"
         texts = []
         for side, name in zip(self._sides, ("text", "second text"), strict=False):
-            # As Spark's concat_ws, which made the training texts: nulls are skipped.
+            # Nulls are skipped, as in Spark's concat_ws, which made the training texts.
             present = [values[at] for at in side if values[at] is not None]
             if not present:
                 return Row(row_id, None, problem or EMPTY)
@@ -269,15 +270,15 @@ def _of_parquet(
 
 
 def _values(column: Any, kind: Any) -> list[str | None]:
-    """A column's values as texts: of texts themselves, of others the ids that they are."""
+    """Return a column's values as texts, spelt as ids are."""
     import pyarrow as pa
 
-    if pa.types.is_timestamp(kind) and column.type != kind:  # Spark's old times
+    if pa.types.is_timestamp(kind) and column.type != kind:  # times of old Spark versions
         column = column.cast(pa.timestamp("us"), safe=False).cast(kind)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     try:
         return ids.texts(column)
-    except UnicodeDecodeError:  # another writer's bytes, which are not UTF-8
+    except UnicodeDecodeError:  # the writer did not use UTF-8
         raw = column.cast(pa.large_binary()).to_pylist()
         return [None if value is None else value.decode("utf-8", ESCAPE) for value in raw]

@@ -1,5 +1,4 @@
-"""Rows to classify, and predictions, which are written as CSV, JSON lines or Parquet, streamed, on
-any storage."""
+"""Rows to classify, and predictions: streamed to CSV, JSON lines or Parquet, on any storage."""
 
 from __future__ import annotations
 
@@ -31,29 +30,29 @@ SUFFIXES = {
     ".parquet": "parquet",
 }
 EMPTY = "the text is empty"
-"""The error of a row that has no text, or whose text has nothing left after cleaning."""
+"""Error of a row that has no text, or whose text is empty after cleaning."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
-"""What Spark alone reads."""
+"""Formats that only Spark reads."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row to classify; `text` is None where there is an `error`."""
+    """A row to classify; `text` is None if there is an `error`."""
 
     id: str
     text: str | None
     error: str | None = None
     pair: bool = False
-    """`text` is two texts, joined (data/clean.py)."""
+    """True if `text` is two texts, joined (data/clean.py)."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     """A row's label and scores float32[C] (probabilities by label number), or its error.
 
-    Of several labels, all above 0.5 (or their own thresholds), sorted as the model has them; of a
-    regression the number, which the one score is, too. A row that the model's decision rejects has
-    scores, no label and no error.
+    A multi-label model predicts all labels above 0.5 (or their own thresholds), in the model's
+    order; a regression a number, which is also the only score. A row that the model's decision
+    rejects has scores, but neither a label nor an error.
     """
 
     id: str
@@ -63,36 +62,36 @@ class Prediction:
 
     @property
     def rejected(self) -> bool:
-        """The label's score is too low (`howdah model threshold`)."""
+        """True if the label's score is too low (`howdah model threshold`)."""
         return self.label is None and self.error is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a model's predictions have besides id, run id and error, in every format."""
+    """The columns of a model's predictions besides id, run id and error, in every format."""
 
     task: Task
     labels: Sequence[str]
 
     @property
     def name(self) -> str:
-        """The column of what is predicted."""
+        """Name of the predicted column."""
         return {"single_label": "label", "multi_label": "labels", "regression": "value"}[self.task]
 
     @property
     def has_scores(self) -> bool:
-        """There is a score for each label."""
+        """True if there is a score for each label."""
         return self.task != "regression"
 
     @property
     def spark(self) -> dict[str, str]:
-        """{column: Spark's type}, of all columns but the run's id, in their order."""
+        """{column: Spark's type} of all columns except run_id, in their order."""
         kind = {"single_label": "string", "multi_label": "array<string>", "regression": "float"}
         scores = {"scores": "array<float>"} if self.has_scores else {}
         return {"id": "string", self.name: kind[self.task], **scores, "error": "string"}
 
     def arrow(self) -> pa.Schema:
-        """The columns of a Parquet file."""
+        """Return the columns of a Parquet file."""
         import pyarrow as pa
 
         kind = {
@@ -105,7 +104,7 @@ class Outputs:
         return pa.schema([*fields, ("run_id", pa.string()), ("error", pa.string())])
 
     def columns(self, predictions: Sequence[Prediction], run_id: str) -> pa.RecordBatch:
-        """Predictions as a batch of `arrow`."""
+        """Return predictions as a batch of the schema `arrow`."""
         import pyarrow as pa
 
         schema = self.arrow()
@@ -122,12 +121,12 @@ class Outputs:
 
 # ------------------------------------------------------------------------------------- source
 def format_of(path: str) -> str | None:
-    """csv, jsonl or parquet by the name's suffix without compression; None: another one."""
+    """Return csv, jsonl or parquet by the suffix before a compression's, or None."""
     return SUFFIXES.get(ending(storage.name(path)))
 
 
 def spark_format_of(path: str) -> str | None:
-    """orc or avro by the name's suffix, which Spark alone reads; None: another one."""
+    """Return orc or avro, which only Spark reads, by the suffix, or None."""
     return _SPARK_SUFFIXES.get(ending(storage.name(path)))
 
 
@@ -147,11 +146,11 @@ def open_output(
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[_Writer]:
-    """A writer of predictions to `path`, which appears whole at the end or not at all.
+    """Yield a writer of predictions to `path`, which appears whole at the end or not at all.
 
     Args:
         path: .parquet, .jsonl or .csv, on any storage.
-        outputs: what the model predicts.
+        outputs: columns of the model's predictions.
         overwrite: replace an existing file, once the new one is whole.
         progress: called with a line.
     Raises:
@@ -166,10 +165,8 @@ def open_output(
             where=path,
             expected="a name that ends in .parquet, .jsonl or .csv",
         )
-    if storage.exists(path) and not overwrite:
-        raise AlreadyExists(
-            "the output is there already", where=path, remedy="give another name, or remove it"
-        )
+    if not overwrite:
+        refuse_existing(path)
     aside = commit.hidden(path, "old") if overwrite else None
     with commit.stage(commit.hidden(path, "tmp")) as staged:
         with storage.open_write(staged.path) as file:
@@ -177,14 +174,22 @@ def open_output(
             try:
                 yield writer
             except BaseException:
-                # pyarrow's would write its footer when it is collected: into a closed file then
+                # else pyarrow's writer would write its footer, when collected, into a closed file
                 with contextlib.suppress(Exception):
                     writer.close()
                 raise
             writer.close()
         replaced = staged.publish(path, aside=aside, keep=True)
     if replaced is not None and not commit.discard(replaced):
-        progress(f"the output that was replaced could not be removed: {replaced}")
+        progress(f"the replaced output could not be removed: {replaced}")
+
+
+def refuse_existing(output: str) -> None:
+    """Raise AlreadyExists if the output exists."""
+    if storage.exists(output):
+        raise AlreadyExists(
+            "the output exists already", where=output, remedy="give another name, or remove it"
+        )
 
 
 class _ParquetWriter:
@@ -205,8 +210,11 @@ class _ParquetWriter:
 
 
 def as_json(prediction: Prediction, outputs: Outputs, run_id: str) -> str:
-    """A prediction as a JSON line: id, label (labels, value), scores by label name unless it is a
-    number, run_id, `rejected` of a rejected row, and error if any."""
+    """Return a prediction as a JSON line.
+
+    It has id, label (labels, value), scores by label name except for a regression, run_id,
+    `rejected` for a rejected row, and error if there is one.
+    """
     value: dict[str, Any] = {"id": prediction.id, outputs.name: prediction.label}
     if outputs.has_scores:
         scores = None
@@ -231,7 +239,7 @@ class _JsonWriter:
         self._file.write("".join(lines).encode())
 
     def close(self) -> None:
-        """All rows are written already."""
+        """Do nothing, since all rows are written already."""
 
 
 class _CsvWriter:
@@ -243,18 +251,12 @@ class _CsvWriter:
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         self._rows(
-            [
-                p.id,
-                self._predicted(p.label),
-                *self._scores(p.scores),
-                self._run_id,
-                p.error,
-            ]
+            [p.id, self._predicted(p.label), *self._scores(p.scores), self._run_id, p.error]
             for p in predictions
         )
 
     def _predicted(self, label: str | list[str] | float | None) -> str | None:
-        """CSV has no lists: several labels are a JSON list, as in a source."""
+        """Return the predicted cell; CSV has no lists, so that several labels are a JSON list."""
         if label is None or self._outputs.task == "single_label":
             return label
         return json.dumps(label, ensure_ascii=False)
@@ -266,7 +268,7 @@ class _CsvWriter:
 
     def _rows(self, rows) -> None:
         text = io.StringIO(newline="")
-        # QUOTE_MINIMAL of Python leaves a CR unquoted, which other readers take for a line's end
+        # Python's QUOTE_MINIMAL leaves a CR unquoted, which other readers take for a line's end
         plain = csv.writer(text, lineterminator="\n")
         quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
         for row in rows:
@@ -275,4 +277,4 @@ class _CsvWriter:
         self._file.write(text.getvalue().encode())
 
     def close(self) -> None:
-        """All rows are written already."""
+        """Do nothing, since all rows are written already."""

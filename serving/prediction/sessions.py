@@ -1,4 +1,4 @@
-"""Spark sessions whose executors have a model: on this machine, or with all of it shipped."""
+"""Spark sessions whose executors have a model: on this machine, or shipped to a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BATCHES = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
-    # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.
+    # Spark 4.1 and newer: fewer rows per batch if texts are megabytes long.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
 }
 """Size of the batches that a Python worker gets."""
@@ -30,10 +30,10 @@ _DIST_FILES = "spark.yarn.dist.files"
 
 
 def refuse_other_spark(options: SparkOptions) -> None:
-    """Refuse `data.spark.home` where it is another Spark than the installed PySpark.
+    """Refuse a `data.spark.home` that is not the installed PySpark.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is another Spark.
     """
     if options.home is not None and not os.path.samefile(
         shipping.spark_home(options),
@@ -49,7 +49,7 @@ def refuse_other_spark(options: SparkOptions) -> None:
 
 @contextlib.contextmanager
 def explained(config: Config) -> Iterator[None]:
-    """Add to a ClusterError what YARN says of the application."""
+    """Add YARN's diagnostics of the application to a ClusterError."""
     options = config.data.spark
     try:
         yield
@@ -65,13 +65,13 @@ def explained(config: Config) -> Iterator[None]:
 def ready(
     model: ModelFiles, config: Config, framework: str, progress: Progress, *, hive: bool, name: str
 ) -> Iterator[tuple[SparkSession, ModelLocation, str | None]]:
-    """A session, the model's location in its Python workers, and its application id on YARN.
+    """Yield a session, the model's location in its Python workers, and its application id on YARN.
 
-    The active session if there is one, else a new one for this call.
+    It is the active session if there is one, else a new one for this call.
 
     Args:
-        hive: whether it needs the Hive metastore.
-        name: of the application.
+        hive: the session needs the Hive metastore.
+        name: name of the application.
     """
     try:
         from pyspark import SparkContext
@@ -90,17 +90,16 @@ def ready(
             progress(f"application {application.id}, its pages: {application.ui}")
 
     shipped: dict[str, str] = {}
-    running = SparkContext._active_spark_context  # the caller's
+    running = SparkContext._active_spark_context  # the caller's session
     if running is None and shipping.on_yarn(options):
         options, shipped = _shipped(config, model, framework, progress)
     local = is_local_master(options.master if running is None else running.master)
     with contextlib.ExitStack() as stack:
         spark = stack.enter_context(
             session(
-                options, hive=hive, shipped=shipped, user=config.run.user, ready=announce,
-                name=name,
+                options, hive=hive, shipped=shipped, user=config.run.user, ready=announce, name=name
             )
-        )  # fmt: skip
+        )
         stack.enter_context(_batches(spark, options, restored=running is not None))
         if not local and not shipped:
             stack.enter_context(model.added_to(spark.sparkContext))
@@ -125,14 +124,14 @@ def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> I
 def _shipped(
     config: Config, model: ModelFiles, framework: str, progress: Progress
 ) -> tuple[SparkOptions, dict[str, str]]:
-    """Options, and settings that ship Python, Howdah and the model to executors."""
+    """Return the options, and settings that ship Python, Howdah and the model to executors."""
     options = config.data.spark
     conf = shipping.ship(config, environment_kind(framework), progress).conf
     files = [f"{url}#{name}" for name, url in model.urls().items()]
-    if _DIST_FILES in options.conf:  # both: the user's files and ours
+    if _DIST_FILES in options.conf:  # ship the user's files, too
         files.append(options.conf[_DIST_FILES])
-        own = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
-        options = options.model_copy(update={"conf": own})
+        user_conf = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
+        options = options.model_copy(update={"conf": user_conf})
     conf[_DIST_FILES] = ",".join(files)
     overhead = memory_overhead_mib(options, framework, model)
     if overhead is not None:

@@ -1,8 +1,8 @@
 """Predictions with Spark: of a table, or of more files than one machine can read.
 
 On YARN the executors need nothing installed: a Python environment with the model's framework and
-Howdah's wheel are shipped as for the ETL, and YARN localises the model's files. Cleaning,
-truncation and scoring are `serving/prediction/classify.py`, as on one machine.
+Howdah's wheel are shipped as for the ETL, and YARN copies the model's files. Cleaning, truncation
+and scoring are those of one machine (`serving/prediction/classify.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from howdah.config.loader import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
-from howdah.errors import AlreadyExists, DataError, UsageError
+from howdah.errors import DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.models.opened.opened import choose_framework
 from howdah.models.version import open_version
@@ -28,7 +28,7 @@ from howdah.serving.prediction.executor import Predictor, Reader, summarize, wor
 from howdah.serving.prediction.files import Files
 from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
 from howdah.serving.prediction.reading import choose_columns, no_ids
-from howdah.serving.prediction.rows import Outputs, format_of, spark_format_of
+from howdah.serving.prediction.rows import Outputs, format_of, refuse_existing, spark_format_of
 from howdah.spark import connectors, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BY_SPARK = ("orc", "avro", *LAKES)
-"""Values of data.format by which a path without a known suffix is read."""
+"""Values of data.format that decide how a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 
@@ -61,22 +61,22 @@ def predict_spark(
     """`predict` with Spark; the arguments are the same. `output` becomes a directory of part files.
 
     `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
-    run_id, or with a batch that of run_id and batch; the table is created if it is missing. A
-    directory or partition that is replaced stays until the new one is whole.
+    run_id, or with a batch that of run_id and batch; a missing table is created. A replaced
+    directory or partition stays until the new one is whole.
 
     Rows without an id column are numbered by Spark (unique, increasing, with gaps).
 
     Args:
-        config: its `data.spark` (with the master to use) and `run.user`.
+        config: `data.spark` (with the master) and `run.user` are used.
     Returns:
         The result of `predict`, and {application, workers: {count, peak_bytes, opened, python}}:
-        the number of Python processes that classified, the highest peak memory, the most times
-        that one opened a model, and their environments (sys.prefix).
+        the number of Python processes that classified, the highest peak memory, the largest number
+        of models that one opened, and their environments (sys.prefix).
     Raises:
         DataError: no rows, no such table or file, a missing column.
         ConfigError: conflicting settings, or paths that a cluster cannot read.
         ClusterError: Spark is not installed or does not start, or executors fail.
-        StorageError: the output could not be renamed to its name; names the old and the new one.
+        StorageError: the output could not be renamed to its name; the error names both.
         Interrupted, Terminated: after SIGINT or SIGTERM; the application is killed.
     """
     options = config.data.spark
@@ -109,22 +109,22 @@ class _Request:
     csv_options: CsvOptions
     overwrite: bool
     batch: str | None
-    """Of the rows, in a table."""
+    """Name of the rows in a table."""
 
     @property
     def outputs(self) -> Outputs:
-        """What the predictions have."""
+        """Columns of the predictions."""
         return Outputs(task=self.model.version.task, labels=())
 
     @property
     def schema(self) -> str:
-        """Of the predictions, as Spark has it."""
+        """Spark's schema of the predictions."""
         *columns, error = self.outputs.spark.items()
         return ", ".join(f"{n} {kind}" for n, kind in [*columns, ("run_id", "string"), error])
 
     @property
     def hive(self) -> bool:
-        """Whether it needs the Hive metastore."""
+        """True if the prediction needs the Hive metastore."""
         return self.form == "table" or not _is_file(self.source)
 
 
@@ -132,37 +132,43 @@ def _predict(request: _Request, config: Config, framework: str, progress: Progre
     if request.form == "table":
         return _classify(request, config, framework, progress, None)
     aside = commit.hidden(request.output, "old") if request.overwrite else None
-    # Outside the Spark session: a task still running would create the directory again.
+    # Outside the Spark session, since a task that still runs would create the directory again.
     with commit.stage(commit.hidden(request.output, "tmp")) as staged:
         result = _classify(request, config, framework, progress, staged.path)
         replaced = staged.publish(request.output, aside=aside, keep=True)
     if replaced is not None and not commit.discard(replaced):
-        progress(f"the output that was replaced could not be removed: {replaced}")
+        progress(f"the replaced output could not be removed: {replaced}")
     return result
 
 
 def _classify(
     request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
 ) -> dict:
-    """Write the predictions to the directory `staged`, or into the table if None; their summary."""
+    """Write the predictions to the directory `staged`, or if None into the table.
+
+    Returns:
+        The summary of the predictions.
+    """
     kind = _kind(config, request.source)
     columns = choose_columns(
         Columns(**(request.model.version.info.get("columns") or {})),
         request.text_columns,
         request.id_column,
     )
-    found = None
+    source_files = None
     if _is_file(request.source) and kind not in LAKES:
-        found = files.find(request.source, kind)
-        required = request.id_column is not None
-        files.check(found, columns, request.csv_options, id_required=required, progress=progress)
+        source_files = files.find(request.source, kind)
+        files.check(
+            source_files, columns, request.csv_options, id_required=request.id_column is not None,
+            progress=progress,
+        )  # fmt: skip
     config = _connected(config, kind, progress)
     ready = sessions.ready(
         request.model, config, framework, progress, hive=request.hive, name="howdah predict"
     )
     with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows, read = _rows(spark, request, columns, found, kind, progress)
+        rows, read = _rows(spark, request, columns, source_files, kind, progress)
         seen = spark.sparkContext.accumulator({}, workers())
         predictor = Predictor(location, framework, seen, read=read)
         predicted = rows.mapInArrow(predictor, request.schema)
@@ -190,15 +196,16 @@ def _check(config: Config, source: str, output: str) -> None:
 
 # --------------------------------------------------------------------------------- in and out
 def _is_file(source: str) -> bool:
-    known = format_of(source) or spark_format_of(source)
-    return known is not None or any(mark in source for mark in "*?[") or storage.exists(source)
+    if format_of(source) or spark_format_of(source) or any(mark in source for mark in "*?["):
+        return True
+    return storage.exists(source)
 
 
 def _output_form(output: str, overwrite: bool) -> str:
     if output.startswith(TABLE):
         if not TABLE_NAME.fullmatch(output.removeprefix(TABLE)):
             raise UsageError(
-                "the output is no table name", where=output, expected=f"{TABLE}database.table"
+                "the output is not a table's name", where=output, expected=f"{TABLE}database.table"
             )
         return "table"
     form = format_of(output) or ("parquet" if "." not in storage.name(output) else None)
@@ -208,23 +215,21 @@ def _output_form(output: str, overwrite: bool) -> str:
             where=output,
             expected="a directory's name, which may end in .parquet, .jsonl or .csv",
         )
-    if storage.exists(output) and not overwrite:
-        raise AlreadyExists(
-            "the output is there already", where=output, remedy="give another name, or remove it"
-        )
+    if not overwrite:
+        refuse_existing(output)
     return form
 
 
 def _kind(config: Config, source: str) -> str | None:
-    """The format of a source that Spark alone reads: by its suffix, else by data.format."""
-    found = spark_format_of(source)
-    if found is None and format_of(source) is None and config.data.format in _BY_SPARK:
-        found = config.data.format
-    return found
+    """Return the format of a source that only Spark reads: by its suffix, else by data.format."""
+    kind = spark_format_of(source)
+    if kind is None and format_of(source) is None and config.data.format in _BY_SPARK:
+        return config.data.format
+    return kind
 
 
 def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
-    """With the jars and settings that Spark lacks for a format, in a session of our own."""
+    """Add the jars and settings that a new session lacks for a format to the configuration."""
     if kind is None or is_active():
         return config
     options = config.data.spark
@@ -238,17 +243,17 @@ def _rows(
     spark: SparkSession,
     request: _Request,
     columns: Columns,
-    found: Files | None,
+    source_files: Files | None,
     kind: str | None,
     progress: Progress,
 ) -> tuple[DataFrame, Reader | None]:
-    """The source's rows, and what makes rows of their batches where they are not (id, text)."""
+    """Return the source's rows, and the reader of their batches if they are not (id, text)."""
     from pyspark.errors import AnalysisException
 
     source = request.source
     try:
-        if found is not None:
-            return files.read(spark, found, columns, request.csv_options)
+        if source_files is not None:
+            return files.read(spark, source_files, columns, request.csv_options)
         if kind is not None and _is_file(source):
             connectors.require(spark, kind)
             table = spark.read.format(kind).load(source)
@@ -260,7 +265,6 @@ def _rows(
             where=source,
             expected="a .csv, .jsonl, .parquet, .orc or .avro path, or a table's name",
             got=str(error).splitlines()[0],
-            remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
     id_column = (request.model.version.info.get("columns") or {}).get("id")
     if id_column and not request.id_column and id_column not in table.columns:
@@ -282,7 +286,7 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
     else:  # CSV has no arrays
         lists = [field.name for field in predicted.schema if field.dataType.typeName() == "array"]
         flat = predicted.withColumns({name: F.to_json(name) for name in lists})
-        # Spark leaves a CR unquoted, which other readers take for a line's end
+        # without quoteAll Spark leaves a CR unquoted, which other readers take for a line's end
         writer = flat.write.option("header", True).option("escape", '"').option("quoteAll", True)
         writer.csv(target)
 
@@ -290,7 +294,7 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
 def _write_table(
     spark: SparkSession, predicted: DataFrame, request: _Request, progress: Progress
 ) -> dict:
-    """Replace the partition of the model, or of the model and the batch; its summary."""
+    """Replace the partition of the model, or of the model and the batch; return its summary."""
     from pyspark.errors import AnalysisException
 
     table = request.output.removeprefix(TABLE)
@@ -315,10 +319,7 @@ def _write_table(
         )
     except AnalysisException as error:
         raise DataError(
-            "Spark cannot write the table",
-            where=table,
-            got=str(error).splitlines()[0],
-            remedy="check the database's name and your right to write there",
+            "Spark cannot write the table", where=table, got=str(error).splitlines()[0]
         ) from None
     return summary
 
@@ -329,7 +330,7 @@ def _require_rows(summary: dict, source: str) -> None:
 
 
 def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
-    """Counts of the rows written: reading them back avoids running the model twice."""
+    """Count the rows written; reading them back avoids running the model twice."""
     from pyspark.sql import functions as F
 
     outputs = request.outputs
@@ -341,7 +342,7 @@ def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
     elif request.form == "jsonl":
         frame = spark.read.json(path, schema=request.schema)
     else:
-        frame = spark.read.schema(request.schema).parquet(path)  # of no rows there may be no file
+        frame = spark.read.schema(request.schema).parquet(path)  # without rows there may be no file
     return _counts(frame, outputs) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
 
 
@@ -370,7 +371,7 @@ def _counts(frame: DataFrame, outputs: Outputs) -> dict:
 
 
 def _reasons(frame: DataFrame) -> list[dict]:
-    """`Reasons.as_list` of written predictions."""
+    """Return `Reasons.as_list` of written predictions."""
     from pyspark.sql import functions as F
 
     failed = frame.where(F.col("error").isNotNull())

@@ -1,8 +1,8 @@
-"""The gate: what a finished run's model must reach before it is published.
+"""The gate: the bounds that a finished run's model must reach before it is published.
 
 It compares run.json's metrics of `gate.split`, which are those of the exported weights, with the
 bounds of `gate.minimum`; if `gate.min_over_baseline` is set, with the baseline's (`howdah
-baseline`); and if `gate.better_than_published` is set, with the published model.
+baseline`); and if `gate.better_than_published` is set, with the published model's.
 Metrics of two datasets are never compared: if the published model was measured on other data, it is
 evaluated again on this run's.
 """
@@ -27,14 +27,14 @@ from howdah.run_files import RUN_JSON
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
 VERDICT = "gate.json"
-"""In the run directory: the newest verdict."""
+"""Name of the file with the newest verdict, in the run directory."""
 _UNDECIDED = (
     "the published model has thresholds, a rejection or a temperature (`howdah model threshold`)"
     " and this one has none: it labels at 0.5 and rejects nothing; fit them to this run before"
     " publishing it"
 )
 _IDENTITY = ("run_id", "weights_sha256")
-"""Fields of howdah.json by which the gate and `publish` know a run and its weights again."""
+"""Fields of howdah.json that identify a run and its weights."""
 VERDICT_SHAPE = Fields(
     {
         "split": TEXT,
@@ -55,7 +55,7 @@ VERDICT_SHAPE = Fields(
         ),
     },
     needed=("split", "run_id", "checks"),
-)  # fmt: skip
+)
 
 Evaluate = Callable[[str, str, str], dict]
 """(model, dataset, split) -> metrics: evaluates a model on a dataset."""
@@ -63,14 +63,14 @@ Evaluate = Callable[[str, str, str], dict]
 
 @dataclass(frozen=True)
 class Check:
-    """One bound, and the metric's value."""
+    """A bound, and the metric's value."""
 
     metric: str
     bound: float
     got: float | None
-    """None: undefined (roc_auc of a split with one class)."""
+    """The metric's value; None: undefined (roc_auc of a split with one class)."""
     against: str
-    """gate.minimum, the baseline, or the published version to beat."""
+    """Source of the bound: gate.minimum, the baseline, or the published version."""
 
     @property
     def lower(self) -> bool:
@@ -78,7 +78,7 @@ class Check:
         return METRICS[self.metric].lower
 
     @property
-    def wanted(self) -> str:
+    def bound_text(self) -> str:
         """The bound as text."""
         return f"{'at most' if self.lower else 'at least'} {self.bound:.6g}"
 
@@ -90,8 +90,8 @@ class Check:
         return self.got <= self.bound if self.lower else self.got >= self.bound
 
     def as_dict(self) -> dict:
-        """Plain JSON."""
-        return {**asdict(self), "wanted": self.wanted, "passed": self.passed}
+        """Return plain JSON."""
+        return {**asdict(self), "wanted": self.bound_text, "passed": self.passed}
 
 
 @dataclass(frozen=True)
@@ -117,17 +117,19 @@ class Run:
 
     @property
     def decision(self) -> str | None:
-        """Hash of what `howdah model threshold` has put into the export; None: nothing. Two exports
-        of the same weights and other decisions are two versions of a model."""
+        """Hash of the export's decision (`howdah model threshold`); None: it has none.
+
+        Two exports of the same weights with other decisions are two versions of a model.
+        """
         return decision_hash(self.info)
 
     @property
     def dataset(self) -> dict:
-        """{path, hash, rows} of the dataset version that it was trained and measured on."""
+        """{path, hash, rows} of the dataset version of training and evaluation."""
         return self.info.get("dataset") or {}
 
     def metrics(self) -> dict[str, dict[str, float | None]]:
-        """{split: its scalar metrics}."""
+        """Return {split: its scalar metrics}."""
         return {split: scalars(of) for split, of in (self.run.get("metrics") or {}).items()}
 
 
@@ -140,13 +142,13 @@ class Verdict:
     run_id: str
     step: int | None
     published: int | None
-    """Version that it was compared with; None: not asked for, or none is published."""
+    """Version that the run was compared with; None: there was no comparison."""
     notes: tuple[str, ...] = ()
-    """What the gate does not judge, but a person should know before the model is published."""
+    """Notes for the person who publishes the model, which the gate does not judge."""
 
     @property
     def asks(self) -> bool:
-        """True if there is a bound: without one, a passed gate says nothing about the model."""
+        """True if there is a bound; without one, a passed gate says nothing about the model."""
         return bool(self.checks)
 
     @property
@@ -155,7 +157,7 @@ class Verdict:
         return all(check.passed for check in self.checks)
 
     def as_dict(self) -> dict:
-        """Plain JSON."""
+        """Return plain JSON."""
         return {
             "passed": self.passed,
             "split": self.split,
@@ -168,7 +170,7 @@ class Verdict:
         }
 
     def require(self, where: str) -> None:
-        """Raise CheckFailed with every missed bound and the value found."""
+        """Raise CheckFailed with every missed bound and its value."""
         require(self.checks, self.split, where)
 
 
@@ -184,25 +186,25 @@ def require(checks: tuple[Check, ...], split: str, where: str) -> None:
                 HowdahError(
                     check.metric,
                     where=check.against,
-                    expected=check.wanted,
+                    expected=check.bound_text,
                     got="undefined" if check.got is None else f"{check.got:.6g}",
                 )
                 for check in missed
             ],
-            remedy="train longer or better, or lower the gate if it asks for too much",
+            remedy="train longer or better, or lower the bounds of gate.*",
         )
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    """The scalar metrics."""
+    """Return the scalar metrics."""
     return {name: metrics[name] for name in METRICS if name in metrics}
 
 
 def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> tuple[Check, ...]:
-    """One split's metrics against {metric: bound}.
+    """Check one split's metrics by {metric: bound}.
 
     Raises:
-        ConfigError: a metric that does not exist; it names those that do.
+        ConfigError: there is no such metric; the error lists all.
     """
     for name in minimum:
         if name not in METRICS:
@@ -213,10 +215,10 @@ def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> t
 
 
 def finished_run(directory: str) -> Run:
-    """The finished run in `directory`, whose metrics were measured on its export.
+    """Read the finished run in `directory`, whose metrics were measured on its export.
 
     Raises:
-        ModelError: no run, one that has not finished, no export, or one of other weights.
+        ModelError: no run, an unfinished one, no export, or an export of other weights.
         DataError: run.json is damaged.
     """
     train = "let `howdah train` (or `howdah submit`) of this configuration finish first"
@@ -226,11 +228,7 @@ def finished_run(directory: str) -> Run:
         raise ModelError("there is no run", where=directory, remedy=train) from None
     if run.get("status") != "finished":
         raise ModelError(
-            "the run has not finished",
-            where=directory,
-            expected="status finished in run.json",
-            got=str(run.get("status")),
-            remedy=train,
+            "the run has not finished", where=directory, got=str(run.get("status")), remedy=train
         )
     export = storage.join(directory, "export")
     again = "`howdah export` writes the run's export again"
@@ -242,7 +240,7 @@ def finished_run(directory: str) -> Run:
     expected, got = (run.get("run_id"), step), (info.get("run_id"), info.get("step"))
     if expected != got:
         raise ModelError(
-            "the export is not what the run's metrics were measured on",
+            "the run's metrics were not measured on its export",
             where=export,
             expected=f"step {expected[1]} of run {expected[0]}",
             got=f"step {got[1]} of run {got[0]}",
@@ -252,7 +250,7 @@ def finished_run(directory: str) -> Run:
 
 
 def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verdict:
-    """Judge the configuration's run by its gate; the verdict is stored in the run directory.
+    """Judge the configuration's run by its gate, and store the verdict in the run directory.
 
     A stored verdict on the same weights, bounds and published version is returned as it is.
 
@@ -260,8 +258,8 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
         evaluate: called if the published model was measured on other data.
         run: the configuration's finished run, if the caller has it.
     Raises:
-        ModelError: no finished run, or the split was not measured; no baseline on its dataset,
-            where one is asked for; or the published model cannot be compared (other labels).
+        ModelError: no finished run; the split was not measured; a required baseline is missing; or
+            the published model cannot be compared (other labels).
     """
     run = run or finished_run(config.run.directory)
     now = _current(config)
@@ -273,10 +271,10 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     decision = now and now.get("decision")
     if not config.gate.better_than_published:
         now = None
-    asked = config.gate.model_dump(mode="json")
+    bounds = config.gate.model_dump(mode="json")
     bar = _over_baseline(config, run)
     key = content_hash(
-        [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
+        [bounds, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
         + [check.bound for check in bar]
         + [decision, run.decision]
     )
@@ -287,14 +285,17 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     verdict = _judged(config, run, bar, now, evaluate)
     if decision is not None and run.decision is None:
         verdict = replace(verdict, notes=(*verdict.notes, _UNDECIDED))
-    entry = {**verdict.as_dict(), "key": key, "judged": _now()}
+    entry = {**verdict.as_dict(), "key": key, "judged": now_text()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
 
 
 def _current(config: Config) -> dict | None:
-    """The published model. One that cannot be read is missed only by a gate that compares with it:
-    for another one it is known what its decision is, or it is not."""
+    """Read the published model's entry; None: there is none.
+
+    An unreadable entry is an error only if the gate compares with the model. Otherwise only its
+    decision is needed, for a note.
+    """
     try:
         return Published(config.model_directory).current()
     except HowdahError:
@@ -304,7 +305,7 @@ def _current(config: Config) -> dict | None:
 
 
 def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
-    """The comparison with the baseline, if the gate asks for it."""
+    """Return the comparison with the baseline, if gate.min_over_baseline is set."""
     margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
     if margin is None:
         return ()
@@ -324,7 +325,6 @@ def _judged(
         raise ModelError(
             f"the run was not measured on {gate.split}",
             where=storage.join(run.directory, RUN_JSON),
-            expected=f"metrics.{gate.split}",
             got=f"metrics of {have}",
             remedy="name a measured split as gate.split; a split is measured if evaluation.splits"
             " has it and the dataset has rows in it",
@@ -343,7 +343,7 @@ def _judged(
 
 
 def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
-    """Compare with the published model; a line if its metric is undefined and sets no bound."""
+    """Compare with the published model; return a note if its metric is undefined."""
     split, name = config.gate.split, config.evaluation.metric
     theirs = (now.get("metrics") or {}).get(split) or {}
     if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:
@@ -358,18 +358,21 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
 
 
 def _stored(path: str, key: str) -> Verdict | None:
-    """The verdict in the run directory, if it has this key."""
+    """Read the verdict in the run directory, if it has this key."""
     try:
         stored = storage.read_object(path, VERDICT_SHAPE)
-    except (NotFound, DataError):  # none, or a damaged one: judged again, and replaced
+    except (NotFound, DataError):  # missing or damaged: the run is judged again
         return None
     if stored.get("key") != key:
         return None
     names = ("metric", "bound", "got", "against")
     checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
-    return Verdict(stored["split"], checks, stored["run_id"], stored.get("step"),
-                   stored.get("published"), notes=tuple(stored.get("notes") or ()))  # fmt: skip
+    return Verdict(
+        stored["split"], checks, stored["run_id"], stored.get("step"), stored.get("published"),
+        notes=tuple(stored.get("notes") or ()),
+    )  # fmt: skip
 
 
-def _now() -> str:
+def now_text() -> str:
+    """Return the current time, as files have it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

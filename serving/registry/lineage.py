@@ -1,8 +1,8 @@
-"""What came of what: rows, dataset versions, runs, published versions, scored tables.
+"""The lineage of rows, dataset versions, runs, published versions and scored tables.
 
-Everything is read from files that are there anyway: manifests of datasets and versions, run.json,
-the markers of `howdah score`. A model that began from the weights of another one (`model.base`,
-`model.init_from`) has what that one was trained on: it is found too, `by` says how.
+Everything is read from existing files: manifests of datasets and versions, run.json, the markers of
+`howdah score`. A model that began from the weights of another one (`model.base`, `model.init_from`)
+inherits its training data, so that it is listed, too; `by` says why.
 """
 
 from __future__ import annotations
@@ -24,13 +24,17 @@ from howdah.models.version import Version
 from howdah.run_files import RUN_JSON
 
 _DEEPEST = 4
-"""Directories below a root of runs in which run directories are looked for."""
+"""Depth to which run directories are searched below a root of runs."""
+_RUN_KEYS = ("path", "run_id", "status", "dataset")
+_VERSION_KEYS = (
+    "name", "version", "path", "run_id", "current", "challenger", "dataset", "mlflow",
+)  # fmt: skip
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "job", "attempts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where to look."""
+    """The directories to search."""
 
     datasets: Sequence[str] = ()
     """Roots of datasets (data.dataset), or single versions."""
@@ -41,7 +45,7 @@ class Places:
 
 
 @dataclass(kw_only=True)
-class _Known:
+class _Inventory:
     """All runs and published versions of the places, each read once."""
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -49,33 +53,33 @@ class _Known:
 
 
 def of_row(row_id: str, places: Places) -> dict[str, Any]:
-    """Where a row is, and what came of it.
+    """Find a row, and all that was made from it.
 
     Returns:
         {id, forgotten: when it was marked or null, datasets: [{path, hash, created, marked, rows:
         [{split, shard, part}]}], rejected: [{path, hash, created, rows: [{id, reason, detail}]}],
         runs: [{path, run_id, status, dataset, role, by}], models: [{name,
         version, path, run_id, current, challenger, dataset, role, by, mlflow}], scored: [{table,
-        partition, path, model, version}]}. `role` is trained, or evaluated: the row is in another
-        split than train.
+        partition, path, model, version}]}. `role` is trained, or evaluated if the row is not in
+        the split train.
     """
     datasets = [one for root in places.datasets for one in shards.versions(root)]
-    found = shards.find(row_id, datasets)
+    rows_of = shards.find(row_id, datasets)
     marks = {root: forgotten.load(root) for root in {_root(one.path) for one in datasets}}
     when = [at for mark in marks.values() if (at := mark.when(row_id)) is not None]
     listed, roles = [], {}
     for dataset in datasets:
-        if places_of_it := found.get(dataset.path):
+        if places_of_it := rows_of.get(dataset.path):
             hash_ = dataset.manifest.dataset_hash
             splits = {place["split"] for place in places_of_it}
             roles[hash_] = "trained" if TRAIN in splits else "evaluated"
             marked = marks[_root(dataset.path)].versions.get(hash_)
             listed.append({**_brief(dataset), "marked": marked, "rows": places_of_it})
-    # In versions that `howdah model forget` has removed the row cannot be looked up any more.
+    # The row cannot be looked up in versions that `howdah model forget` has removed.
     for mark in marks.values():
         roles = dict.fromkeys(mark.versions_with([row_id]), "trained") | roles
     rejected = rejects.find(row_id, datasets)
-    known = _known(places)
+    inventory = _inventory(places)
     return {
         "id": row_id,
         "forgotten": min(when, default=None),
@@ -83,12 +87,12 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
         "rejected": [
             {**_brief(one), "rows": rejected[one.path]} for one in datasets if one.path in rejected
         ],
-        **_downwards(roles, {}, known, places),
+        **_downwards(roles, {}, inventory, places),
     }
 
 
 def of_dataset(path: str, places: Places) -> dict[str, Any]:
-    """A dataset version (or all below a root): where its rows come from, and what came of it.
+    """Find the source of a dataset version (or of all below a root), and all made from it.
 
     Returns:
         {datasets: [{path, hash, created, source, parent, parts, rows, marked}], runs, models,
@@ -111,11 +115,11 @@ def of_dataset(path: str, places: Places) -> dict[str, Any]:
             }
         )
     roles = {one["hash"]: "trained" for one in listed}
-    return {"datasets": listed, **_downwards(roles, {}, _known(places), places)}
+    return {"datasets": listed, **_downwards(roles, {}, _inventory(places), places)}
 
 
 def of_model(version: Version, places: Places) -> dict[str, Any]:
-    """A published version: all that it came from, and what came of it.
+    """Find all that a published version was made from, and all made from it.
 
     Returns:
         {model: {name, version, path, current, challenger, weights_sha256}, run, dataset, base,
@@ -130,21 +134,20 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
             where=version.address,
             expected="a published model: NAME, NAME@3 or NAME/v=3",
             got=f"the export {version.path}",
-            remedy="`howdah publish` publishes a run",
         )
     manifest, path = model.version(number), model.path_of(number)
     kept = manifest.get("lineage") or {}
     run_directory = str(manifest.get("run_directory") or "")
     run = storage.read_fields(storage.join(run_directory, RUN_JSON)) if run_directory else {}
-    said = run if run.get("run_id") == manifest.get("run_id") else {}
+    run_values = run if run.get("run_id") == manifest.get("run_id") else {}
     entries = [one for one in model.history() if one["version"] == number]
     published = next((one for one in entries if one["action"] == "publish"), None)
-    attempts = said.get("attempts") or [{}]
+    attempts = run_values.get("attempts") or [{}]
 
     def of_run(key: str) -> Any:
-        return said.get(key) if said.get(key) is not None else kept.get(key)
+        return run_values.get(key) if run_values.get(key) is not None else kept.get(key)
 
-    known = _known(places)
+    inventory = _inventory(places)
     return {
         "model": {
             "name": storage.name(model.root), "version": number, "path": path,
@@ -153,7 +156,7 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
             "weights_sha256": manifest.get("weights_sha256"), "created": manifest.get("created"),
         },
         "run": {
-            "path": run_directory, "run_id": manifest.get("run_id"), "there": bool(said),
+            "path": run_directory, "run_id": manifest.get("run_id"), "there": bool(run_values),
             "step": manifest.get("step"), "finished": of_run("finished"),
             "config_hash": of_run("config_hash"), "git": of_run("git"),
             "mlflow_run_id": of_run("mlflow_run_id"), "hours": of_run("hours"),
@@ -167,7 +170,7 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
             {k: one.get(k) for k in ("action", "published", "by", "note")} for one in entries
         ],
         "mlflow": _mlflow(model.root).get(str(number)),
-        **_downwards({}, {_place(path): "itself"}, known, places, without=path),
+        **_downwards({}, {_place(path): "itself"}, inventory, places, without=path),
     }  # fmt: skip
 
 
@@ -175,55 +178,57 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
 def _downwards(
     roles: Mapping[str, str],
     began: Mapping[str, str],
-    known: _Known,
+    inventory: _Inventory,
     places: Places,
     without: str | None = None,
 ) -> dict[str, Any]:
-    """Runs, versions and scored partitions that come of datasets or of other versions.
+    """List runs, versions and scored partitions that were made from datasets or versions.
 
     Args:
         roles: {hash of a dataset: trained or evaluated}.
-        began: {a version's path: how it is one of them}.
-        without: a version that is not listed itself.
+        began: {path of a version: why it belongs to them}.
+        without: path of a version that is not listed itself.
     """
-    stained = dict(began)
+    derived = dict(began)
     while True:
-        before = len(stained)
-        for one in known.versions:
-            how = _how(one, roles, stained)
+        before = len(derived)
+        for one in inventory.versions:
+            how = _how(one, roles, derived)
             if how is not None:
-                stained.setdefault(_place(one["path"]), how)
-        if len(stained) == before:
+                derived.setdefault(_place(one["path"]), how)
+        if len(derived) == before:
             break
     runs = [
-        {**_run_shown(run), "role": roles.get(run["dataset_hash"], "trained"), "by": how}
-        for run in known.runs
-        if (how := _how(run, roles, stained)) is not None
+        {key: run[key] for key in _RUN_KEYS}
+        | {"role": roles.get(run["dataset_hash"], "trained"), "by": how}
+        for run in inventory.runs
+        if (how := _how(run, roles, derived)) is not None
     ]
     models = [
-        {**_version_shown(one), "role": roles.get(one["dataset_hash"], "trained"), "by": how}
-        for one in known.versions
-        if (how := stained.get(_place(one["path"]))) is not None and one["path"] != without
+        {key: one[key] for key in _VERSION_KEYS}
+        | {"role": roles.get(one["dataset_hash"], "trained"), "by": how}
+        for one in inventory.versions
+        if (how := derived.get(_place(one["path"]))) is not None and one["path"] != without
     ]
-    wanted = {_place(one["path"]) for one in models} | set(began)
-    return {"runs": runs, "models": models, "scored": list(_scored(known, wanted))}
+    paths = {_place(one["path"]) for one in models} | set(began)
+    return {"runs": runs, "models": models, "scored": list(_scored(inventory, paths))}
 
 
 def _how(
-    one: Mapping[str, Any], roles: Mapping[str, str], stained: Mapping[str, str]
+    one: Mapping[str, Any], roles: Mapping[str, str], derived: Mapping[str, str]
 ) -> str | None:
-    """How a run or a version comes of them: by its dataset, or by the model that it began from."""
+    """Return why a run or a version belongs to them: its dataset, or the model it began from."""
     if one["dataset_hash"] in roles:
         return "dataset"
-    return next((f"began from {base}" for base in one["began"] if _place(base) in stained), None)
+    return next((f"began from {base}" for base in one["began"] if _place(base) in derived), None)
 
 
-def _scored(known: _Known, wanted: Collection[str]) -> Iterator[dict[str, Any]]:
-    for root in dict.fromkeys(one["root"] for one in known.versions):
+def _scored(inventory: _Inventory, paths: Collection[str]) -> Iterator[dict[str, Any]]:
+    for root in dict.fromkeys(one["root"] for one in inventory.versions):
         numbers = {
             str(one["version"])
-            for one in known.versions
-            if one["root"] == root and _place(one["path"]) in wanted
+            for one in inventory.versions
+            if one["root"] == root and _place(one["path"]) in paths
         }
         for marker in scored.markers(root):
             if str(marker["version"]).removeprefix("v=") in numbers:
@@ -231,8 +236,8 @@ def _scored(known: _Known, wanted: Collection[str]) -> Iterator[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------- reading
-def _known(places: Places) -> _Known:
-    return _Known(
+def _inventory(places: Places) -> _Inventory:
+    return _Inventory(
         runs=[run for root in places.runs for run in _runs(root, _DEEPEST)],
         versions=[one for root in places.models for one in _versions(root)],
     )
@@ -249,7 +254,7 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
         yield {
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
             "dataset": run.get("dataset"),
-            # run.json has the hash of the manifest; the version's own is in its name
+            # run.json has the hash of the manifest; the version's hash is in its name
             "dataset_hash": shards.version_hash(run.get("dataset")),
             "began": [base[key] for key in ("source", "init_from") if base.get(key)],
         }  # fmt: skip
@@ -287,33 +292,24 @@ def _versions(root: str) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
-def _run_shown(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: run[key] for key in ("path", "run_id", "status", "dataset")}
-
-
-def _version_shown(one: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("name", "version", "path", "run_id", "current", "challenger", "dataset", "mlflow")
-    return {key: one[key] for key in keys}
-
-
 def _dataset_of(dataset: Mapping[str, Any], source: Any) -> dict[str, Any]:
-    """The version that a model was trained on: what is known of it, also once it is removed."""
-    path, found = dataset.get("path"), None
+    """Describe the version that a model was trained on, also after its removal."""
+    path, dataset_version = dataset.get("path"), None
     if path and storage.exists(storage.join(path, "manifest.json")):
-        found = shards.versions(path)[0]
+        dataset_version = shards.versions(path)[0]
     return {
         **dataset,
-        "there": found is not None,
-        "manifest_hash": None if found is None else found.manifest_hash,
-        "source": source if found is None else described(found.manifest),
+        "there": dataset_version is not None,
+        "manifest_hash": None if dataset_version is None else dataset_version.manifest_hash,
+        "source": source if dataset_version is None else described(dataset_version.manifest),
         "marked": forgotten.of_dataset(dataset),
     }
 
 
 def _mlflow(root: str) -> dict[str, Any]:
-    """{version: {uri, name, version}} of a model's versions in MLflow's registry."""
-    found = storage.read_fields(storage.join(root, MLFLOW)).get("versions")
-    return found if isinstance(found, dict) else {}
+    """Return {version: {uri, name, version}} of a model's versions in MLflow's registry."""
+    registered = storage.read_fields(storage.join(root, MLFLOW)).get("versions")
+    return registered if isinstance(registered, dict) else {}
 
 
 def _brief(dataset: Dataset) -> dict[str, Any]:
@@ -326,54 +322,54 @@ def _root(version: str) -> str:
 
 
 def _place(path: str) -> str:
-    """A path as it is compared with others: runs and models may name it in other ways."""
+    """Return a path in its normal form, since runs and models may spell it differently."""
     path = path.rstrip("/")
     return os.path.abspath(storage.local_path(path)) if storage.is_local(path) else path
 
 
-def text(found: Mapping[str, Any]) -> Iterable[str]:
-    """The answer of one of the functions above, as lines."""
-    if "id" in found:
-        yield from _row_lines(found)
-    for one in found.get("datasets", []) if "id" not in found else []:
+def text(result: Mapping[str, Any]) -> Iterable[str]:
+    """Format the result of one of the functions above as lines."""
+    if "id" in result:
+        yield from _row_lines(result)
+    for one in result.get("datasets", []) if "id" not in result else []:
         yield f"dataset {one['path']}, made {one['created']}" + _marked(one)
         yield f"    source: {_source(one['source'])}"
         if one["parent"]:
             yield f"    made from: v={one['parent']}"
         yield "    rows: " + ", ".join(f"{split} {n:,}" for split, n in one["rows"].items())
-    if "model" in found:
-        yield from _model_lines(found)
-    for run in found["runs"]:
+    if "model" in result:
+        yield from _model_lines(result)
+    for run in result["runs"]:
         yield f"run {run['run_id']} ({run['status']}), {run['role']}: {run['path']} [{run['by']}]"
-    for one in found["models"]:
+    for one in result["models"]:
         state = "current, " if one["current"] else "challenger, " if one["challenger"] else ""
         name = f"model {one['name']} v={one['version']}"
         yield f"{name}, {state}{one['role']}: {one['path']} [{one['by']}]"
-    for one in found["scored"]:
+    for one in result["scored"]:
         yield f"scored by {one['model']} v={one['version']}: {one['table']} {one['partition']}"
 
 
-def _row_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    if found["forgotten"]:
-        yield f"forgotten since {found['forgotten']}"
-    if not found["datasets"]:
+def _row_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    if result["forgotten"]:
+        yield f"forgotten since {result['forgotten']}"
+    if not result["datasets"]:
         yield "no dataset version has this row" + (
-            " among its kept rows" if found["rejected"] else ""
+            " among its kept rows" if result["rejected"] else ""
         )
-    for one in found["datasets"]:
+    for one in result["datasets"]:
         yield f"dataset {one['path']}, made {one['created']}" + _marked(one)
         for row in one["rows"]:
             part = f", part {row['part']}" if row["part"] else ""
             yield f"    {row['split']}{part}: {row['shard']}"
-    for one in found["rejected"]:
+    for one in result["rejected"]:
         yield f"rejected by {one['path']}, made {one['created']}"
         for row in one["rows"]:
             detail = f" ({row['detail']})" if row["detail"] else ""
             yield f"    {shown(row['id'])}: {row['reason']}{shown(detail)}"
 
 
-def _model_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    model, run, data = found["model"], found["run"], found["dataset"]
+def _model_lines(result: Mapping[str, Any]) -> Iterator[str]:
+    model, run, data = result["model"], result["run"], result["dataset"]
     state = ", current" if model["current"] else ", challenger" if model["challenger"] else ""
     yield f"model {model['name']} v={model['version']}{state}: {model['path']}"
     gone = "" if run["there"] else " (its run.json is gone)"
@@ -383,20 +379,20 @@ def _model_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"    configuration: {run['config_hash']}" + (
         f", git {run['git']['commit']}" if run.get("git") else ""
     )
-    there = "" if data["there"] else " (removed)"
-    yield f"    dataset: {data.get('path')}{there}" + _marked(data)
+    removed = "" if data["there"] else " (removed)"
+    yield f"    dataset: {data.get('path')}{removed}" + _marked(data)
     yield f"    source: {_source(data['source'] or {})}"
-    base = found["base"] or {}
+    base = result["base"] or {}
     begun = f", began from {base['init_from']}" if base.get("init_from") else ""
     yield f"    base: {base.get('source')} ({base.get('hash')}){begun}"
-    gate = found["gate"]
+    gate = result["gate"]
     if gate:
         bounds = [f"{c['metric']} {c['got']} ({c['wanted']})" for c in gate["checks"]]
         yield f"    gate on {gate['split']}: " + ("; ".join(bounds) or "asks for nothing")
-    for one in found["published"]:
+    for one in result["published"]:
         note = f", {one['note']}" if one["note"] else ""
         yield f"    {one['action']} {one['published']} by {one['by']}{note}"
-    if registered := found["mlflow"]:
+    if registered := result["mlflow"]:
         name = f"models:/{registered['name']}/{registered['version']}"
         yield f"    MLflow: {name} at {registered['uri']}"
 
@@ -406,7 +402,7 @@ def _marked(one: Mapping[str, Any]) -> str:
 
 
 def _source(source: Mapping[str, Any]) -> str:
-    """`described` in a line."""
+    """Format the result of `described` in a line."""
     words = [f"{source.get('kind')} {source.get('name')}"]
     for key, many in (("partitions", "partition_count"), ("parts", "part_count")):
         names = source.get(key)

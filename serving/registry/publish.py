@@ -1,16 +1,15 @@
 """Publish a run's export as the next version of a model, or make an older version current again.
 
 A version is copied under a name that no reader opens, read back and compared, and published by one
-rename. The history decides which version is current; its entries are created exclusively: of two
-publishers the second sees the first one's entry, and judges its model against that. current.json is
-a copy of the newest entry; after writing it a publisher checks that the entry is still the newest.
-A publisher killed at any point leaves a version that is whole or invisible, and the same command
-completes what it began.
+rename. The history decides which version is current. Its entries are created exclusively, so that
+of two publishers the second sees the first one's entry, and compares its model with that version.
+current.json is a copy of the newest entry; after writing it a publisher checks that the entry is
+still the newest. A publisher killed at any point leaves a version that is whole or invisible, and
+the same command completes it.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import re
@@ -27,7 +26,7 @@ from howdah.data.lineage import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.models import integrity
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published, manifest_of
-from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge
+from howdah.serving.registry.gate import Evaluate, Run, Verdict, finished_run, judge, now_text
 from howdah.storage import Entry, commit
 
 FORMAT_VERSION = 1
@@ -51,9 +50,9 @@ def publish(
 
     Args:
         evaluate: see gate.judge.
-        note: kept in the history, e.g. who approved it.
-        challenger: the version is there to be tried (challenger.json names it); what is current
-            stays. Publishing it again without this makes it current.
+        note: text for the history, e.g. who approved the version.
+        challenger: publish the version to be tried (challenger.json names it), and leave the
+            current one. Publishing it again without this makes it current.
         review: called with the run and the gate's verdict before anything is written; may raise.
         progress: takes a line.
     Returns:
@@ -61,7 +60,7 @@ def publish(
         gate, previous, challenger}.
     Raises:
         CheckFailed: the gate's bounds are missed.
-        ForgottenRows: rows that it was trained on were forgotten since.
+        ForgottenRows: training rows were forgotten since.
         ModelError: no finished run, or its export is damaged.
     """
     run = finished_run(config.run.directory)
@@ -83,14 +82,14 @@ def publish(
             progress(f"published to be tried: {model.path_of(version)}")
         return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
     while True:
-        known, now = model.newest()
+        newest, now = model.newest()
         if version in _order(now):  # another publisher of this run was faster
             return _result(model, version, now, changed=False)
         # Another run may have become current while this one was copied.
         verdict = judge(config, evaluate, run=run)
         verdict.require("gate")
         entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
-        if _append_entry(model, known, entry):
+        if _append_entry(model, newest, entry):
             _drop_challenger(model, version)
             return _result(model, version, now, changed=True)
 
@@ -107,11 +106,11 @@ def republish(
     """Make an earlier version current again, without the gate.
 
     Args:
-        despite_forgotten: also one that was trained on rows which were forgotten since; the history
+        despite_forgotten: accept a version whose training rows were forgotten since; the history
             says so.
-        gate: its verdict, for the history.
+        gate: the gate's verdict, for the history.
     Raises:
-        ForgottenRows: rows that it was trained on were forgotten since.
+        ForgottenRows: training rows were forgotten since.
         ModelError: no such version, or its files do not match its manifest.
     """
     model = Published(config.model_directory)
@@ -131,12 +130,12 @@ def republish(
             raise
         more["despite_forgotten"] = True
     while True:
-        known, now = model.newest()
+        newest, now = model.newest()
         if now is not None and now["version"] == version:
             _write_pointer(model)
             return _result(model, version, now, changed=False)
         action = "rollback" if version in _order(now) else "publish"
-        if _append_entry(model, known, _entry(model, version, now, action, note) | more):
+        if _append_entry(model, newest, _entry(model, version, now, action, note) | more):
             _drop_challenger(model, version)
             progress(f"current again: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
@@ -152,7 +151,7 @@ def roll_back(
     """Make the version current that was current before the present one was first published.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such version.
     """
     model = Published(config.model_directory)
     order = _order(model.newest()[1])
@@ -169,46 +168,44 @@ def roll_back(
 
 
 def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -> None:
-    """Refuse what was trained on rows that were forgotten since, or began from such a model.
+    """Refuse a model whose training rows were forgotten since, or that began from such a model.
 
     Args:
-        dataset: {path, hash} of the version that it was trained on.
-        base: {source, init_from} that it began from.
+        dataset: {path, hash} of the version that the model was trained on.
+        base: {source, init_from} that the model began from.
         where: the run or version.
         root: data.dataset, which may have moved since the run.
     Raises:
-        ForgottenRows: it was.
+        ForgottenRows: training rows were forgotten.
     """
     marked = forgotten.of_dataset(dataset)
     if marked is None and storage.exists(root):
         marked = forgotten.load(root).versions.get(str(dataset.get("hash")))
     remedy = "train again on the dataset's newest version, and publish that run"
-    said = f"dataset {dataset.get('path')}, marked by `howdah model forget` on {marked}"
+    got = f"dataset {dataset.get('path')}, marked by `howdah model forget` on {marked}"
     if marked is None:
         for path, manifest in _began_from(base):
             marked = forgotten.of_dataset(manifest.get("dataset") or {})
             if marked is not None:
-                said = f"it began from {path}, whose dataset was marked on {marked}"
+                got = f"it began from {path}, whose dataset was marked on {marked}"
                 remedy += "; begin from a model that never had these rows (model.base, and"
                 remedy += " model.init_from left out once)"
                 break
     if marked is not None:
         raise ForgottenRows(
-            "the model was trained on rows that were forgotten",
-            where=where,
-            expected="a run of a dataset version without them",
-            got=said,
-            remedy=remedy,
+            "the model was trained on rows that were forgotten", where=where, got=got, remedy=remedy
         )
 
 
 def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
-    """(path, manifest) of the published versions that a model began from, those of these as well,
-    as far as they are still there."""
+    """Yield (path, manifest) of the existing published versions that a model began from.
+
+    Those that these versions began from are included.
+    """
     waiting, seen = [base or {}], set()
     while waiting:
-        found = waiting.pop()
-        for path in (found.get("source"), found.get("init_from")):
+        current = waiting.pop()
+        for path in (current.get("source"), current.get("init_from")):
             if not isinstance(path, str) or path in seen:
                 continue
             seen.add(path)
@@ -219,20 +216,20 @@ def _began_from(base: dict | None) -> Iterator[tuple[str, dict]]:
 
 # ---------------------------------------------------------------------------------- a version
 def _version_of(model: Published, run: Run) -> int | None:
-    """The version with the run's weights and decision, if there is one."""
+    """Find the version with the run's weights and decision, if there is one."""
     for number in model.numbers():
         try:
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
-        known = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
-        if known == (run.run_id, run.weights, run.decision):
+        identity = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
+        if identity == (run.run_id, run.weights, run.decision):
             return number
     return None
 
 
 def _add_version(model: Published, run: Run, progress: Progress) -> int:
-    """Copy the export to a new version; its number."""
+    """Copy the export to a new version; return its number."""
     staging = storage.join(model.root, f"staging-{secrets.token_hex(6)}")
     with commit.stage(staging) as staged:
         files = _copied(run.export, staging, progress)
@@ -250,36 +247,28 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
             "decision": run.decision,
             "files": files,
             "lineage": _lineage(run),
-            "created": _now(),
+            "created": now_text(),
             "by": user_and_host(),
         }
         storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
         number = _take_number(model, staged)
     commit.sweep(storage.list_dir(model.root), _is_stale)
     first = _version_of(model, run)
-    if (
-        first is not None and first < number
-    ):  # two publishers of one run: the first one's version stays
+    if first is not None and first < number:
+        # Two publishers had the same run: the first one's version stays.
         commit.retract(model.path_of(number), staging)
         return first
     return number
 
 
 def _lineage(run: Run) -> dict:
-    """What run.json says of where the model comes from: the run directory may be removed later."""
-    of, attempts = run.run, run.run.get("attempts") or [{}]
-    newest = {key: attempts[-1].get(key) for key in ("user", "host", "command", "submission")}
-    kept = (
-        "config_hash",
-        "base",
-        "source",
-        "git",
-        "versions",
-        "mlflow_run_id",
-        "finished",
-        "hours",
-    )
-    return {**{key: of.get(key) for key in kept}, **newest}
+    """Copy the model's lineage from run.json, since the run directory may be removed later."""
+    last = (run.run.get("attempts") or [{}])[-1]
+    kept = ("config_hash", "base", "source", "git", "versions", "mlflow_run_id", "finished")
+    return {
+        **{key: run.run.get(key) for key in (*kept, "hours")},
+        **{key: last.get(key) for key in ("user", "host", "command", "submission")},
+    }
 
 
 def _take_number(model: Published, staged: commit.Staged) -> int:
@@ -288,9 +277,9 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
     while True:
         number += 1
         try:
-            # S3 cannot rename a directory: there only the claim gives two publishers two numbers.
+            # S3 cannot rename a directory, so that only the claim gives publishers two numbers.
             claim = storage.join(model.root, "claims", str(number))
-            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": _now()}))
+            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": now_text()}))
             staged.publish(model.path_of(number))
         except AlreadyExists:
             continue
@@ -298,17 +287,17 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
 
 
 def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
-    """Copy a directory's files and read the copies: {name: {bytes, sha256}}."""
+    """Copy a directory's files and read the copies; return {name: {bytes, sha256}}."""
     files = {}
     for name, entry in _entries(source):
         if name == MANIFEST:
-            raise ModelError("the export holds what does not belong there", where=source, got=name)
+            raise _unexpected(source, name)
         progress(f"copying {name}, {entry.size / 2**20:,.1f} MiB")
         sent = _send(entry.path, storage.join(target, name))
         back = integrity.digest(storage.join(target, name))
         if sent != back:
             raise ModelError(
-                "a copied file is not what was sent",
+                "a copied file differs from the file that was sent",
                 where=storage.join(target, name),
                 expected=f"{sent['bytes']:,} bytes, sha256 {sent['sha256']}",
                 got=f"{back['bytes']:,} bytes, sha256 {back['sha256']}",
@@ -319,7 +308,7 @@ def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
 
 
 def _entries(directory: str, below: str = "") -> Iterator[tuple[str, Entry]]:
-    """(name below `directory`, entry) of every file of an export."""
+    """Yield (name below `directory`, entry) of every file of an export."""
     for entry in storage.list_dir(directory):
         name = f"{below}{entry.name}"
         if not entry.is_dir:
@@ -327,19 +316,21 @@ def _entries(directory: str, below: str = "") -> Iterator[tuple[str, Entry]]:
         elif below or entry.name in EXPORT_FOLDERS:
             yield from _entries(entry.path, f"{name}/")
         else:
-            raise ModelError(
-                "the export holds what does not belong there", where=directory, got=name
-            )
+            raise _unexpected(directory, name)
+
+
+def _unexpected(directory: str, name: str) -> ModelError:
+    return ModelError("the export has a file that does not belong there", where=directory, got=name)
 
 
 def _send(source: str, target: str) -> dict:
-    """Copy a file in bounded memory; of the bytes read: {bytes, sha256}."""
+    """Copy a file in bounded memory; return {bytes, sha256} of the bytes read."""
     read = {}
 
     def fill(file: BinaryIO) -> None:
         digest, size = hashlib.sha256(), 0
-        with storage.open_read(source) as given:
-            while chunk := given.read(_CHUNK):
+        with storage.open_read(source) as stream:
+            while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
                 size += len(chunk)
                 file.write(chunk)
@@ -362,7 +353,7 @@ def _check_weights(run: Run, files: dict[str, dict]) -> None:
 
 
 def _is_stale(entry: storage.Entry) -> bool:
-    """True for the staging directory of a publisher that was killed more than a day ago."""
+    """Return whether it is the staging directory of a publisher killed more than a day ago."""
     if not (entry.is_dir and _STAGING.fullmatch(entry.name)):
         return False
     try:
@@ -374,11 +365,11 @@ def _is_stale(entry: storage.Entry) -> bool:
 
 # ------------------------------------------------------------------------------ what is current
 def _write_challenger(model: Published, version: int, note: str | None, gate: dict) -> bool:
-    """Name the version that is tried beside the current one; whether that is new."""
+    """Record the version that is tried beside the current one; False: it is recorded already."""
     if model.challenger() == version:
         return False
     entry = {
-        "version": version, "path": f"v={version}", "published": _now(), "by": user_and_host(),
+        "version": version, "path": f"v={version}", "published": now_text(), "by": user_and_host(),
         "note": note, "gate": gate,
     }  # fmt: skip
     storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
@@ -386,13 +377,13 @@ def _write_challenger(model: Published, version: int, note: str | None, gate: di
 
 
 def _drop_challenger(model: Published, version: int) -> None:
-    """It has become current: it is tried no more."""
+    """Remove challenger.json if it names a version that has become current."""
     if model.challenger() == version:
         storage.remove(storage.join(model.root, CHALLENGER))
 
 
 def _order(entry: dict | None) -> list[int]:
-    """The versions that were current up to an entry of the history, in order."""
+    """List the versions that were current up to an entry of the history, in order."""
     return [] if entry is None else entry["order"]
 
 
@@ -405,7 +396,7 @@ def _entry(
         "version": version,
         "path": f"v={version}",
         "action": action,
-        "published": _now(),
+        "published": now_text(),
         "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],
@@ -413,10 +404,10 @@ def _entry(
     }
 
 
-def _append_entry(model: Published, known: int, entry: dict) -> bool:
-    """Add the entry after number `known` of the history; False if another publisher was faster."""
+def _append_entry(model: Published, newest: int, entry: dict) -> bool:
+    """Add the entry after number `newest` of the history; False if another publisher was faster."""
     try:
-        storage.create_exclusive(model.entry_path(known + 1), _json(entry))
+        storage.create_exclusive(model.entry_path(newest + 1), _json(entry))
     except AlreadyExists:
         return False
     _write_pointer(model)
@@ -429,17 +420,17 @@ def _write_pointer(model: Published) -> None:
         newest = model.entries()[-1]
         data = storage.read_bytes(model.entry_path(newest))
         try:
-            there = storage.read_bytes(model.pointer)
+            pointer = storage.read_bytes(model.pointer)
         except NotFound:
-            there = None
-        if there != data:
+            pointer = None
+        if pointer != data:
             storage.write_whole(model.pointer, data)
         if model.entries()[-1] == newest:
             return
 
 
 def _result(model: Published, version: int, before: dict | None, *, changed: bool) -> dict:
-    """The result of a command; `before` is the history's newest entry as it was."""
+    """Return the result of a command; `before` is the newest entry before it."""
     manifest, now = model.version(version, whole=True), model.current() or {}
     names = ("run_id", "run_directory", "framework", "step", "metrics")
     return {
@@ -454,10 +445,6 @@ def _result(model: Published, version: int, before: dict | None, *, changed: boo
         **{name: manifest.get(name) for name in names},
         "gate": now.get("gate") if now.get("version") == version else None,
     }
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _json(value: dict) -> bytes:

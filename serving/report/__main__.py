@@ -7,7 +7,7 @@ from howdah.serving.report import report
 
 
 def main(run_directory: str, path: str) -> None:
-    """Write the page to `path`; the caller publishes it."""
+    """Write the page to `path`, which the caller publishes."""
     with open(path, "wb") as file:
         file.write(report.page(run_directory))
 

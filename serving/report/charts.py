@@ -1,7 +1,7 @@
 """Charts of the report as inline SVG, coloured by the page's style sheet: light, dark, on paper.
 
-The page's script shows the values under the pointer (`data-lines`); without it the charts stand
-as they are, beside tables.
+The page's script shows the values under the pointer (`data-lines`). The charts also work without
+it, beside tables.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ COLOURS = 6
 
 
 def escape(text: str) -> str:
-    """Text for SVG, control characters shown."""
+    """Escape a text for SVG, with control characters made visible."""
     return html.escape(shown(text))
 
 
 def _ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers from low to high."""
+    """Return round numbers from low to high."""
     if not high > low:
         return [low]
     raw = (high - low) / most
@@ -44,7 +44,7 @@ def _text(value: float) -> str:
 
 
 class _Frame:
-    """Axes of a chart: places of values, and the SVG of grid and labels."""
+    """The axes of a chart: places of values, and the SVG of grid and labels."""
 
     def __init__(
         self, title: str, x: tuple[float, float], y: tuple[float, float], labels: tuple[str, str]
@@ -54,14 +54,14 @@ class _Frame:
         self.y = y if y[1] > y[0] else (y[0] - 0.5, y[0] + 0.5)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        """Place of a value in the picture."""
+        """Return the place of a value in the picture."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
         return round(_LEFT + across * wide, 1), round(_TOP + (1 - up) * high, 1)
 
     def svg(self, inside: str, data: str = "", legend: Sequence[str] = ()) -> str:
-        """The whole chart, its legend below."""
+        """Return the whole chart, with its legend below."""
         inside += "".join(_key(number, name) for number, name in enumerate(legend))
         height = _HEIGHT + (18 * -(-len(legend) // 2) if legend else 0)
         parts = [f'<text class="title" x="{_LEFT}" y="16">{escape(self.title)}</text>']
@@ -101,13 +101,13 @@ def lines(
     diagonal: bool = False,
     smooth: bool = True,
 ) -> str:
-    """Lines; a legend if there are several.
+    """Draw lines, with a legend if there are several.
 
     Args:
-        x, y: the axes' ends; None: the values'.
-        marked: a dot at each value.
+        x, y: the axes' ends; None: those of the values.
+        marked: draw a dot at each value.
         diagonal: draw the line from corner to corner.
-        smooth: join the values; False: dots alone.
+        smooth: join the values; False: draw only dots.
     """
     every = [point for _, points in series for point in points]
     if not every:
@@ -141,7 +141,7 @@ def lines(
 
 
 def _key(number: int, name: str) -> str:
-    """An entry of the legend."""
+    """Return an entry of the legend."""
     short = name if len(name) <= 30 else name[:29] + "…"
     across, up = _LEFT + (number % 2) * 200, _HEIGHT + 10 + 18 * (number // 2)
     return (
@@ -151,7 +151,7 @@ def _key(number: int, name: str) -> str:
 
 
 def dots(title: str, points: Sequence[Sequence[float]], *, x_label: str, y_label: str) -> str:
-    """Points, and the diagonal on which they should lie."""
+    """Draw points, and the diagonal on which they should lie."""
     every = [value for point in points for value in point]
     ends = (min(every), max(every))
     return lines(
@@ -161,7 +161,7 @@ def dots(title: str, points: Sequence[Sequence[float]], *, x_label: str, y_label
 
 
 def bars(title: str, counts: Sequence[int], edges: Sequence[float], *, x_label: str) -> str:
-    """A histogram."""
+    """Draw a histogram."""
     frame = _Frame(title, (edges[0], edges[-1]), (0.0, float(max(counts))), (x_label, "rows"))
     parts = []
     for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
@@ -175,19 +175,19 @@ def bars(title: str, counts: Sequence[int], edges: Sequence[float], *, x_label: 
 
 
 def ruler(value: float, interval: tuple[float, float] | None, marks: Sequence[tuple]) -> str:
-    """A figure with its interval, and what it is compared with, on one scale.
+    """Draw a figure with its interval, and what it is compared with, on one scale.
 
     Args:
-        marks: (name, value) each.
+        marks: (name, value) of each comparison.
     """
     low, high = interval or (value, value)
-    # What lies far away would leave no room for the rest: it stands at the edge, with an arrow.
+    # A distant mark would leave no room for the rest, so it is at the edge, with an arrow.
     span = max(high - low, 1e-6 + 0.01 * abs(value))
-    near = [given for _, given in marks if low - 4 * span <= given <= high + 4 * span]
+    near = [mark for _, mark in marks if low - 4 * span <= mark <= high + 4 * span]
     first, last = min([low, *near]) - 0.2 * span, max([high, *near]) + 0.2 * span
 
-    def at(given: float) -> float:
-        place = 8 + (min(max(given, first), last) - first) / (last - first) * 444
+    def at(figure: float) -> float:
+        place = 8 + (min(max(figure, first), last) - first) / (last - first) * 444
         return round(place, 1)
 
     height = 30 + 26 * len(marks)
@@ -197,17 +197,17 @@ def ruler(value: float, interval: tuple[float, float] | None, marks: Sequence[tu
         f'<path class="line c0" d="M{at(value)} 4V{height - 4}"/>',
         f'<circle class="dot c0" cx="{at(value)}" cy="16" r="6"/>',
     ]
-    for number, (name, given) in enumerate(marks):
-        up, right = 42 + 26 * number, at(given) > 230
-        if first <= given <= last:
-            parts.append(f'<circle class="dot other" cx="{at(given)}" cy="{up - 4}" r="4"/>')
+    for number, (name, mark) in enumerate(marks):
+        up, right = 42 + 26 * number, at(mark) > 230
+        if first <= mark <= last:
+            parts.append(f'<circle class="dot other" cx="{at(mark)}" cy="{up - 4}" r="4"/>')
         else:
-            tip, back = (2, 12) if given < first else (458, 448)
+            tip, back = (2, 12) if mark < first else (458, 448)
             arrow = f"M{tip} {up - 4}L{back} {up - 9}V{up + 1}Z"
             parts.append(f'<path class="dot other" d="{arrow}"/>')
         parts.append(
-            f'<text class="mark" x="{at(given) + (-9 if right else 9)}" y="{up}"'
-            f' text-anchor="{"end" if right else "start"}">{escape(name)} {given:.4f}</text>'
+            f'<text class="mark" x="{at(mark) + (-9 if right else 9)}" y="{up}"'
+            f' text-anchor="{"end" if right else "start"}">{escape(name)} {mark:.4f}</text>'
         )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ruler" role="img" aria-label='

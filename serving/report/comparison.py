@@ -1,4 +1,4 @@
-"""One page with several runs side by side: figures, curves, what differs in configurations."""
+"""A page with several runs side by side: figures, curves, differences of configurations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report import charts, report
 
 MOST = 12
-"""Runs on a page: the colours of more curves could not be distinguished."""
+"""Largest number of runs on a page: the colours of more curves could not be distinguished."""
 
 _FIGURES = (
     ("status", "status", "{}"),
@@ -30,28 +30,28 @@ _FIGURES = (
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
 _OWN_PAGE = re.compile(rb"\s*<!DOCTYPE html>.{0,1000}?<title>\d+ runs compared</title>", re.DOTALL)
-"""How a page begins that `compare` has written, by comparison.html.j2."""
+"""Matches the beginning of a page that `compare` has written, by comparison.html.j2."""
 
 _UNDEFINED = "–"
 _POINTS = 300
-"""Of a curve, about."""
+"""Approximate number of points of a curve."""
 
 
 @dataclass(frozen=True)
 class _Run:
     title: str
-    """Its number and name: two runs may have one name."""
+    """Number and name, since two runs may have the same name."""
     directory: str
     values: Mapping[str, Any]
     """run.json."""
     config: Mapping[str, Any]
-    """{key: value} of config.yaml, keys as in `data.source`."""
+    """{key: value} of config.yaml, with keys such as `data.source`."""
     lines: Sequence[Mapping[str, Any]]
     """metrics.jsonl."""
 
     @property
     def dataset(self) -> str | None:
-        """What identifies its dataset."""
+        """Identity of the dataset."""
         attempts = self.values.get("attempts") or [{}]
         return self.values.get("dataset_hash") or attempts[-1].get("dataset")
 
@@ -61,44 +61,44 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
 
     Args:
         directories: run directories, at least two and at most MOST; the columns have their order.
-        output: the page's path; a page that was written here before is replaced.
+        output: the page's path; an earlier page of compared runs is replaced.
     Returns:
         {path, same_dataset, runs: [{run, run_id, status, metrics}], differing: {key: [value of
         each run]}}.
     Raises:
-        AlreadyExists: the output is there, and no such page.
-        DataError: one of them is no run directory.
-        UsageError: too many.
+        AlreadyExists: the output exists and is not such a page.
+        DataError: one of them is not a run directory.
+        UsageError: there are too many runs.
     """
     if len(directories) > MOST:
-        raise UsageError(
-            "a page cannot show so many runs", expected=f"at most {MOST}",
-            got=f"{len(directories)}", remedy="compare the best ones",
-        )  # fmt: skip
+        raise UsageError(f"a page cannot show more than {MOST} runs", got=f"{len(directories)}")
     _refuse_to_replace(output)
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
-    known = {run.dataset for run in runs}
+    datasets = {run.dataset for run in runs}
     page = report.template("howdah.serving.report", "comparison.html.j2").render(
         runs=runs,
-        one_dataset=len(known) == 1,
+        one_dataset=len(datasets) == 1,
         figures=_figures(runs),
         splits=_splits(runs),
         curves=_curves(runs),
-        differing={key: [_shown(value) for value in row] for key, row in differing.items()},
+        differing={
+            key: [_UNDEFINED if value is None else str(value) for value in row]
+            for key, row in differing.items()
+        },
     )
     storage.write_whole(output, page.encode())
     return {
         "path": output,
-        "same_dataset": len(known) == 1 and None not in known,
+        "same_dataset": len(datasets) == 1 and None not in datasets,
         "runs": [
             {
                 "run": run.directory,
                 "run_id": run.values.get("run_id"),
                 "status": run.values.get("status"),
                 "metrics": {
-                    split: {name: found.get(name) for name in METRICS if name in found}
-                    for split, found in (run.values.get("metrics") or {}).items()
+                    split: {name: metrics.get(name) for name in METRICS if name in metrics}
+                    for split, metrics in (run.values.get("metrics") or {}).items()
                 },
             }
             for run in runs
@@ -108,7 +108,7 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
 
 
 def _refuse_to_replace(output: str) -> None:
-    """Raise AlreadyExists where something else than a page of runs would be replaced."""
+    """Raise AlreadyExists if anything except a page of compared runs would be replaced."""
     if not storage.exists(output):
         return
     if not storage.is_dir(output):
@@ -116,9 +116,10 @@ def _refuse_to_replace(output: str) -> None:
             if _OWN_PAGE.match(file.read(4096)):
                 return
     raise AlreadyExists(
-        "the output is there already, and is no page of compared runs", where=output,
+        "the output exists already, and is not a page of compared runs",
+        where=output,
         remedy="give another name, or remove it",
-    )  # fmt: skip
+    )
 
 
 def _read(number: int, directory: str) -> _Run:
@@ -136,33 +137,29 @@ def _read(number: int, directory: str) -> _Run:
 
 
 def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    """Flatten {"a": {"b": 1}} to {"a.b": 1}."""
     if not isinstance(value, dict) or not value:
         return {prefix: value} if prefix else {}
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, item in value.items():
-        found |= _leaves(item, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        leaves |= _leaves(item, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
 
 
 def _differing(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Keys that not all have alike; a run without the key has null."""
+    """Return the keys whose values differ; a run without the key has null."""
     keys = sorted({key for run in runs for key in run.config})
     rows = {key: [run.config.get(key) for run in runs] for key in keys}
     return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
 
 
-def _shown(value: Any) -> str:
-    return _UNDEFINED if value is None else str(value)
-
-
 def _figures(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
-    """(name, one text a run) of what was trained, and how fast."""
+    """Return (name, [a text for each run]) of the run's size, length and speed."""
     rows = []
     for key, name, shape in _FIGURES:
-        found = [run.values.get(key) for run in runs]
-        if any(value is not None for value in found):
-            cells = [_UNDEFINED if value is None else shape.format(value) for value in found]
+        values = [run.values.get(key) for run in runs]
+        if any(value is not None for value in values):
+            cells = [_UNDEFINED if value is None else shape.format(value) for value in values]
             rows.append((name, cells))
     datasets = [(run.values.get("attempts") or [{}])[-1].get("dataset") for run in runs]
     if any(datasets):
@@ -171,10 +168,10 @@ def _figures(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
 
 
 def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Of each split: its name, and (metric, [(value, it is the best)]) rows."""
+    """Return {name, metrics, rows} of each split; metrics are (metric, [(value, is best)])."""
     measured = [run.values.get("metrics") or {} for run in runs]
     names = dict.fromkeys(split for each in measured for split in each)
-    found = []
+    splits = []
     for split in names:
         rows = []
         for metric in SHOWN:
@@ -186,14 +183,14 @@ def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
                 cells = [(report.number(value), several and value == best) for value in values]
                 rows.append((metric, cells))
         counted = [each.get(split, {}).get("rows") for each in measured]
-        found.append(
+        splits.append(
             {
                 "name": split,
                 "metrics": rows,
                 "rows": [_UNDEFINED if n is None else f"{n:,}" for n in counted],
             }
         )
-    return found
+    return splits
 
 
 def _curves(runs: Sequence[_Run]) -> list[Any]:
@@ -201,23 +198,23 @@ def _curves(runs: Sequence[_Run]) -> list[Any]:
 
     drawn = []
     training = [
-        (run.title, [[line["step"], line["loss"]] for line in own[:: max(1, len(own) // _POINTS)]])
+        (run.title, [[one["step"], one["loss"]] for one in steps[:: max(1, len(steps) // _POINTS)]])
         for run in runs
-        if (own := [e for e in run.lines if "split" not in e and e.get("loss") is not None])
+        if (steps := [e for e in run.lines if "split" not in e and e.get("loss") is not None])
     ]
     if training:
         drawn.append(charts.lines("Training loss", training))
     for metric in SHOWN:
         series = []
         for run in runs:
-            own = [
+            lines = [
                 [line["step"], line["metrics"][metric]]
                 for line in run.lines
                 if line.get("split") == VALIDATION
                 and (line.get("metrics") or {}).get(metric) is not None
             ]
-            if own:
-                series.append((run.title, own))
+            if lines:
+                series.append((run.title, lines))
         if series:
             drawn.append(charts.lines(f"{VALIDATION} {metric}", series, marked=True))
     return [Markup(svg) for svg in drawn]

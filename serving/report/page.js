@@ -1,6 +1,6 @@
 "use strict";
-// All of it only adds to a page that is whole without it: a theme switch, values under the pointer,
-// the slider of rejection, and details that open when a link leads to them.
+// The page is complete without this script, which adds a theme switch, values under the pointer, the
+// slider of rejection, and details that open when a link leads to them.
 (() => {
   const root = document.documentElement;
   const make = (name, of = {}) => Object.assign(document.createElement(name), of);

@@ -1,7 +1,7 @@
-"""report.html of a run directory: first whether the model is good, then why, then how it came.
+"""report.html of a run directory: first whether the model is good, then why, then its training.
 
 One self-contained file: it can be mailed, and opened without a network, with or without scripts.
-It is made from what the run left (run.json, metrics.jsonl, predictions, export, dataset, baseline,
+It is made from the run's files (run.json, metrics.jsonl, predictions, export, dataset, baseline,
 the gate's verdict), so that `howdah report` can make it again anywhere.
 """
 
@@ -20,7 +20,7 @@ from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.models.runs.settings import described
-from howdah.run_files import REPORT, RUN_JSON
+from howdah.run_files import REPORT
 from howdah.serving.report import view
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
@@ -35,7 +35,7 @@ def write(
     """Write report.html into a run directory (any storage) and return its path.
 
     Args:
-        check: called before it is written; raises where this process must not write any more.
+        check: called before the page is written; raises if this process must not write any more.
         texts: none or worst, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
@@ -48,7 +48,7 @@ def write(
 
 
 def page(run_directory: str, *, texts: str | None = None) -> bytes:
-    """The contents of a run's report.html.
+    """Return the contents of a run's report.html.
 
     Args:
         texts: none or worst, in place of the run's own report.texts.
@@ -65,8 +65,7 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
 
 
 def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
-    """(the report's verdict as it would be now, lines about the baseline) of a run; None: no split
-    was evaluated.
+    """Return (a report's verdict, lines about the baseline) of a run; None: no evaluated split.
 
     Raises:
         DataError: not a run directory.
@@ -85,7 +84,7 @@ def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
 
 
 def read_run(run_directory: str) -> dict[str, Any]:
-    """A run directory's run.json.
+    """Read a run directory's run.json.
 
     Raises:
         DataError: not a run directory, or its run.json is damaged.
@@ -93,12 +92,7 @@ def read_run(run_directory: str) -> dict[str, Any]:
     try:
         return record.read(run_directory)
     except NotFound:
-        raise DataError(
-            "this is no run directory",
-            where=run_directory,
-            expected=RUN_JSON,
-            remedy="give run.directory of a run that has begun",
-        ) from None
+        raise DataError("not a run directory: it has no run.json", where=run_directory) from None
 
 
 def render(
@@ -107,29 +101,29 @@ def render(
     config: str,
     material: Material | None = None,
 ) -> str:
-    """The page as HTML.
+    """Render the page as HTML.
 
     Args:
         run: run.json.
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
-        material: what else is known; None: only these figures.
+        material: all other material; None: there is none.
     """
-    known = material or figures(run, config)
     return template("howdah.serving.report", "report.html.j2").render(
         run=run,
         status=_status(run),
         facts=_facts(run),
         config=config,
         stages=described(run.get("attempts") or ()),
-        **view.context(run, lines, known),
+        **view.context(run, lines, material or figures(run, config)),
     )
 
 
 def template(package: str, name: str) -> Any:
-    """A page's template from a package; it may include page.css, and has the filter `number`, and
-    `head`: style, script and the policy that forbids all else. Control characters and the like are
-    shown escaped wherever they stand.
+    """Load a page's template from a package.
+
+    It may include page.css, and has filters for numbers, the page's script, and the policy that
+    forbids all other contents. Control characters in values are shown escaped.
     """
     import jinja2
     from markupsafe import Markup
@@ -146,12 +140,12 @@ def template(package: str, name: str) -> Any:
         ),
     )
 
-    def known(value: Any) -> Any:  # what an older run did not measure is undefined in a template
+    def defined(value: Any) -> Any:  # a figure that a run did not measure is undefined in templates
         return None if isinstance(value, jinja2.Undefined) else value
 
-    environment.filters["number"] = lambda value: number(known(value))
+    environment.filters["number"] = lambda value: number(defined(value))
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.filters["thousands"] = lambda value: "–" if known(value) is None else f"{value:,}"
+    environment.filters["thousands"] = lambda value: "–" if defined(value) is None else f"{value:,}"
     package_files = files(__package__)
     script = package_files.joinpath("page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -164,18 +158,21 @@ def template(package: str, name: str) -> Any:
 
 
 def _status(run: Mapping[str, Any]) -> str:
-    """run.json's status; "finished" for a running run with metrics, which writes this page last."""
+    """Return run.json's status; "finished" for a running run that has its metrics.
+
+    Such a run is writing this page, as its last step.
+    """
     status = str(run.get("status") or "unknown")
     return "finished" if status == "running" and run.get("metrics") else status
 
 
 def number(value: Any) -> str:
-    """A figure with four decimals, or a dash."""
+    """Format a figure with four decimals, or a dash."""
     return "–" if value is None else f"{value:.4f}"
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) pairs that identify the run: hashes, versions, git state, attempts."""
+    """Return (name, value) pairs that identify the run: hashes, versions, git state, attempts."""
     facts = []
     for key in (
         "run_id", "created", "finished", "dataset", "dataset_hash", "model_hash", "config_hash",
@@ -189,8 +186,8 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts += [(f"version of {name}", value) for name, value in (run.get("versions") or {}).items()]
     if (base := run.get("base") or {}).get("source"):
         facts.append(("base", str(base["source"])))
-    if said := hours.shown(run.get("hours")):
-        facts.append(("used", said))
+    if used := hours.shown(run.get("hours")):
+        facts.append(("used", used))
     attempts = run.get("attempts") or []
     facts.append(("attempts", str(len(attempts))))
     facts += [(f"attempt {one.get('attempt', n)}", _attempt(one)) for n, one in enumerate(attempts)]
@@ -198,7 +195,7 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _attempt(one: Mapping[str, Any]) -> str:
-    """How an attempt fared, in one line; one that was killed has no end."""
+    """Describe an attempt in one line; a killed one has no end."""
     user, host = (one.get(key) or "unknown" for key in ("user", "host"))
     ranks, seconds = one.get("world_size"), one.get("seconds")
     end = "no end on record" if seconds is None else f"{one.get('status')} after {seconds:,.0f} s"

@@ -1,4 +1,4 @@
-"""What the report's template shows, from a run's figures and what was found. Pure."""
+"""The variables of the report's template, from a run's figures and findings. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
 _BOOTSTRAP_ROWS = 10_000
 _SURE = 3.29
-"""z beyond which a label's share differs: 1 of 1,000 labels would by chance."""
+"""z beyond which a label's share differs; by chance, 1 of 1,000 labels is beyond it."""
 _REJECTED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 Metrics = Mapping[str, Any]
@@ -30,11 +30,11 @@ Metrics = Mapping[str, Any]
 def context(
     run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], material: Material
 ) -> dict[str, Any]:
-    """The template's variables."""
+    """Return the template's variables."""
     measured: Mapping[str, Metrics] = run.get("metrics") or {}
-    found, split = material.findings, material.split
+    findings, split = material.findings, material.split
     metrics = measured.get(split) or {}
-    kind = found.kind if found is not None and found.split == split else {}
+    kind = findings.kind if findings is not None and findings.split == split else {}
     return {
         "task": material.task,
         "main": _main(material, metrics, kind) if metrics else None,
@@ -42,9 +42,9 @@ def context(
         "splits": [{"name": name, "metrics": each} for name, each in measured.items()],
         "scalars": _scalars(measured),
         "tiles": _tiles(run, metrics, material.metric),
-        "worst": [_row(row) for row in (found.worst if found else ())],
-        "suspects": [_row(row) for row in (found.suspects if found else ())],
-        "suspect_splits": found.suspect_splits if found else (),
+        "worst": [_row(row) for row in (findings.worst if findings else ())],
+        "suspects": [_row(row) for row in (findings.suspects if findings else ())],
+        "suspect_splits": findings.suspect_splits if findings else (),
         "slices": _slices(material),
         "slice_value": "mean absolute error" if material.task == "regression" else "right",
         "confusion": _confusion(metrics, kind),
@@ -85,7 +85,7 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
 
 
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
-    """(name, value) of the figures beside the main one."""
+    """Return (name, value) of the figures beside the main one."""
     tiles = [
         (name, f"{metrics[name]:.4f}")
         for name in TILES
@@ -103,7 +103,7 @@ def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[st
 
 
 def _scalars(measured: Mapping[str, Metrics]) -> list[str]:
-    """The metrics that are defined, in the table's order."""
+    """List the defined metrics, in the table's order."""
     return [
         name
         for name in METRICS
@@ -118,23 +118,27 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slices(material: Material) -> list[dict[str, Any]]:
-    found = material.findings
-    if found is None:
+    findings = material.findings
+    if findings is None:
         return []
-    most = max((one.interval[1] for one in found.slices if np.isfinite(one.interval[1])), default=1)
+    ends = [one.interval[1] for one in findings.slices]
+    most = max(filter(np.isfinite, ends), default=1)
     scale = 1.0 if material.task != "regression" else (most or 1.0)
     groups: dict[str, list[dict]] = {}
-    for one in found.slices:
+    for one in findings.slices:
         low, high = (min(max(end / scale, 0.0), 1.0) for end in one.interval)
-        bar = {"left": round(100 * low, 2), "width": max(0.6, round(100 * (high - low), 2)),
-               "at": round(100 * min(one.value / scale, 1.0), 2)}  # fmt: skip
+        bar = {
+            "left": round(100 * low, 2),
+            "width": max(0.6, round(100 * (high - low), 2)),
+            "at": round(100 * min(one.value / scale, 1.0), 2),
+        }
         groups.setdefault(one.group, []).append({"of": one, "bar": bar})
     return [{"group": name, "rows": rows} for name, rows in groups.items()]
 
 
 # ----------------------------------------------------------------------------------------- classes
 def _confusion(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The matrix as rows of cells; None: too many labels, or not of this task."""
+    """Return the matrix as rows of cells; None: too many labels, or another task."""
     matrix, labels = metrics.get("confusion_matrix"), metrics.get("labels") or []
     if matrix is None or len(labels) > _MOST_IN_MATRIX:
         return None
@@ -156,7 +160,7 @@ def _confusion(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | No
 
 
 def _pairs(metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The most frequent confusions, with examples where the predictions are known."""
+    """Return the most frequent confusions, with examples if there are predictions."""
     per_class = metrics.get("per_class") or {}
     pairs = kind.get("pairs")
     if pairs is None:
@@ -175,26 +179,26 @@ def _pairs(metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _classes(metrics: Metrics) -> list[dict[str, Any]]:
-    """The labels, the one with the most rows that are missed or wrongly given first."""
-    found = []
+    """Return the labels, the one with the most missed and wrongly assigned rows first."""
+    classes = []
     for name, row in (metrics.get("per_class") or {}).items():
         support, recall, precision = row["support"], row["recall"], row["precision"]
         hits = recall * support
-        given = hits / precision if precision else 0.0
-        found.append(
-            {**row, "name": name, "missed": round(support - hits), "extra": round(given - hits)}
+        assigned = hits / precision if precision else 0.0
+        classes.append(
+            {**row, "name": name, "missed": round(support - hits), "extra": round(assigned - hits)}
         )
-    # With precision 0 the wrongly given ones are not known from it; the matrix knows.
+    # A precision of 0 does not tell the number of wrongly assigned rows; the matrix does.
     matrix = metrics.get("confusion_matrix")
     if matrix is not None:
-        given = np.asarray(matrix).sum(axis=0)
-        for number, row in enumerate(found):
-            row["extra"] = int(given[number] - matrix[number][number])
-    return sorted(found, key=lambda row: -(row["missed"] + row["extra"]))
+        columns = np.asarray(matrix).sum(axis=0)
+        for number, row in enumerate(classes):
+            row["extra"] = int(columns[number] - matrix[number][number])
+    return sorted(classes, key=lambda row: -(row["missed"] + row["extra"]))
 
 
 def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
-    """Precision over recall and the ROC of the labels that cost most."""
+    """Draw precision over recall, and the ROC, of the labels with the most errors."""
     curves_of = kind.get("curves") or {}
     shown = [row["name"] for row in _classes(metrics) if curves_of.get(row["name"])][:_MOST_CURVES]
     if not shown:
@@ -209,24 +213,24 @@ def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
 
 
 def _calibration(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | None:
-    found = kind.get("calibration")
-    if found is None and metrics.get("reliability") and metrics.get("ece") is not None:
-        found = {"before": {"bins": metrics["reliability"], "ece": metrics["ece"]}}
-    if found is None:
+    measured = kind.get("calibration")
+    if measured is None and metrics.get("reliability") and metrics.get("ece") is not None:
+        measured = {"before": {"bins": metrics["reliability"], "ece": metrics["ece"]}}
+    if measured is None:
         return None
     series = [
-        (f"{name} (ECE {found[key]['ece']:.3f})", [
-            [one["confidence"], one["accuracy"]] for one in found[key]["bins"] if one["rows"]
+        (f"{name} (ECE {measured[key]['ece']:.3f})", [
+            [one["confidence"], one["accuracy"]] for one in measured[key]["bins"] if one["rows"]
         ])
         for key, name in (("before", "as it is"), ("after", "with temperature"))
-        if key in found
+        if key in measured
     ]  # fmt: skip
     unit = (0.0, 1.0)
     svg = charts.lines(
         "Calibration", series, x_label="confidence", y_label="right", x=unit, y=unit, marked=True,
         diagonal=True,
     )  # fmt: skip
-    return {**found, "svg": _svg(svg)}
+    return {**measured, "svg": _svg(svg)}
 
 
 def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -237,8 +241,9 @@ def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
     for rejected in _REJECTED:
         best = min(points, key=lambda point: abs(point[0] - (1 - rejected)))
         if not table or best != table[-1]["point"]:
-            table.append({"point": best, "rejected": 1 - best[0], "accuracy": best[1],
-                          "least": best[2]})  # fmt: skip
+            share, accuracy, least = best
+            row = {"rejected": 1 - share, "accuracy": accuracy, "least": least}
+            table.append({"point": best, **row})
     low = min(point[1] for point in points)
     svg = charts.lines(
         "Accuracy of the rows that are kept", [("accuracy", [[1 - p[0], p[1]] for p in points])],
@@ -248,7 +253,7 @@ def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _numbers(kind: Mapping[str, Any]) -> list[Any]:
-    """Charts of predicted numbers."""
+    """Draw charts of predicted numbers."""
     if "dots" not in kind:
         return []
     residuals = kind["residuals"]
@@ -298,7 +303,7 @@ def _data(manifest: DatasetManifest | None, split: str) -> dict[str, Any] | None
 
 
 def _middle(histogram: Counter[int], share: float) -> int | None:
-    """The bin's upper bound up to which a share of the rows lies."""
+    """Return the bin's upper bound up to which a share of the rows lies."""
     total, seen = sum(histogram.values()), 0
     for bound in sorted(histogram):
         seen += histogram[bound]
@@ -310,16 +315,16 @@ def _middle(histogram: Counter[int], share: float) -> int | None:
 def _shares(
     manifest: DatasetManifest, labels: Mapping[str, Counter[str]], split: str
 ) -> list[dict[str, Any]]:
-    """Each label's share in training and in the split; the most frequent ones."""
+    """Return the most frequent labels' shares in training and in the split."""
     if TRAIN not in labels or split not in labels or manifest.task == "regression":
         return []
     rows = [max(1, manifest.rows(TRAIN)), max(1, manifest.rows(split))]
-    found = []
+    shares = []
     for name, count in labels[TRAIN].most_common():
         train, other = count / rows[0], labels[split][name] / rows[1]
         z = differs(other, other, rows[1], (train, train, rows[0]))
-        found.append({"name": name, "train": train, "other": other, "differs": abs(z) > _SURE})
-    return sorted(found, key=lambda row: (not row["differs"], -row["train"]))[:_MOST_IN_MATRIX]
+        shares.append({"name": name, "train": train, "other": other, "differs": abs(z) > _SURE})
+    return sorted(shares, key=lambda row: (not row["differs"], -row["train"]))[:_MOST_IN_MATRIX]
 
 
 def _length_chart(lengths: Mapping[str, Counter[int]], split: str) -> Any:
@@ -336,32 +341,32 @@ def _length_chart(lengths: Mapping[str, Counter[int]], split: str) -> Any:
 
 
 def _cost(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) of what the run took."""
-    found: list[tuple[str, str]] = []
+    """Return (name, value) of the resources that the run took."""
+    costs: list[tuple[str, str]] = []
     hours = run.get("hours") or {}
     for key, name in (
         ("wall", "hours"), ("cpu", "CPU hours"), ("gpu", "GPU hours"),
         ("vcore", "vcore hours (YARN)"), ("gib", "GiB hours (YARN)"),
     ):  # fmt: skip
         if isinstance(hours.get(key), int | float):
-            found.append((name, f"{hours[key]:,.3f}"))
+            costs.append((name, f"{hours[key]:,.3f}"))
     attempts = run.get("attempts") or []
     seconds = [one["seconds"] for one in attempts if one.get("seconds") is not None]
     if seconds and "wall" not in hours:
-        found.append(("hours of all attempts", f"{sum(seconds) / 3600:,.3f}"))
+        costs.append(("hours of all attempts", f"{sum(seconds) / 3600:,.3f}"))
     for key, name, shape in (
         ("world_size", "ranks", "{:,}"), ("train_seconds", "seconds of training", "{:,.0f}"),
         ("examples_per_second", "examples/s", "{:,.1f}"),
         ("tokens_per_second", "tokens/s", "{:,.0f}"),
     ):  # fmt: skip
         if isinstance(run.get(key), int | float):
-            found.append((name, shape.format(run[key])))
-    return found
+            costs.append((name, shape.format(run[key])))
+    return costs
 
 
 # ----------------------------------------------------------------------------------------- training
 def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Charts of the training, from metrics.jsonl."""
+    """Draw charts of the training, from metrics.jsonl."""
     steps = [line for line in lines if "split" not in line and line.get("loss") is not None]
     judged = [line for line in lines if line.get("split") == VALIDATION and "metrics" in line]
     if not steps:
@@ -371,8 +376,8 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [[line["step"], line[key]] for line in steps if line.get(key) is not None]
 
     def measured(key: str) -> list[list[float]]:
-        found = [(line["step"], line["metrics"].get(key)) for line in judged]
-        return [[step, value] for step, value in found if value is not None]
+        points = [(line["step"], line["metrics"].get(key)) for line in judged]
+        return [[step, value] for step, value in points if value is not None]
 
     loss = [("training", _thinned(logged("loss")))]
     if measured("loss"):
@@ -391,7 +396,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
-    """Every n-th point and the last one."""
+    """Return every n-th point and the last one."""
     step = max(1, -(-len(points) // most))
     kept = points[::step]
     return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]

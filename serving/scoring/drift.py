@@ -1,8 +1,8 @@
-"""`howdah drift`: judges the rows of a scored partition, or of a file, against the model's own
-profile."""
+"""`howdah drift`: compares the rows of a partition or of files with the model's profile."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.config.data import CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
+from howdah.data.files import json_rows, records
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError, ModelError
 from howdah.models import registry
@@ -25,15 +27,16 @@ from howdah.serving.prediction.classify import classify, count_failed, no_profil
 from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
+from howdah.storage.charsets import spelled
 
 SHOWN_PARTITIONS = 30
-"""Partitions that drift.html shows, the newest last: a month of days. `howdah drift --last` shows
-more."""
+"""Number of partitions on drift.html: a month of days. `howdah drift --last` sets another one."""
 
 LEAST_ROWS = 1_000
-"""Scored rows that may stand for a model's dataset: fewer would themselves be noise."""
+"""Smallest number of scored rows that may be a model's reference: fewer vary too much by chance."""
 
 _CHUNK_ROWS = 2048
+_FIELDS = ("id", "label", "scores", "error")
 _REASONS = 20
 _EXAMPLES = 5
 
@@ -54,46 +57,50 @@ def of_table(
 
     Args:
         config: sections `drift` and `publish`; for `labels` also `data.spark`.
-        model: the model as `howdah score` was given it.
-        table: its output.
+        model: the model's address in `howdah score`.
+        table: the output of `howdah score`.
         partition: column=value/..., of the source.
-        last: partitions in the history; None: SHOWN_PARTITIONS.
+        last: number of partitions in the history; None: SHOWN_PARTITIONS.
         labels: table with the true labels of rows, by id; None: there are none.
     Raises:
         ModelError: no model, or one without a profile.
         UsageError: the partition is not scored.
     """
-    found = open_version(model, config.publish.directory)
-    root = found.root
-    this = scored.find(root, table, partition)
-    reference = scored.reference_for(root, this, found.path)
+    version = open_version(model, config.publish.directory)
+    root = version.root
+    newest = scored.find(root, table, partition)
+    reference = scored.reference_for(root, newest, version.path)
     if reference is None:
-        raise no_profile(found.path)
+        raise no_profile(version.path)
     labelled = None
     if labels is not None:
-        name = found.name if found.number is not None else found.run_id
+        name = version.name if version.number is not None else version.run_id
         labelled = joined_table(
             config, table, {**parse_spec(partition, "--partition"), "model": str(name)}, labels,
             id_column=id_column, label_column=label_column, progress=progress,
         )  # fmt: skip
     points = []
-    for each in scored.history(root, table, until=this.name, most=last or SHOWN_PARTITIONS):
-        own = scored.reference_for(root, each, found.path)
-        if own is None or own.bins_id != each.profile.bins_id:
-            progress(f"{each.name} is left out: the profile it was counted with is gone")
+    for each in scored.history(root, table, until=newest.name, most=last or SHOWN_PARTITIONS):
+        profile = scored.reference_for(root, each, version.path)
+        if profile is None or profile.bins_id != each.profile.bins_id:
+            progress(f"{each.name} is left out, since the profile of its bins is gone")
             continue
         verdict = judge(
-            own, each.profile, config.drift, labelled=labelled if each.name == this.name else None
+            profile,
+            each.profile,
+            config.drift,
+            labelled=labelled if each.name == newest.name else None,
         )
         points.append(Point(name=each.name, version=each.version, verdict=verdict))
     return Findings(
         model=model,
-        version=this.version,
-        run_id=found.run_id if this.version == found.number else None,
-        what=f"{table}/{this.name}",
+        directory=version.path,
+        version=newest.version,
+        run_id=version.run_id if newest.version == version.number else None,
+        what=f"{table}/{newest.name}",
         reference=reference,
-        current=this.profile,
-        verdict=judge(reference, this.profile, config.drift, labelled=labelled),
+        current=newest.profile,
+        verdict=judge(reference, newest.profile, config.drift, labelled=labelled),
         limits=config.drift,
         points=points,
     )
@@ -112,31 +119,33 @@ def of_source(
     threads: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Findings:
-    """Judge the rows of files: of texts, which are classified for it, or of predictions that
-    `howdah predict` has written (then by label and confidence alone).
+    """Judge the rows of files: texts, which are classified, or predictions of `howdah predict`.
+
+    Predictions are judged only by label and confidence.
 
     Args:
         labels: file with the true labels of rows, by id; None: there are none.
     Raises:
-        ModelError: no model, or one without a profile. DataError: no rows, a broken file.
+        ModelError: no model, or one without a profile.
+        DataError: no rows, or a broken file.
     """
-    found = open_version(model, config.publish.directory)
-    reference = reference_of(found.path)
+    version = open_version(model, config.publish.directory)
+    reference = reference_of(version.path)
     if reference is None:
-        raise no_profile(found.path)
+        raise no_profile(version.path)
     files = source_files(source)
     current = Profile.like(reference)
     unpredicted: dict[str, list[str]] = {}
-    wanted: dict[str, str | None] | None = {} if labels is not None else None
+    predicted: dict[str, str | None] | None = {} if labels is not None else None
     if all(_are_predictions(path) for path in files.paths):
         rows = itertools.chain.from_iterable(
             _predictions(path, reference.bins.labels) for path in files.paths
         )
         while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-            _count(current, chunk, wanted, unpredicted, observed=False)
+            _count(current, chunk, predicted, unpredicted, observed=False)
     else:
         _classified(
-            config, found.path, files, current, wanted, unpredicted, text_columns=text_columns,
+            config, version.path, files, current, predicted, unpredicted, text_columns=text_columns,
             id_column=id_column, framework=framework, threads=threads,
         )  # fmt: skip
     if not current.rows:
@@ -144,14 +153,15 @@ def of_source(
     labelled = None
     if labels is not None:
         labelled = joined_file(
-            labels, wanted or {}, id_column=id_column or "id", label_column=label_column,
+            labels, predicted or {}, id_column=id_column or "id", label_column=label_column,
             names=label_mapping(config.data), progress=progress,
         )  # fmt: skip
-        progress(f"labels of {labelled[0]:,} rows were found in {labels}")
+        progress(f"{labels} has the labels of {labelled[0]:,} rows")
     return Findings(
         model=model,
-        version=found.number,
-        run_id=found.run_id,
+        directory=version.path,
+        version=version.number,
+        run_id=version.run_id,
         what=source,
         reference=reference,
         current=current,
@@ -170,16 +180,17 @@ def reference_from_table(
     last: int = 1,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Make scored partitions the reference of the model that scored them; returns the path of its
-    profile.
+    """Make scored partitions the reference of the model that scored them.
 
     Args:
-        config: its publish.directory.
-        model: as `howdah score` was given it.
-        table, partition: its output, the newest partition to take.
-        last: how many partitions up to that one.
+        config: `publish.directory` is used.
+        model: the model's address in `howdah score`.
+        table, partition: the output of `howdah score`, and the newest partition to take.
+        last: number of partitions up to that one.
+    Returns:
+        The path of the model's new profile.
     Raises:
-        ModelError: no model, or none with a profile.
+        ModelError: no model, or one without a profile.
         UsageError: the partition is not scored.
         DataError: too few rows to compare others with.
     """
@@ -187,13 +198,15 @@ def reference_from_table(
     profile, why = find_reference(version.path)
     if profile is None:
         raise ModelError(
-            "the model has no profile of its own, whose bins the partitions are counted in",
-            where=version.path, expected=PROFILE, got=why,
+            "the model has no profile, in whose bins the partitions would be counted",
+            where=version.path,
+            expected=PROFILE,
+            got=why,
             remedy="`howdah drift --make-reference` makes it from data.dataset",
-        )  # fmt: skip
+        )
     root = version.root
-    this = scored.find(root, table, partition)
-    partitions = scored.history(root, table, until=this.name, most=last)
+    newest = scored.find(root, table, partition)
+    partitions = scored.history(root, table, until=newest.name, most=last)
     taken = [one for one in partitions if one.profile.bins_id == profile.bins_id]
     rows = sum(one.profile.counts.rows for one in taken)
     if rows < LEAST_ROWS:
@@ -213,13 +226,13 @@ def reference_from_table(
 
 
 def words_of(model_directory: str) -> dict[int, str]:
-    """The text of each token of an export's tokenizer; {} where that cannot be read."""
+    """Return the text of each token of an export's tokenizer; {} if it cannot be read."""
     from tokenizers import Tokenizer
 
     try:
         text = storage.read_text(storage.join(model_directory, "tokenizer.json"))
         return {number: token for token, number in Tokenizer.from_str(text).get_vocab().items()}
-    except Exception:  # noqa: BLE001 - the library raises bare Exception; numbers are shown then
+    except Exception:  # noqa: BLE001 - the library raises a bare Exception; the page then has numbers
         pass
     try:
         lines = storage.read_text(storage.join(model_directory, "vocab.txt")).split("\n")
@@ -233,7 +246,7 @@ def _classified(
     path: str,
     files: Files,
     current: Profile,
-    wanted: dict[str, str | None] | None,
+    predicted: dict[str, str | None] | None,
     unpredicted: dict[str, list[str]],
     *,
     text_columns: Sequence[str] | None,
@@ -251,19 +264,18 @@ def _classified(
     )
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
         predictions = classify(served, chunk, current.add)
-        _count(current, predictions, wanted, unpredicted, observed=True)
+        _count(current, predictions, predicted, unpredicted, observed=True)
 
 
 def _count(
     current: Profile,
     predictions: Sequence[Prediction],
-    wanted: dict[str, str | None] | None,
+    predicted: dict[str, str | None] | None,
     unpredicted: dict[str, list[str]],
     *,
     observed: bool,
 ) -> None:
-    """Count what has no prediction, and keep some of its ids; and the others, unless they were
-    observed."""
+    """Count predictions in the profile; of `observed` ones only the failed ones are missing."""
     count_failed(current, predictions)
     for one in predictions:
         if one.error is not None and len(unpredicted) <= _REASONS:
@@ -273,69 +285,57 @@ def _count(
     scores = [one.scores for one in predictions if one.scores is not None]
     if not observed and scores:
         current.add(np.stack(scores))
-    if wanted is not None:
-        wanted.update({one.id: one.label for one in predictions if isinstance(one.label, str)})
+    if predicted is not None:
+        predicted.update({one.id: one.label for one in predictions if isinstance(one.label, str)})
 
 
 # ---------------------------------------------------------------------------------- predictions
 def _are_predictions(path: str) -> bool:
-    """Whether a file was written by `howdah predict`: Parquet with its metadata, or JSON lines with
-    its fields."""
+    """Return whether a file has the columns or fields that `howdah predict` writes."""
     form = format_of(path)
     if form == "parquet":
         import pyarrow.parquet as pq
 
         with storage.open_read(path) as file:
             return {"id", "scores", "run_id", "error"} <= set(pq.read_schema(file).names)
-    if form == "jsonl" and not path.lower().endswith(".gz"):  # predictions are not compressed
-        try:
-            record = next(_json_lines(path), None)
-        except DataError:  # the reader of texts says what is wrong with it
-            return False
-        return isinstance(record, dict) and {"id", "scores", "run_id"} <= set(record)
-    return False
+    if form != "jsonl":
+        return False
+    try:
+        return {"id", "scores", "run_id"} <= set(next(json_rows.first(path, 1), ()))
+    except DataError:  # the reader of texts reports what is wrong with the file
+        return False
 
 
 def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
-    records = _parquet(path) if format_of(path) == "parquet" else _json_lines(path)
-    for number, record in enumerate(records):
-        scores, error = record.get("scores"), record.get("error")
+    for number, (row_id, label, scores, error) in enumerate(_records(path)):
         if isinstance(scores, dict):
-            scores = [scores.get(label) for label in labels]
-        wrong = scores is not None and (
-            len(scores) != len(labels) or any(not isinstance(s, int | float) for s in scores)
-        )
-        if wrong or (scores is None and error is None):
+            scores = [scores.get(name) for name in labels]
+        scores_C = None
+        if scores is not None:
+            with contextlib.suppress(TypeError, ValueError):  # not a list of numbers
+                scores_C = np.array([float(score) for score in scores], np.float32)
+        fits = scores_C is not None and len(scores_C) == len(labels)
+        if not fits and (scores is not None or error is None):
             raise DataError(
                 "a prediction does not have the model's scores",
                 where=f"{path}, row {number}",
                 expected=f"{len(labels)} scores",
                 got=str(scores)[:100],
-                remedy="give predictions by this model",
             )
-        found = None if scores is None else np.array(scores, np.float32)
-        yield Prediction(str(record.get("id")), record.get("label"), found, error)
+        yield Prediction(spelled(str(row_id)), label, scores_C, error)
 
 
-def _parquet(path: str) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet as pq
+def _records(path: str) -> Iterator[Sequence[Any]]:
+    """Yield the values of `_FIELDS` of each row."""
+    if format_of(path) == "parquet":
+        import pyarrow.parquet as pq
 
-    with storage.open_read(path) as file:
-        for batch in pq.ParquetFile(file).iter_batches(_CHUNK_ROWS):
-            yield from batch.to_pylist()
-
-
-def _json_lines(path: str) -> Iterator[Any]:
-    import io
-    import json
-
-    with storage.open_read(path) as file:
-        for number, line in enumerate(io.TextIOWrapper(file, "utf-8", errors="replace")):
-            if line.strip():
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise DataError(
-                        "the file is not JSON lines", where=f"{path}, line {number + 1}",
-                        got=str(error),
-                    ) from None  # fmt: skip
+        with storage.open_read(path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_CHUNK_ROWS):
+                yield from ([row.get(name) for name in _FIELDS] for row in batch.to_pylist())
+        return
+    part = records.Part(path=path, form="jsonl")
+    for line, values, problem, _ in records.read(part, _FIELDS, CsvOptions()):
+        if problem is not None:
+            raise DataError("a row cannot be read", where=f"{path}, line {line}", got=problem)
+        yield values

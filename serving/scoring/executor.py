@@ -1,4 +1,4 @@
-"""What Spark's Python workers do with a partition's rows: classify, and count for the profile."""
+"""Spark's Python workers on a partition's rows: classify them, and count them in a profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def columns_of(task: Task) -> dict[str, str]:
-    """{column: Spark's type} that a worker returns for each row."""
+    """Return {column: Spark's type} of a worker's output."""
     scored = {"score": "float", "scores": "map<string,float>", "margin": "float"}
     if task == "single_label":
         return {"id": "string", "label": "string", **scored, "error": "string"}
@@ -31,12 +31,12 @@ def columns_of(task: Task) -> dict[str, str]:
 
 
 class RowScorer(Predictor):
-    """Function for mapInArrow: batches of (id, text) to batches of `columns_of` and run_id.
+    """A function for mapInArrow: batches of (id, text) to batches of `columns_of` and run_id.
 
     Args:
         location, framework, seen: see `Predictor`.
-        reference: the profile of the model; None: none is made.
-        found: accumulator of `profiles`.
+        reference: the model's profile; None: rows are not counted in a profile.
+        merged: accumulator of `profiles`.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class RowScorer(Predictor):
         seen: Any,
         *,
         reference: Profile | None = None,
-        found: Any = None,
+        merged: Any = None,
     ) -> None:
         super().__init__(location, framework, seen)
         self._reference = reference
-        self._found = found
+        self._merged = merged
         self._profile: Profile | None = None
 
     def _classified(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -62,7 +62,7 @@ class RowScorer(Predictor):
         self._profile = Profile.like(self._reference)
         yield from super()._classified(batches)
         context = TaskContext.get()
-        self._found.add((frozenset({context.partitionId()}), self._profile))
+        self._merged.add((frozenset({context.partitionId()}), self._profile))
 
     def _answer(self, served: ServedModel, rows: list[Row]) -> pa.RecordBatch:
         profile = self._profile
@@ -100,7 +100,7 @@ def _batch(served: ServedModel, predictions: Sequence[Prediction]) -> pa.RecordB
 
 
 def _margins(served: ServedModel, scored: Sequence[np.ndarray | None]) -> list[float | None]:
-    """How far each row is from another answer; None of rows that failed."""
+    """Return each row's distance from another answer; None for rows that failed."""
     out: list[float | None] = [None] * len(scored)
     scored_indices = [number for number, each in enumerate(scored) if each is not None]
     if scored_indices:
@@ -111,7 +111,7 @@ def _margins(served: ServedModel, scored: Sequence[np.ndarray | None]) -> list[f
 
 
 def profiles() -> Any:
-    """Spark's accumulator of (the tasks' partition numbers, their merged Profile or None).
+    """Make Spark's accumulator of (the tasks' partition numbers, their merged Profile or None).
 
     A task that Spark runs twice (a lost executor, speculation) counts once.
     """

@@ -1,5 +1,4 @@
-"""True labels of predicted rows, joined by the rows' ids: how many there are, and how many
-predictions are right."""
+"""True labels of predicted rows, joined by id: their number, and that of right predictions."""
 
 from __future__ import annotations
 
@@ -33,11 +32,11 @@ def joined_file(
     names: Mapping[str, str] | None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, int]:
-    """(rows, right ones) of the predicted rows whose label is in a file; each row counts once.
+    """Count (rows, right ones) of the predicted rows whose label is in a file, each row once.
 
     Args:
-        path: CSV, JSON lines or Parquet with columns of ids and labels. An id that has several
-            labels says nothing: it is left out, in a line.
+        path: CSV, JSON lines or Parquet with columns of ids and labels. An id with several labels
+            is left out, and a line says so.
         predicted: {id: predicted label}.
         names: `targets.label_mapping`; None: the values are the labels.
     Raises:
@@ -61,9 +60,8 @@ def joined_file(
         raise DataError(
             "no predicted row has a label in this file",
             where=path,
-            expected=f"ids in column {id_column!r}, as the rows have them",
+            expected=f"the rows' ids in column {id_column!r} (--id-column)",
             got=f"{len(unclear):,} ids with several labels" if unclear else None,
-            remedy="check --id-column, and that the predictions are of the same rows",
         )
     right = sum(predicted[row_id] == label for row_id, label in labels.items())
     return len(labels), right
@@ -83,11 +81,11 @@ def joined_table(
     label_column: str,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, int]:
-    """`joined_file` of a scored partition and a table, by Spark.
+    """Call `joined_file` for a scored partition and a table, with Spark.
 
     Args:
         scored: the table with columns id and label.
-        partition: of it, with the column `model`.
+        partition: a partition of it, with the column `model`.
         labels: db.table, or files.
     """
     from howdah.spark.session import session
@@ -115,8 +113,7 @@ def joined_table(
         raise DataError(
             "no scored row has a label in this table",
             where=labels,
-            expected=f"ids in column {id_column!r}, as the scored rows have them",
-            remedy="check --id-column and data.columns.label",
+            expected=f"the rows' ids in column {id_column!r} (--id-column)",
         )
     progress(f"labels of {comparison['n']:,} rows were found in {labels}")
     return int(comparison["n"]), int(comparison["right"] or 0)
@@ -129,10 +126,10 @@ def _compared(
     label_column: str,
     names: Mapping[str, str] | None,
 ) -> SparkRow:
-    """(n: rows with a label, right ones, unclear: those whose id has several, one of these ids).
+    """Return (n: rows with a label, right ones, unclear: ids with several labels, one of these).
 
     Args:
-        rows: scored ones, columns id and label.
+        rows: scored rows, with columns id and label.
         truth: ids and labels, an id any number of times.
         names: `targets.label_mapping`.
     """
@@ -143,13 +140,13 @@ def _compared(
         pairs = [F.lit(text) for pair in names.items() for text in pair]
         label = F.coalesce(F.create_map(*pairs)[label], label)
     key = F.col(quoted(id_column)).cast("string")
-    truth = truth.select(key.alias("id"), label.alias("found")).dropna().groupBy("id")
-    truth = truth.agg(F.min("found").alias("found"), F.max("found").alias("other"))
+    truth = truth.select(key.alias("id"), label.alias("truth")).dropna().groupBy("id")
+    truth = truth.agg(F.min("truth").alias("truth"), F.max("truth").alias("other"))
     rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
-    clear = F.col("found") == F.col("other")
+    clear = F.col("truth") == F.col("other")
     counted = rows.join(truth, "id").agg(
         F.count(F.when(clear, 1)).alias("n"),
-        F.count(F.when(clear & (F.col("label") == F.col("found")), 1)).alias("right"),
+        F.count(F.when(clear & (F.col("label") == F.col("truth")), 1)).alias("right"),
         F.count(F.when(~clear, 1)).alias("unclear"),
         F.min(F.when(~clear, F.col("id"))).alias("example"),
     )
@@ -159,7 +156,7 @@ def _compared(
 def _truth(
     spark: SparkSession, config: Config, labels: str, id_column: str, label_column: str
 ) -> DataFrame:
-    """The columns of a table or of files with labels, ids spelt as predictions spell them."""
+    """Return the columns of a table or of files with labels, ids spelt as in predictions."""
     if format_of(labels) is None and not storage.exists(labels):
         truth = spark.table(labels)
         if id_column not in truth.columns:

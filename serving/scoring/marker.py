@@ -1,8 +1,8 @@
-"""The marker of a scored partition: what it was made from, and whether that still holds.
+"""The marker of a scored partition: the inputs that it was made from, and whether they changed.
 
 `<model directory>/scored/<table>/<partition>/done.json` is written after the partition has been
-replaced. It describes the partition by the digest of its files: a marker that a killed or slower
-run has left beside another run's partition does not fit it, and is no reason to skip.
+replaced. It has the digest of the partition's files, so that a marker that a killed or slower run
+has left beside another run's partition does not match, and the partition is scored again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from howdah.data.manifest import content_hash
 from howdah.models.scored import DIRECTORY, MARKER, Files, Marker, read
 
 __all__ = [
-    "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason",
+    "Files", "Inputs", "Marker", "directory_of", "files_of", "read", "reason",
     "remove", "write",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What a scored partition depends on."""
+class Inputs:
+    """The inputs that a scored partition depends on."""
 
     model: Mapping[str, Any]
     """{name, version, run_id, weights, decision}: see `ModelFiles.identity`."""
@@ -35,7 +35,7 @@ class Wanted:
 
 
 def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
-    """The state of [path, bytes, modified] of every file."""
+    """Return the state of files, from [path, bytes, modified] of each."""
     return Files(
         location=location,
         files=len(listed),
@@ -46,7 +46,7 @@ def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
 
 
 def directory_of(root: str, table: str, partition: Mapping[str, str]) -> str:
-    """The directory of a partition's marker below a model's directory.
+    """Return the directory of a partition's marker below a model's directory.
 
     >>> directory_of("models/m", "shop.scored", {"ds": "2026-11-01", "path": "a/b"})
     'models/m/scored/shop.scored/ds=2026-11-01/path=a%2Fb'
@@ -67,36 +67,37 @@ def remove(directory: str) -> None:
 
 
 def reason(
-    marker: Marker | None, wanted: Wanted, output: Files | None, *, profile: bool, force: bool
+    marker: Marker | None, inputs: Inputs, output: Files | None, *, profile: bool, force: bool
 ) -> str | None:
-    """Why a partition is to be scored; None: it is done, and nothing has changed since.
+    """Return why a partition must be scored; None: it is done, and nothing has changed since.
 
     Args:
-        marker: of the partition.
+        marker: the partition's marker.
+        inputs: its present inputs.
         output: the state of the output's partition; None: the catalogue has none.
-        profile: a profile is wanted, and the model has a reference for it.
+        profile: a profile must be made, for which the model has a reference.
         force: score it in any case.
     """
     if force:
         return "--force"
     if marker is None:
         return "not scored yet"
-    was, now = marker.model, wanted.model
+    was, now = marker.model, inputs.model
     if was.get("version") != now.get("version"):
         return f"scored by v={was.get('version')}"
     if (was.get("run_id"), was.get("weights")) != (now.get("run_id"), now.get("weights")):
         return "scored by other weights"
-    # A published version never changes, its decision neither; markers of older ones do not name it.
+    # A published version and its decision never change; old versions' markers do not have it.
     if now.get("version") is None and was.get("decision") != now.get("decision"):
         return "scored with another decision (`howdah model threshold`)"
-    if marker.source != wanted.source:
+    if marker.source != inputs.source:
         return "the source has changed"
-    if marker.options != dict(wanted.options):
+    if marker.options != dict(inputs.options):
         return "other columns were read"
     if output is None:
         return "the scored partition is gone"
     if marker.output != output:
-        return "the scored partition was changed by others"
+        return "another process has changed the scored partition"
     if profile and marker.profile is None:
         return "it has no profile"
     return None

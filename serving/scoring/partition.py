@@ -1,4 +1,4 @@
-"""One partition: from the source's rows to the output's, its counts and its marker."""
+"""Scores one partition: from the source's rows to the output's, its counts and its marker."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ _STALE = 24 * 3600.0
 
 
 def output_columns(task: Task) -> dict[str, str]:
-    """{column: Spark's type} of the output, without its partition's columns."""
+    """Return {column: Spark's type} of the output, without its partition columns."""
     about = {"model_version": "int", "run_id": "string", "scored_at": "timestamp"}
     return {**columns_of(task), **about}
 
 
 def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> markers.Files | None:
-    """The state of a partition's files; None: the catalogue has no such partition."""
-    wanted = {column: [value] for column, value in spec.items()}
-    found = [one for one in catalogue.partitions(table, wanted) if one.spec == dict(spec)]
-    if not found:
+    """Return the state of a partition's files; None: the catalogue has no such partition."""
+    values = {column: [value] for column, value in spec.items()}
+    matches = [one for one in catalogue.partitions(table, values) if one.spec == dict(spec)]
+    if not matches:
         return None
-    location = found[0].location or table.location
+    location = matches[0].location or table.location
     return markers.files_of(location, listed([location] if location else []))
 
 
 def reference_of(model: ModelFiles, progress: Callable[[str], None]) -> Profile | None:
-    """The model's reference profile; None, said in a line, where it has none."""
+    """Return the model's reference profile; None, with a line, if it has none."""
     reference, why = profile.find_reference(model.path)
     if reference is None:
         progress(
-            f"no profiles for `howdah drift`: the model has none of its own ({why});"
+            f"no profiles for `howdah drift`, since the model has none of its own ({why});"
             " `howdah drift --make-reference` makes it"
         )
     return reference
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What all partitions of a command have in common."""
+class PartitionScorer:
+    """Scores partitions with the settings that a command's partitions share."""
 
     spark: Any
     model: ModelFiles
@@ -74,32 +74,34 @@ class Job:
     seen: Any
     """Accumulator of the Python workers."""
     reference: Profile | None
-    """Profile of the model; None: no profiles are made."""
+    """The model's profile; None: no profiles are made."""
     application: str | None
     text_columns: Sequence[str] | None
     id_column: str | None
     most: float
-    """Fraction of rows that may have an error."""
+    """Largest share of rows that may have an error."""
     partition_column: str
-    """The output's, for the model's name."""
+    """Partition column of the output for the model's name."""
     progress: Callable[[str], None]
 
     def score(self, spec: Mapping[str, str], directory: str) -> markers.Marker:
-        """Score a partition and replace it in the output; its marker, which is written.
+        """Score a partition, replace it in the output, and write its marker.
 
         Args:
             spec: {column: value} of the source's partition.
-            directory: of the marker.
+            directory: directory of the marker.
+        Returns:
+            The marker.
         Raises:
             TooManyErrors: nothing is replaced.
             DataError: the partition is gone.
-            StorageError: the partition could not be put in its place.
+            StorageError: the partition could not be renamed to its name.
         """
         started = time.monotonic()
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-        # Before the rows are read: of a source that changes meanwhile the next run sees it.
+        # Before the rows are read, so that the next run notices a source that changes meanwhile.
         source = self._state(self.source.name, spec, "the source's partition")
-        found = self.spark.sparkContext.accumulator((frozenset(), None), profiles())
+        merged = self.spark.sparkContext.accumulator((frozenset(), None), profiles())
         counts: dict[str, Any] = {}
         names: set[str] = set()
 
@@ -112,15 +114,15 @@ class Job:
 
         target = {**spec, self.partition_column: self.model.name}
         replace_partition(
-            self.spark, self._scored(spec, found, now), self.output, columns=self.columns,
+            self.spark, self._scored(spec, merged, now), self.output, columns=self.columns,
             partition=target, what="scored rows", check=check, progress=self.progress,
         )  # fmt: skip
         output = self._written(target, names)
-        markers.remove(directory)  # it describes the rows before, and the profile of those
+        markers.remove(directory)  # it describes the previous rows and their profile
         made = markers.Marker(
             model=dict(self.model.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,
-            partition=text_of(spec), **counts, profile=self._profile(found, directory),
+            partition=text_of(spec), **counts, profile=self._profile(merged, directory),
             framework=self.framework, scored_at=now.isoformat(),
             seconds=round(time.monotonic() - started, 1), application=self.application,
             by=user_and_host(),
@@ -130,21 +132,21 @@ class Job:
             sweep(output.location, self.progress)
         return made
 
-    def _scored(self, spec: Mapping[str, str], found: Any, now: datetime.datetime) -> DataFrame:
+    def _scored(self, spec: Mapping[str, str], merged: Any, now: datetime.datetime) -> DataFrame:
         from pyspark.sql import functions as F
 
-        self.spark.catalog.refreshTable(self.source.name)  # a session keeps what it has listed
+        self.spark.catalog.refreshTable(self.source.name)  # a session caches its listings
         values = {column: [value] for column, value in spec.items()}
         rows = rows_of(self.spark.table(self.source.name), values)
         chosen = frames.id_and_text(
             rows, self.model.version.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,
         )  # fmt: skip
-        own = {name: kind for name, kind in self.columns.items() if name != "run_id"}
-        returned = {n: k for n, k in own.items() if n not in ("model_version", "scored_at")}
+        added = ("run_id", "model_version", "scored_at")
+        returned = {name: kind for name, kind in self.columns.items() if name not in added}
         schema = ", ".join(f"{n} {kind}" for n, kind in {**returned, "run_id": "string"}.items())
         scorer = RowScorer(
-            self.location, self.framework, self.seen, reference=self.reference, found=found
+            self.location, self.framework, self.seen, reference=self.reference, merged=merged
         )
         version = F.lit(self.model.version.number).cast("int")
         at = F.lit(now.strftime("%Y-%m-%d %H:%M:%S")).cast("timestamp")  # the session's zone is UTC
@@ -168,8 +170,8 @@ class Job:
 
     def _state(self, table: str, spec: Mapping[str, str], what: str) -> markers.Files:
         catalogue = Catalogue.of(self.spark)
-        there = catalogue.table(table)
-        state = None if there is None else state_of(catalogue, there, spec)
+        entry = catalogue.table(table)
+        state = None if entry is None else state_of(catalogue, entry, spec)
         if state is None:
             raise DataError(
                 f"{what} is gone", where=f"{table} {text_of(spec)}", remedy="run it again"
@@ -177,39 +179,39 @@ class Job:
         return state
 
     def _written(self, target: Mapping[str, str], names: set[str]) -> markers.Files:
-        """The state of the partition, which must be the one that this process has written."""
+        """Return the state of the partition, which must have the files that this process wrote."""
         what = "the partition that was just written"
         state = self._state(self.output, target, what)
-        there = {posixpath.basename(path) for path, *_ in listed([state.location or ""])}
-        if there != names:
+        present = {posixpath.basename(path) for path, *_ in listed([state.location or ""])}
+        if present != names:
             raise StorageError(
-                f"{what} holds other files: another process has replaced it",
+                f"another process has replaced {what}",
                 where=state.location,
-                remedy="see that one command at a time scores a partition; its marker is not"
-                " written, so the next run scores it again",
+                remedy="run one command at a time for a partition; this one has no marker, so the"
+                " next run scores it again",
             )
         return state
 
-    def _profile(self, found: Any, directory: str) -> str | None:
-        """Write the merged profile beside the marker; its name."""
+    def _profile(self, merged: Any, directory: str) -> str | None:
+        """Write the merged profile beside the marker, and return its name."""
         if self.reference is None:
             return None
-        _, merged = found.value
-        merged = Profile.like(self.reference) if merged is None else merged
-        storage.write_whole(storage.join(directory, profile.PROFILE), merged.to_bytes())
+        _, counted = merged.value
+        counted = Profile.like(self.reference) if counted is None else counted
+        storage.write_whole(storage.join(directory, profile.PROFILE), counted.to_bytes())
         return profile.PROFILE
 
 
 def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: markers.Files) -> None:
-    """Fail where no row of a partition was read whose files have rows.
+    """Fail if no row of a partition was read though its files have rows.
 
-    The metastore chooses a table's partitions by their values, and compares them by its own rules:
-    were none of its rows found, the partition would be done, and never be looked at again.
+    The metastore compares partition values by its own rules, and may find none. Without this check
+    the partition would count as done, and never be read again.
 
     Args:
-        state: of the partition's files.
+        state: the state of the partition's files.
     Raises:
-        DataError: its files have rows.
+        DataError: the files have rows.
     """
     if state.location is None or not state.bytes:
         return
@@ -228,11 +230,11 @@ def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: marker
 
 
 def sweep(location: str, progress: Callable[[str], None]) -> None:
-    """Remove what killed runs left beside a partition, after a day without change.
+    """Remove the files of killed runs beside a partition, after a day without change.
 
     Args:
-        location: the partition's directory, as the catalogue has it.
-        progress: takes a line for each that is removed.
+        location: the partition's directory in the catalogue.
+        progress: takes a line for each removed one.
     """
     place = path_of(location)
     left = re.compile(rf"\.(tmp|old)-{re.escape(storage.name(place))}\.[0-9a-f]{{8}}")
@@ -240,11 +242,11 @@ def sweep(location: str, progress: Callable[[str], None]) -> None:
         storage.list_dir(storage.parent(place), unfinished=True),
         lambda entry: left.fullmatch(entry.name) and _newest(entry) < time.time() - _STALE,
     ):
-        progress(f"removed what a killed run had left: {path}")
+        progress(f"removed the files of a killed run: {path}")
 
 
 def _newest(entry: storage.Entry) -> float:
-    """The latest modification of a file or directory, or of anything in it."""
+    """Return the latest modification of a file or directory, or of anything in it."""
     if not entry.is_dir:
         return entry.modified
     try:
@@ -255,7 +257,7 @@ def _newest(entry: storage.Entry) -> float:
 
 
 def _counts(written: DataFrame) -> dict[str, Any]:
-    """{rows, errors, labels, reasons} of the written rows."""
+    """Return {rows, errors, labels, reasons} of the written rows."""
     from pyspark.sql import functions as F
 
     names = [name for name in ("label", "labels") if name in written.columns]

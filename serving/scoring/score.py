@@ -1,8 +1,8 @@
 """`howdah score`: partitions of a Hive table into another one, each once.
 
-What is done already is found out without a Spark application: markers, the metastore and the files'
-state say it. What is left is scored in one session, one partition after the other; each replaces
-its old rows in one step, and its marker is written after that.
+Markers, the metastore and the files' state decide, without a Spark application, which partitions
+are done already. The others are scored in one session, one after the other; each replaces its old
+rows in one step, and its marker is written after that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadab
 from howdah.spark.interrupts import interrupts
 
 MODEL = "model"
-"""The output's last partition column: the model's name."""
+"""Last partition column of the output, with the model's name."""
 
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
@@ -42,26 +42,26 @@ _NO_TEXT = ("array", "map", "struct", "binary", "variant")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be scored with what."""
+    """The options of a `howdah score` command."""
 
     model: str
-    """Its address (models/version.py)."""
+    """Address of the model (models/version.py)."""
     source: str
     """Hive table, database.table."""
     output: str
-    """Hive table; made if it is missing."""
+    """Hive table; created if it is missing."""
     selection: Selection
     text_columns: Sequence[str] | None = None
-    """None: as it was trained."""
+    """Columns of the text; None: those of the training data."""
     id_column: str | None = None
-    """None: as it was trained."""
+    """Column of the id; None: that of the training data."""
     framework: str | None = None
-    """None: onnx where the export has it, else as it was trained."""
+    """Framework to run the model with; None: onnx if the export has it, else that of training."""
     force: bool = False
-    """Score what is done, too."""
+    """Score partitions that are done, too."""
 
     def check(self, config: Config) -> None:
-        """Refuse what no table can answer.
+        """Check the names of the tables, and the settings.
 
         Raises:
             UsageError, ConfigError: the names of the tables, or conflicting settings.
@@ -70,7 +70,7 @@ class Request:
         for option, name in (("--source", self.source), ("--output", self.output)):
             if not TABLE_NAME.fullmatch(name):
                 raise UsageError(
-                    "that is not a table's name", where=option, expected="database.table", got=name
+                    "not a table's name", where=option, expected="database.table", got=name
                 )
         if self.source.lower() == self.output.lower():
             raise UsageError("a table cannot be scored into itself", where=self.output)
@@ -81,16 +81,16 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tables:
-    """Both tables as the catalogue has them, and the columns that are read."""
+    """Both tables in the catalogue, and the columns that are read."""
 
     source: Table
     columns: dict[str, str]
-    """Of the output without its partition's."""
+    """Columns of the output without its partition columns."""
     options: dict[str, Any]
     """Columns of text and id."""
-    output_there: bool
+    output_exists: bool
     profile: Any
-    """The model's reference; None: it has none, or none is wanted."""
+    """The model's reference profile; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,9 @@ class Work:
     """A partition to score."""
 
     spec: Spec
-    """Of the source."""
+    """{column: value} in the source."""
     directory: str
-    """Of its marker."""
+    """Directory of the marker."""
     reason: str
 
     @property
@@ -113,7 +113,7 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
     """Score the partitions that are not scored yet, or have changed since.
 
     Args:
-        config: its `data.spark`, `run.user`, `publish.directory` and `score`.
+        config: `data.spark`, `run.user`, `publish.directory` and `score` are used.
         progress: takes a line.
     Returns:
         {model, version, run_id, source, output, partitions: [{partition, state: scored or skipped,
@@ -129,7 +129,7 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
     request.check(config)
     spark = config.data.spark
     stopped = interrupts(
-        "scoring", remedy="run it again: it goes on with what has no marker; partitions are whole"
+        "scoring", remedy="run it again: it scores the partitions that have no marker yet"
     )
     with stopped, logged_in(*spark.login):
         version = open_version(request.model, config.publish.directory)
@@ -156,59 +156,57 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
     }
 
 
-# ------------------------------------------------------------------------------ what is to be done
+# --------------------------------------------------------------------------------------- planning
 def _tables(
     catalogue: Catalogue, request: Request, model: ModelFiles, progress: Progress
 ) -> _Tables:
-    """Both tables, checked; every problem at once."""
+    """Look both tables up and check them; every problem is reported at once."""
     source = catalogue.table(request.source, where="--source")
     if source is None:
         raise DataError(
             "there is no such table",
             where=f"--source {request.source}",
-            got="tables there: "
-            + (", ".join(catalogue.tables(request.source.rpartition(".")[0])[:8]) or "none"),
-            remedy="give database.table, and let Spark find the metastore (hive-site.xml in"
-            " HADOOP_CONF_DIR, or spark.hadoop.hive.metastore.uris in data.spark.conf)",
+            got="its database has: "
+            + (", ".join(catalogue.tables(request.source.rpartition(".")[0])[:8]) or "no table"),
+            remedy="let Spark find the metastore (hive-site.xml in HADOOP_CONF_DIR, or"
+            " spark.hadoop.hive.metastore.uris in data.spark.conf)",
         )
     refuse_unreadable(source, where="--source")
     problems: list[HowdahError] = []
     _require_partitions(source, problems)
-    own = [name for name in source.columns if name not in source.partition_columns]
+    data_columns = [name for name in source.columns if name not in source.partition_columns]
     columns, key = frames.names_of(
-        model.version.info, own, source=request.source, text_columns=request.text_columns,
+        model.version.info, data_columns, source=request.source, text_columns=request.text_columns,
         id_column=request.id_column,
     )  # fmt: skip
     if key is None:
-        progress("no column of ids: rows are numbered anew each time (--id-column names one)")
+        progress("no column of ids: each scoring numbers the rows again (--id-column names one)")
     text = [*columns.text, *(columns.text_pair or ())]
     for name in text:
-        if source.columns.get(name, "").startswith(_NO_TEXT):  # but for fields of structs
+        if source.columns.get(name, "").startswith(_NO_TEXT):  # fields of structs have no entry
             problems.append(
                 DataError(
-                    "a column of the text is no text",
+                    "a column of the text is neither a string, nor a number or date",
                     where=f"{request.source}, column {name}",
-                    expected="string, or a number or date, which is read as text",
                     got=source.columns[name],
                     remedy="--text-column names others",
                 )
             )
-    wanted = partitions.output_columns(model.version.task)
-    there = catalogue.table(request.output, where="--output")
-    if there is not None:
-        refuse_unreadable(there, where="--output")
-        problems += _output_problems(there, source, wanted)
+    output_columns = partitions.output_columns(model.version.task)
+    output = catalogue.table(request.output, where="--output")
+    if output is not None:
+        refuse_unreadable(output, where="--output")
+        problems += _output_problems(output, source, output_columns)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise DataError(f"{len(problems)} problems of the tables", problems=problems)
-    reference = partitions.reference_of(model, progress)
     return _Tables(
         source=source,
-        columns=wanted,
+        columns=output_columns,
         options={"text": text, "separator": columns.separator, "id": key},
-        output_there=there is not None,
-        profile=reference,
+        output_exists=output is not None,
+        profile=partitions.reference_of(model, progress),
     )
 
 
@@ -216,9 +214,9 @@ def _check_name(model: ModelFiles) -> None:
     """Refuse a name that cannot be the value of a partition."""
     if not model.name.isprintable() or "/" in model.name:
         raise UsageError(
-            "the model's name cannot be the value of a partition",
+            "the model's name has slashes or control characters, so it cannot be a partition's"
+            " value",
             where=model.path,
-            expected="a name without slashes and control characters",
             got=repr(model.name),
         )
 
@@ -228,9 +226,8 @@ def _require_partitions(source: Table, problems: list[HowdahError]) -> None:
         kind = "a view" if source.kind == "VIEW" else f"a table of {source.provider}"
         problems.append(
             DataError(
-                "the source is no table with partitions of its own",
+                "the source is not a Hive table of files with partition columns",
                 where=f"--source {source.name}",
-                expected="a Hive table of files with partition columns",
                 got=kind + ("" if source.partition_columns else ", not partitioned"),
                 remedy="`howdah predict --source TABLE --output table:NAME` predicts all its rows",
             )
@@ -238,44 +235,46 @@ def _require_partitions(source: Table, problems: list[HowdahError]) -> None:
     elif MODEL in (column.lower() for column in source.partition_columns):
         problems.append(
             DataError(
-                f"the source is partitioned by a column {MODEL!r}, as the output is",
+                f"the source is partitioned by a column {MODEL!r}, which the output adds",
                 where=f"--source {source.name}",
-                remedy="score a table with another name of that column",
             )
         )
 
 
-def _output_problems(there: Table, source: Table, columns: Mapping[str, str]) -> list[HowdahError]:
-    """What keeps a table that is there from taking scored rows."""
-    wanted = [*source.partition_columns, MODEL]
-    own = {
-        name: kind for name, kind in there.columns.items() if name not in there.partition_columns
+def _output_problems(output: Table, source: Table, columns: Mapping[str, str]) -> list[HowdahError]:
+    """List the reasons why an existing table cannot take scored rows."""
+    partition_columns = [*source.partition_columns, MODEL]
+    data_columns = {
+        name: kind for name, kind in output.columns.items() if name not in output.partition_columns
     }
-    where, remedy = f"--output {there.name}", "name another table; it is made if it does not exist"
-    if there.kind == "VIEW" or there.provider not in _KINDS:
+    where, remedy = f"--output {output.name}", "name another table; a missing one is created"
+    if output.kind == "VIEW" or output.provider not in _KINDS:
         return [
             DataError(
-                "the output is no table of files",
-                where=where, expected="a table stored as Parquet or ORC", got=there.provider,
+                "the output is not a table of Parquet or ORC files",
+                where=where,
+                got=output.provider,
                 remedy=remedy,
             )
-        ]  # fmt: skip
+        ]
     problems: list[HowdahError] = []
-    if there.partition_columns != wanted:
+    if output.partition_columns != partition_columns:
         problems.append(
             DataError(
                 "the output has other partition columns",
-                where=where, expected=", ".join(wanted),
-                got=", ".join(there.partition_columns) or "none", remedy=remedy,
+                where=where,
+                expected=", ".join(partition_columns),
+                got=", ".join(output.partition_columns) or "none",
+                remedy=remedy,
             )
-        )  # fmt: skip
-    if list(own.items()) != list(columns.items()):
+        )
+    if list(data_columns.items()) != list(columns.items()):
         problems.append(
             DataError(
                 "the output has other columns",
                 where=where,
                 expected=", ".join(f"{name} {kind}" for name, kind in columns.items()),
-                got=", ".join(f"{name} {kind}" for name, kind in own.items()),
+                got=", ".join(f"{name} {kind}" for name, kind in data_columns.items()),
                 remedy=remedy,
             )
         )
@@ -285,7 +284,7 @@ def _output_problems(there: Table, source: Table, columns: Mapping[str, str]) ->
 def _planned(
     catalogue: Catalogue, request: Request, model: ModelFiles, tables: _Tables, progress: Progress
 ) -> tuple[list[dict], list[Work]]:
-    """(partitions that are done, those to do), by their markers and the present state."""
+    """Return (partitions that are done, those to score), by their markers and the present state."""
     specs = catalogue.specs(tables.source)
     whole = [spec for spec in specs if NULL not in spec.values()]
     if len(whole) < len(specs):
@@ -297,26 +296,26 @@ def _planned(
         table=request.source,
         kinds=tables.source.columns,
     )
-    output = catalogue.table(request.output, where="--output") if tables.output_there else None
+    output = catalogue.table(request.output, where="--output") if tables.output_exists else None
     done: list[dict] = []
     todo: list[Work] = []
     for spec in selected:
         directory = markers.directory_of(model.version.root, request.output, spec)
-        there = markers.read(directory)
-        wanted = markers.Wanted(
+        marker = markers.read(directory)
+        inputs = markers.Inputs(
             model=model.identity,
             source=partitions.state_of(catalogue, tables.source, spec),
             options=tables.options,
         )
         scored = None
-        if output is not None and there is not None:
+        if output is not None and marker is not None:
             scored = partitions.state_of(catalogue, output, {**spec, MODEL: model.name})
         reason = markers.reason(
-            there, wanted, scored, profile=tables.profile is not None, force=request.force
+            marker, inputs, scored, profile=tables.profile is not None, force=request.force
         )
-        if reason is None and there is not None:
-            done.append(_answer(there, directory, "skipped", None))
-            progress(f"{text_of(spec)}: done before, {there.rows:,} rows")
+        if reason is None and marker is not None:
+            done.append(_answer(marker, directory, "skipped", None))
+            progress(f"{text_of(spec)}: done before, {marker.rows:,} rows")
         else:
             todo.append(Work(spec=spec, directory=directory, reason=reason or "not scored yet"))
     return done, todo
@@ -349,12 +348,12 @@ def _run(
     progress: Progress,
     done: list[dict],
 ) -> dict:
-    """Score each partition in one session; adds them to `done`."""
+    """Score each partition in one session, and add it to `done`."""
     failed: list[DataError] = []
     ready = sessions.ready(model, config, framework, progress, hive=True, name="howdah score")
     with ready as (spark, location, application):
         seen = spark.sparkContext.accumulator({}, workers())
-        job = partitions.Job(
+        scorer = partitions.PartitionScorer(
             spark=spark, model=model, source=tables.source, output=request.output,
             columns=tables.columns, options=tables.options, location=location,
             framework=framework, seen=seen, reference=tables.profile, application=application,
@@ -366,7 +365,7 @@ def _run(
             started = time.monotonic()
             try:
                 with translated(f"score {request.source} {work.name}"):
-                    made = job.score(work.spec, work.directory)
+                    made = scorer.score(work.spec, work.directory)
             except TooManyErrors as error:
                 failed.append(error)
                 progress(f"{work.name}: not written, {error.got}")
@@ -377,7 +376,7 @@ def _run(
                 f"{work.name}: {made.rows:,} rows, {made.errors:,} with an error,"
                 f" {time.monotonic() - started:.1f} s{empty}"
             )
-        if failed:  # inside: YARN, too, says that the application has not succeeded
+        if failed:  # raised inside the session, so that YARN reports a failed application, too
             raise _too_many(failed, len(todo), request)
         about = summarize(seen.value)
     return {"framework": framework, "application": application, "workers": about}
@@ -390,6 +389,6 @@ def _too_many(failed: Sequence[DataError], count: int, request: Request) -> Data
         f"{len(failed)} of {count} partitions have too many errors",
         where=request.source,
         problems=failed,
-        remedy="the others are scored; correct the source or the columns, or raise"
-        " score.max_error_fraction",
+        remedy="correct the source or the columns, or raise score.max_error_fraction; the others"
+        " are scored",
     )

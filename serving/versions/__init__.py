@@ -1,1 +1,1 @@
-"""Other versions of the model: the next one, and drift of the texts."""
+"""The switch to the next version of the model, and the drift of live texts."""

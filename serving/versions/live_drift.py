@@ -1,7 +1,7 @@
-"""Drift of live traffic against the model's own profile, where its export has one.
+"""Drift of live texts from the model's own profile, if its export has one.
 
-The last texts are counted in two windows, so that what was long ago is forgotten: each window is
-dropped when the next one but one is full. Nothing of a text is kept, counts alone.
+The last texts are counted in two windows, so that old ones are forgotten: once a window is full,
+the one before it is dropped. Only counts are kept, no texts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.rows import Prediction
 
 _WINDOW = 5000
-"""Texts of one of the two windows."""
+"""Number of texts in a window."""
 _AT_ONCE = 64
-"""Texts that are counted together, since each call has a cost of its own."""
+"""Number of texts that are counted together, since each call has a fixed cost."""
 
 
 class LiveDrift:
-    """Collects what was classified; gauges are written when Prometheus asks.
+    """Counts classified texts; gauges are written when Prometheus reads them.
 
     Args:
         generation: the version that answers at first.
@@ -47,7 +47,7 @@ class LiveDrift:
         self.begin(generation)
 
     def begin(self, generation: Generation) -> None:
-        """A new version answers: collect anew, in its bins."""
+        """Start counting again, in the bins of a new version that answers."""
         reference = None
         try:
             reference, why = find_reference(generation.version.path)
@@ -65,27 +65,27 @@ class LiveDrift:
     def _empty(self) -> Any:
         return Profile.like(self._reference)
 
-    def add(self, found: list[tuple[Any, Any, np.ndarray, Prediction]]) -> None:
-        """Texts that were classified: (generation, row, ids, prediction) each."""
+    def add(self, answers: list[tuple[Any, Any, np.ndarray, Prediction]]) -> None:
+        """Count classified texts: (generation, row, ids, prediction) each."""
         if self._reference is None:
             return
         with self._lock:
             self._buffer += [
                 (prediction.scores, ids)
-                for generation, _, ids, prediction in found
+                for generation, _, ids, prediction in answers
                 if generation is self._generation
             ]
             if len(self._buffer) >= _AT_ONCE:
                 self._count()
 
     def failed(self, *, empty: int, errors: int) -> None:
-        """Texts without a prediction."""
+        """Count texts without a prediction."""
         with self._lock:
             if self._windows:
                 self._windows[-1].add_failed(empty=empty, errors=errors)
 
     def give_up(self, error: Exception) -> None:
-        """Collect no more until another version answers."""
+        """Stop counting until another version answers."""
         with self._lock:
             self._reference, self._windows, self._buffer = None, [], []
         self._metrics.drift.clear()
@@ -102,7 +102,7 @@ class LiveDrift:
             self._windows = [self._windows[-1], self._empty()]
 
     def publish(self) -> None:
-        """Write the gauges: values as soon as there are enough texts."""
+        """Write the gauges; they have values once there are enough texts."""
         with self._lock:
             if self._reference is None:
                 return

@@ -1,12 +1,11 @@
 """Follows the published model: a new current version is opened beside the old one, tried, swapped.
 
-What the storage cannot answer, what does not open and what has other labels changes nothing: the
-old version goes on answering.
+The old version goes on answering if the storage cannot be read, or the new version does not open or
+has other labels.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import threading
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Literal
 
 from howdah import storage
 from howdah.core import threads
+from howdah.core.machine import return_free_memory
 from howdah.errors import HowdahError, ModelError
 from howdah.models.registry import Published
 from howdah.models.version import open_version
@@ -34,13 +34,13 @@ class Look:
 
 
 def decide(serving: int | None, current: Look, refused: Look | None) -> Literal["stay", "open"]:
-    """What to do about the current version. Pure.
+    """Decide whether to open the current version.
 
     Args:
         serving: the version that answers.
         current: the version that is current.
-        refused: the last one that was refused: it is not tried again until the pointer moves, or
-            its files change.
+        refused: the version that was refused last; it is not tried again until the pointer moves,
+            or its files change.
     """
     if current.version == serving or current == refused:
         return "stay"
@@ -48,7 +48,7 @@ def decide(serving: int | None, current: Look, refused: Look | None) -> Literal[
 
 
 def require_same_answers(old: Generation, new: Generation) -> None:
-    """Refuse a version whose answers clients of the old one could not read.
+    """Require that clients of the old version can read the answers of the new one.
 
     Raises:
         ModelError: other labels, in another order, or another task.
@@ -64,7 +64,7 @@ def require_same_answers(old: Generation, new: Generation) -> None:
                 where=new.version.path,
                 expected=str(before),
                 got=str(after),
-                remedy="start the server again to serve it: clients must know",
+                remedy="inform the clients, then start the server again to serve it",
             )
 
 
@@ -77,9 +77,9 @@ class Reloader:
 
     Args:
         root: the published model's directory.
-        batcher: what is swapped.
-        seconds: between two looks.
-        threads: compute threads of a version.
+        batcher: the batcher whose generation is swapped.
+        seconds: interval between two looks.
+        compute_threads: number of a version's compute threads.
         say: takes a line.
         swapped: called with the new generation.
     """
@@ -106,7 +106,7 @@ class Reloader:
             metrics.reloads.labels(result)
 
     def start(self) -> None:
-        """Begin to look; after an unexpected failure it begins again."""
+        """Start the thread, which is restarted after an unexpected failure."""
         threads.start(self._run, name="reload", failed=threads.RESTART, say=self._say)
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ class Reloader:
             self.look()
 
     def look(self) -> None:
-        """Look once, and open what is to be opened."""
+        """Look once, and open a new current version."""
         try:
             look = self._current()
         except HowdahError as error:
@@ -130,15 +130,18 @@ class Reloader:
         if self._away:
             self._say("current.json can be read again")
             self._away = False
-        if look is not None and decide(
-            self._batcher.generation.version.number, look, self._refused
-        ) == ("open"):
+        if (
+            look is not None
+            and decide(self._batcher.generation.version.number, look, self._refused) == "open"
+        ):
             self._refused = None if self._open(look) else look
         elif self._unswept:
-            self._sweep()
+            self._unswept -= 1
+            gc.collect()
+            return_free_memory()  # the old version's
 
     def _current(self) -> Look | None:
-        """None: the version that answers is current."""
+        """Return the current version's state; None: the version that answers is current."""
         current = Published(self._root).current()
         number = self._batcher.generation.version.number if current is None else current["version"]
         if number == self._batcher.generation.version.number:
@@ -148,7 +151,7 @@ class Reloader:
         return Look(number, str(files))
 
     def _open(self, look: Look) -> bool:
-        """Open a version and let it answer; False: it is refused."""
+        """Open a version and swap it in; return False if it is refused."""
         old = self._batcher.generation
         result = "refused"
         try:
@@ -156,7 +159,7 @@ class Reloader:
             new = open_generation(version, threads=self._threads)
             require_same_answers(old, new)
             try_out(new, self._batcher.kept())
-        except Exception as error:  # noqa: BLE001 - whatever a damaged model does to its readers
+        except Exception as error:  # noqa: BLE001 - a damaged model may raise any error
             if isinstance(error, _OtherLabels):
                 result = "labels changed"
             what = error.what if isinstance(error, HowdahError) else type(error).__name__
@@ -170,13 +173,5 @@ class Reloader:
         self._metrics.reloads.labels("swapped").inc()
         self._say(f"serving {new.version.title} (run {new.model.run_id})")
         self._swapped(new)
-        self._unswept = 2  # requests of the old one may be under way at the first look
+        self._unswept = 2  # at the first look, requests may still use the old version
         return True
-
-    def _sweep(self) -> None:
-        """Give the old version's memory back to the system."""
-        self._unswept -= 1
-        gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
-        if trim is not None:
-            trim(0)

@@ -120,8 +120,8 @@ def test_an_impossible_gate_is_refused_before_training(sections, part):
     ("changes", "part"),
     [
         ({"status": "running"}, "not finished"),
-        ({"best_step": 19}, "not what the run's metrics were measured on"),
-        ({"run_id": "another"}, "not what the run's metrics were measured on"),
+        ({"best_step": 19}, "metrics were not measured on its export"),
+        ({"run_id": "another"}, "metrics were not measured on its export"),
         ({"metrics": {"validation": {}}}, "not measured on test"),
     ],
 )

@@ -416,8 +416,8 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for words, code, what in (
-            (["--port", str(port)], 2, "nothing can listen"),
-            (["--host", "203.0.113.7", "--set", "serve.open=true"], 2, "nothing can listen"),
+            (["--port", str(port)], 2, "cannot listen"),
+            (["--host", "203.0.113.7", "--set", "serve.open=true"], 2, "cannot listen"),
             (["--host", "0.0.0.0"], 2, "other machines could reach"),
             (["--set", f"serve.token_file={tmp_path / 'none'}"], 2, "cannot be read"),
             (["--set", f"serve.token_file={loose}"], 2, "other users may read"),

@@ -1,1 +1,1 @@
-"""What the predictions of a split say beyond its metrics: in two passes over their files."""
+"""Findings in the predictions of a split beyond its metrics, by two passes over their files."""

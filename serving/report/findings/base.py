@@ -1,4 +1,4 @@
-"""What the first and second passes of all tasks have in common."""
+"""The common parts of all tasks' first and second passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LENGTHS = 5
 
 
 def row_of(split: str, chunk: Chunk, number: int, **of_task: Any) -> ROW:
-    """A row as the report shows it; its text comes later."""
+    """Return a row for the report, still without its text."""
     place = None if chunk.places is None else tuple(chunk.places[number].tolist())
     return {"split": split, "id": chunk.ids[number].as_py(), "place": place, **of_task}
 
@@ -36,20 +36,20 @@ class Rival:
     """Another model's predictions of the same rows."""
 
     predicted: np.ndarray
-    """int[N], class numbers, of all rows in the order of the split's shards."""
+    """int[N]: class numbers of all rows in the order of the split's shards."""
     starts: np.ndarray
-    """int[shards + 1]: where each shard's rows begin."""
+    """int[shards + 1]: offset of each shard's rows."""
 
     @classmethod
     def of(cls, predicted: np.ndarray | None, rows: Sequence[int]) -> Rival | None:
-        """The predictions, if they are of as many rows as the split's shards have."""
+        """Return the predictions, if their number is that of the rows in the split's shards."""
         starts = np.cumsum([0, *rows])
         if predicted is None or len(predicted) != starts[-1]:
             return None
         return cls(predicted=predicted, starts=starts)
 
     def at(self, places: np.ndarray) -> np.ndarray:
-        """What it predicts of rows.
+        """Return the predicted classes of rows.
 
         Args:
             places: `Chunk.places`.
@@ -61,17 +61,17 @@ class First:
     """The first pass over a split.
 
     Args:
-        split: its name.
-        predictions: to be read.
+        split: name of the split.
+        predictions: its predictions.
         advance: called after each batch.
-        parts: the source part of each shard.
-        rival: another model's predictions of the split, of tasks with one label.
+        parts: source part of each shard.
+        rival: another model's predictions of the split, for single-label tasks.
     """
 
     share = True
-    """What slices are judged by is 0 or 1: the row is right."""
+    """True if slices are judged by 0 or 1: whether the row is right."""
     lower = False
-    """Lower values of it are better."""
+    """True if lower values are better."""
 
     def __init__(
         self,
@@ -107,41 +107,41 @@ class First:
             advance()
 
     def begin(self, classes: int) -> None:
-        """Make the task's own sums."""
+        """Prepare the task's own sums."""
 
     def add(self, chunk: Chunk) -> np.ndarray:
-        """Count a batch of rows; the values float64[N] that slices are judged by."""
+        """Count a batch of rows; return the values float64[N] that slices are judged by."""
         raise NotImplementedError
 
     def of_pairs(self) -> dict[str, Any]:
-        """Counted labels and predictions, of tasks with one label."""
+        """Return counted labels and predictions, for single-label tasks."""
         return {}
 
     def slices(self) -> list[Slice]:
-        """Slices by length and by source part."""
+        """Return the slices by length and by source part."""
         lengths = [
             (f"{first} to {last} tokens" if first < last else f"{first} tokens", sums)
             for first, last, sums in self._lengths.quantiles(_LENGTHS)
         ]
-        found = judged("length", lengths, share=self.share, lower=self.lower)
+        slices = judged("length", lengths, share=self.share, lower=self.lower)
         if any(part is not None for part in self._parts):
             sums: dict[str, np.ndarray] = {}
-            for part, own in zip(self._parts, self._of_shards.sums.T, strict=False):
+            for part, of_shard in zip(self._parts, self._of_shards.sums.T, strict=False):
                 name = part or "older"
-                sums[name] = sums.get(name, np.zeros(3)) + own
-            named = [(name, own) for name, own in sums.items() if own[0]]
-            found += judged("source part", named[-20:], share=self.share, lower=self.lower)
-        return found
+                sums[name] = sums.get(name, np.zeros(3)) + of_shard
+            named = [(name, of_part) for name, of_part in sums.items() if of_part[0]]
+            slices += judged("source part", named[-20:], share=self.share, lower=self.lower)
+        return slices
 
 
 class Second:
     """The second pass over a split.
 
     Args:
-        split, predictions, advance: as of the first one.
-        first: what that found.
-        temperature: that validation gave; None: not known.
-        validation: what the first pass over validation found; None: that is this split, or nothing.
+        split, predictions, advance: those of the first pass.
+        first: the first pass over the split.
+        temperature: temperature fitted on validation; None: unknown.
+        validation: the first pass over validation; None: there is none, or it is this split.
     """
 
     def __init__(
@@ -165,21 +165,21 @@ class Second:
         self.end()
 
     needed = True
-    """Rows are read again."""
+    """True if the rows are read again."""
 
     def begin(self, classes: int) -> None:
-        """Make the task's own sums."""
+        """Prepare the task's own sums."""
 
     def add(self, chunk: Chunk) -> None:
         """Look at a batch of rows."""
 
     def end(self) -> None:
-        """All rows have been seen."""
+        """Finish after the last batch."""
 
     def examples(self) -> list[ROW]:
-        """Rows to show besides worst ones and suspects."""
+        """Return rows to show besides the worst ones and suspects."""
         return []
 
     def as_dict(self) -> dict[str, Any]:
-        """The task's findings."""
+        """Return the task's findings."""
         return {}

@@ -1,4 +1,4 @@
-"""How sure a run's main figure is, and how it differs from the baseline's. Pure numpy."""
+"""The interval of a run's main figure, and its difference from the baseline's. Pure numpy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_CLASSES = {
     "macro_precision": 0, "macro_recall": 1, "macro_f1": 2,
     "roc_auc": "roc_auc", "mean_average_precision": "average_precision",
 }  # fmt: skip
-"""Averages over classes: which of `class_scores`, or of a class's values, they are of."""
+"""{average over classes: index into `class_scores`, or name of a class's value}."""
 
 Metrics = Mapping[str, Any]
 
@@ -35,11 +35,11 @@ Metrics = Mapping[str, Any]
 def judged(
     material: Material, metrics: Metrics, kind: Mapping[str, Any]
 ) -> tuple[Verdict, Interval | None, list[Versus]]:
-    """The verdict on a run's main figure, the figure's interval, and what it was compared with.
+    """Return the verdict on a run's main figure, the figure's interval, and the comparisons.
 
     Args:
-        metrics: of the split that is judged.
-        kind: what was found in its predictions (`Findings.kind`).
+        metrics: metrics of the judged split.
+        kind: findings in its predictions (`Findings.kind`).
     """
     name, rows = material.metric, int(metrics.get("rows") or 0)
     value = metrics.get(name)
@@ -50,11 +50,11 @@ def judged(
 
 
 def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
-    """The 95 % interval of the main metric; None: unknown.
+    """Return the 95 % interval of the main metric; None: unknown.
 
     Args:
-        metrics: of the split that is judged.
-        kind: what was found in its predictions (`Findings.kind`).
+        metrics: metrics of the judged split.
+        kind: findings in its predictions (`Findings.kind`).
     """
     name, rows = material.metric, int(metrics.get("rows") or 0)
     classes = len(metrics.get("labels") or ())
@@ -77,8 +77,11 @@ def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> I
 
 
 def against(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list[Versus]:
-    """What the run's main figure is compared with: always the most frequent answer, the baseline,
-    the published version; with the interval of the difference where it is known row by row."""
+    """List what the run's main figure is compared with.
+
+    These are a model that always gives the most frequent answer, the baseline and the published
+    version; if predictions are known row by row, with the interval of the difference.
+    """
     name, classes = material.metric, len(metrics.get("labels") or ())
     rivals = list(material.against)
     if _of_pairs(material, name) and "beside" in kind:
@@ -104,7 +107,7 @@ def _of_pairs(material: Material, name: str) -> bool:
 
 
 def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray] | None:
-    """(keys, counts) of pairs, from the predictions, else the confusion matrix."""
+    """Return (keys, counts) of pairs, from the predictions, else from the confusion matrix."""
     if "keys" in kind:
         return kind["keys"], kind["counts"]
     matrix = metrics.get("confusion_matrix")
@@ -118,8 +121,8 @@ def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple[np.ndarray, np.
 class _Drawn:
     """A metric of rows drawn again from a sample.
 
-    An average over classes goes over the sample's classes in each draw, and a class that the draw
-    has no row of keeps its value: else the draws would be averages of other classes.
+    An average over classes goes over the sample's classes in each draw, and a class without a row
+    in the draw keeps its value, since otherwise the draws would be averages of other classes.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class _Drawn:
         self.whole = self._classes(labels, logits)
 
     def value(self, at: np.ndarray) -> float | None:
-        """The metric of some of the sample's rows."""
+        """Compute the metric of some of the sample's rows."""
         labels, logits = self.labels[at], self.logits[at]
         if self.whole is None:
             return self.measure(labels, logits, self.names).get(self.name)
@@ -144,11 +147,11 @@ class _Drawn:
     def _classes(
         self, labels: np.ndarray, logits: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """(value of each class, whether it has one, its rows); None: no average over classes."""
+        """Return (value, whether it is defined, rows) by class; None: not an average over them."""
         which = _OF_CLASSES.get(self.name)
         if which is None:
             return None
-        if isinstance(which, int):  # of several labels: of one, `of_pairs` has it
+        if isinstance(which, int):  # multi-label; `of_pairs` has single-label tasks
             having, predicted = labels > 0, logits > 0
             support = having.sum(axis=0).astype(float)
             hits = (having & predicted).sum(axis=0).astype(float)

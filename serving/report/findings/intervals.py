@@ -1,4 +1,4 @@
-"""How sure a figure is: intervals of 95 %, and which slices differ from the rest. Pure numpy."""
+"""Intervals of 95 % of figures, and the difference of slices from the rest. Pure numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUES_DRAWN = 2**23
 
 
 def wilson(right: float, rows: float) -> Interval:
-    """Of a share: Wilson's interval (1927), which holds for few rows and for shares near 0 or 1.
+    """Return Wilson's interval (1927) of a share, valid for few rows and shares near 0 or 1.
 
     >>> [round(end, 3) for end in wilson(9, 10)]
     [0.596, 0.982]
@@ -31,7 +31,7 @@ def wilson(right: float, rows: float) -> Interval:
 
 
 def of_mean(mean: float, squares: float, rows: float) -> Interval:
-    """Of a mean, by the normal distribution.
+    """Return a mean's interval by the normal distribution.
 
     Args:
         squares: mean of the squares.
@@ -45,13 +45,13 @@ def of_mean(mean: float, squares: float, rows: float) -> Interval:
 def of_counts(
     keys: np.ndarray, counts: np.ndarray, measure: Callable[[np.ndarray, np.ndarray], float]
 ) -> Interval:
-    """Of a metric of counted pairs of label and prediction: rows drawn again with replacement.
+    """Return the bootstrap interval of a metric of counted pairs of label and prediction.
 
-    Drawing N of N rows changes only how often each pair occurs, which is multinomial: it takes as
-    much work for a hundred million rows as for a thousand.
+    Drawing N of N rows with replacement changes only the number of each pair, which is multinomial,
+    so that a hundred million rows take as much work as a thousand.
 
     Args:
-        keys, counts: as `metrics.assembled` has them.
+        keys, counts: as in `metrics.assembled`.
         measure: (keys, counts) -> the metric.
     """
     random = np.random.default_rng(0)
@@ -63,18 +63,19 @@ def of_counts(
 
 
 def of_pairs(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
-    """`of_counts` of one of `pair_metrics`; the classes are those of all rows in each draw."""
+    """Call `of_counts` for one of `pair_metrics`; each draw has the classes of all rows."""
     whole = class_scores(*counted(keys, counts, classes))
     return of_counts(keys, counts, lambda k, c: pair_metrics(k, c, classes, whole)[name])
 
 
 def of_difference(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
-    """The interval of a difference (first model minus second) in one of `pair_metrics` on the same
-    rows. A paired bootstrap draws rows with both predictions, so that rows which both models get
-    right, or both wrong, add no noise.
+    """Return the interval of two models' difference (first minus second) in one of `pair_metrics`.
+
+    A paired bootstrap draws rows with both predictions, so that rows which both models get right,
+    or both wrong, add no noise.
 
     Args:
-        keys, counts: rows of each (label * C + first prediction) * C + second prediction.
+        keys, counts: number of rows of each (label * C + first prediction) * C + second prediction.
     """
     label, first, second = keys // classes**2, keys // classes % classes, keys % classes
     sides = [label * classes + first, label * classes + second]
@@ -93,22 +94,22 @@ def of_difference(name: str, keys: np.ndarray, counts: np.ndarray, classes: int)
 def bootstrapped(
     measure: Callable[[np.ndarray], float | None], sample: int, width: int, rows: int
 ) -> Interval | None:
-    """Of any metric: a sample's rows drawn again with replacement.
+    """Return the bootstrap interval of any metric, from a sample's rows.
 
     Args:
-        measure: of row numbers in the sample.
-        sample: its rows.
-        width: values of a row.
-        rows: of the split: where the sample has fewer, its deviations are shrunk by the root of
-            the ratio.
+        measure: row numbers in the sample -> the metric.
+        sample: number of rows of the sample.
+        width: number of values of a row.
+        rows: number of rows of the split; the sample's deviations are shrunk by the root of the
+            ratio.
     """
     if sample < 2:
         return None
     random = np.random.default_rng(0)
     middle = measure(np.arange(sample))
     draws = max(40, min(200, _VALUES_DRAWN // (sample * width)))
-    found = [measure(random.integers(0, sample, sample)) for _ in range(draws)]
-    values = [value for value in found if value is not None]
+    measured = (measure(random.integers(0, sample, sample)) for _ in range(draws))
+    values = [value for value in measured if value is not None]
     if middle is None or len(values) < draws // 2:
         return None
     shrink = (sample / rows) ** 0.5
@@ -122,16 +123,16 @@ def _ends(values: Sequence[float]) -> Interval:
 
 
 def differs(value: float, squares: float, rows: float, rest: tuple[float, float, float]) -> float:
-    """z of a slice's mean against that of the rows outside of it (Welch); positive: it is greater.
+    """Return z of a slice's mean minus that of the other rows (Welch).
 
     Args:
-        value, squares, rows: means of the values and of their squares, rows.
-        rest: the same, of the other rows.
+        value, squares, rows: mean of the values, mean of their squares, number of rows.
+        rest: the same three figures of the other rows.
     """
     other, other_squares, others = rest
     if rows < 2 or others < 2:
         return 0.0
-    # Of shares this is the variance of a binomial; half a row keeps 0 of n and n of n apart from 0.
+    # For shares this is the variance of a binomial; half a row keeps it above 0 for 0 or n of n.
     spread = max(squares - value**2, 0.5 / rows) / rows
     spread += max(other_squares - other**2, 0.5 / others) / others
     return (value - other) / spread**0.5

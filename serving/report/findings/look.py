@@ -1,9 +1,9 @@
 """The findings of a run: two passes over each split's predictions, then texts by their place.
 
 The first pass makes sums (pairs of label and prediction, mean scores of labels, histograms, slices)
-and an even sample; the second one needs some of them: suspects, examples of the most frequent
-confusions, calibration with the temperature that validation's sample gave. Memory does not grow
-with the rows.
+and an even sample. The second one uses them for suspects, examples of the most frequent confusions,
+and calibration with the temperature fitted on validation's sample. Memory does not grow with the
+rows.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ SECOND: dict[Task, type[Second]] = {
 SUSPECTS = 50
 _SCRIPT_ROWS = 4_000
 _SCRIPT_BYTES = 4 * 2**30
-"""Of shards that would be fetched to look at texts of a sample; more: only the shown ones are."""
+"""Largest total size of shards that are fetched for the texts of a sample; of larger ones, only the
+shown texts are."""
 _SURE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What was found; plain values."""
+    """The findings, as plain values."""
 
     split: str
-    """That the worst rows and slices are of."""
+    """Split that the worst rows and slices come from."""
     kind: Mapping[str, Any] = field(default_factory=dict)
-    """The task's own (its second pass)."""
+    """Findings of the task's second pass."""
     worst: Sequence[dict] = ()
     suspects: Sequence[dict] = ()
-    """Of all splits with predictions."""
+    """Suspects in all splits with predictions."""
     suspect_splits: Sequence[str] = ()
     slices: Sequence[Slice] = ()
     temperature: float | None = None
     sample: tuple[np.ndarray, ...] = ()
     """(labels, scores) of an even sample of the split's rows."""
     notes: Sequence[str] = ()
-    """Why something is missing."""
+    """Reasons why something is missing."""
 
 
-def look(
+def analyze_predictions(
     predictions: str,
     splits: Sequence[str],
     labels: Sequence[str],
@@ -76,17 +77,17 @@ def look(
     rivals: Mapping[str, Rival] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Findings | None:
-    """Look at a run's predictions.
+    """Analyse a run's predictions.
 
     Args:
-        predictions: directory with a directory of each split.
-        splits: that were evaluated; the findings are of test, else of the last one.
-        texts: opens the dataset's rows; None: they cannot be had.
+        predictions: directory with a directory for each split.
+        splits: evaluated splits; the findings come from test, else from the last one.
+        texts: opens the dataset's rows; None: there are no texts.
         shown: put texts into the rows; False: they are only counted by script.
-        rivals: the baseline's predictions by split, where they are known.
+        rivals: the baseline's predictions by split, as far as they are known.
         advance: called after each batch of rows.
     Returns:
-        None: there are no predictions of any split.
+        The findings; None: no split has predictions.
     """
     notes: list[str] = []
     opened: dict[str, Predictions] = {}
@@ -100,22 +101,28 @@ def look(
         return None
     reader, why = _opened(texts)
     notes += why
+    shards = {} if reader is None else reader.dataset.manifest.splits
+    parts = {split: [entry.part for entry in shards.get(split, [])] for split in opened}
     firsts = {
         split: FIRST[task](
-            split, found, advance, parts=_parts(reader, split), rival=(rivals or {}).get(split)
+            split,
+            opened[split],
+            advance,
+            parts=parts[split],
+            rival=(rivals or {}).get(split),
         )
-        for split, found in opened.items()
+        for split in opened
     }
     temperature = None
     if VALIDATION in firsts and task != "regression" and main != VALIDATION:
-        known, scores = firsts[VALIDATION].sample.columns()
-        temperature = fit_temperature(task, known, logits_of(task, scores))
+        targets, scores = firsts[VALIDATION].sample.columns()
+        temperature = fit_temperature(task, targets, logits_of(task, scores))
     suspects, second = [], None
-    for split, found in opened.items():
+    for split, reading in opened.items():
         of_main = split == main and split != VALIDATION
         one = SECOND[task](
             split,
-            found,
+            reading,
             firsts[split],
             advance,
             temperature=temperature if of_main else None,
@@ -145,12 +152,12 @@ def look(
 def for_verdict(
     predictions: str, split: str, labels: Sequence[str], task: Task, rival: Rival | None
 ) -> Findings | None:
-    """What the verdict on a split needs of its predictions, by one pass; None: there are none."""
+    """Return the findings that the verdict on a split needs, by one pass; None: no predictions."""
     try:
         reader = Predictions(storage.join(predictions, split), labels, task)
         first = FIRST[task](split, reader, rival=rival)
         return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
-    except (HowdahError, ValueError):  # ValueError: a sample of no rows
+    except (HowdahError, ValueError):  # ValueError: the sample has no rows
         return None
 
 
@@ -163,23 +170,18 @@ def _opened(texts: Callable[[], Texts] | None) -> tuple[Texts | None, list[str]]
         return None, [f"texts are not shown: {error.what} ({error.where})"]
 
 
-def _parts(reader: Texts | None, split: str) -> list[str | None]:
-    """The source part of each shard of a split."""
-    if reader is None:
-        return []
-    return [entry.part for entry in reader.dataset.manifest.splits.get(split, [])]
-
-
 def _marked(slices: Sequence[Slice]) -> list[Slice]:
-    """Slices with those marked that are worse than the rest beyond chance (Bonferroni). Confidence
-    is no reason: that rows of low confidence are worse is what it is for."""
-    asked = sum(one.group != "confidence" for one in slices)
-    limit = statistics.NormalDist().inv_cdf(1 - _SURE / (2 * max(1, asked)))
+    """Mark the slices that are worse than the rest beyond chance (Bonferroni).
+
+    Slices of low confidence are not marked, since they are expected to be worse.
+    """
+    tests = sum(one.group != "confidence" for one in slices)
+    limit = statistics.NormalDist().inv_cdf(1 - _SURE / (2 * max(1, tests)))
     return [replace(one, worse=one.group != "confidence" and one.z > limit) for one in slices]
 
 
 def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice], list[str]]:
-    """Slices by the script of an even sample's texts."""
+    """Return the slices by the script of an even sample's texts, and notes."""
     if reader is None or not reader.readable or first.places is None:
         return [], []
     try:
@@ -206,30 +208,30 @@ def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice
 
 
 def _put_texts(reader: Texts | None, rows: Sequence[dict]) -> list[str]:
-    """Put texts into rows; lines about what is missing."""
+    """Put texts into rows; return notes about missing ones."""
     if reader is None or not rows:
         return []
     if not reader.readable:
         return ["rows are images: their ids are shown"]
     notes = []
     for split in sorted({row["split"] for row in rows}):
-        own = [row for row in rows if row["split"] == split]
+        of_split = [row for row in rows if row["split"] == split]
         try:
-            lost = [row["id"] for row in own if row["place"] is None]
+            lost = [row["id"] for row in of_split if row["place"] is None]
             located = reader.locate(split, lost) if lost else {}
             if located is None:
                 notes.append(f"{split}: texts are not shown: there are too many rows to look for")
                 located = {}
-            for row in own:
+            for row in of_split:
                 if row["place"] is None and row["id"] in located:
                     row["place"] = located[row["id"]]
-            there = [row for row in own if row["place"] is not None]
-            found = reader.of(split, [(*row["place"][:2], row["id"]) for row in there])
+            placed = [row for row in of_split if row["place"] is not None]
+            shown = reader.of(split, [(*row["place"][:2], row["id"]) for row in placed])
         except HowdahError as error:
             notes.append(f"{split}: texts are not shown: {error.what} ({error.where})")
             continue
-        for row in own:
-            text = found.get(row["id"])
+        for row in of_split:
+            text = shown.get(row["id"])
             if text is not None:
                 row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
     return notes

@@ -1,4 +1,4 @@
-"""Gathers what a run left for its report; what cannot be had becomes a note on the page."""
+"""Gathers a run's material for its report; what cannot be read becomes a note on the page."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from howdah.models.runs import baseline
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE
 from howdah.serving.report.findings.base import Rival
-from howdah.serving.report.findings.look import Findings, for_verdict, look
+from howdah.serving.report.findings.look import Findings, analyze_predictions, for_verdict
 from howdah.serving.report.findings.texts import Texts
 from howdah.serving.report.findings.verdict import Versus
 
 BASELINE = "the baseline"
-"""Its name among `Material.against`."""
+"""Name of the baseline among `Material.against`."""
 
 _WAIT_SECONDS = 5.0
-"""For a storage that is away: the page is written all the same, and says what it lacks."""
+"""Longest wait for an unreachable storage; the page is then written without its contents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """What is known about a run beside run.json and metrics.jsonl."""
+    """All facts about a run that are not in run.json and metrics.jsonl."""
 
     task: Task = "single_label"
     metric: str = ""
-    """The main one (evaluation.metric)."""
+    """Main metric (evaluation.metric)."""
     split: str = TEST
-    """That is judged."""
+    """Split whose metrics the verdict is based on."""
     findings: Findings | None = None
     manifest: DatasetManifest | None = None
     against: Sequence[Versus] = ()
-    """Baseline and published version, by the main metric on the same rows."""
+    """Figures of the baseline and the published version, by the main metric on the same rows."""
     bounds: Sequence[Versus] = ()
-    """The gate's."""
+    """Bounds of the gate."""
     baseline: Sequence[str] = ()
     """Lines about the baseline."""
     decision: Mapping[str, Any] = field(default_factory=dict)
-    """Of the export (`howdah model threshold`)."""
+    """Decision of the export (`howdah model threshold`)."""
     notes: Sequence[str] = ()
 
 
 def figures(run: Mapping[str, Any], config: str) -> Material:
-    """What run.json and config.yaml say alone: the task, the main metric, the split it is of."""
+    """Return the material in run.json and config.yaml: task, main metric and judged split."""
     keys, metrics = _keys(config), run.get("metrics") or {}
     task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
     split = _at(keys, "gate", "split") or TEST
@@ -79,13 +79,13 @@ def gather(
     Args:
         config: config.yaml's text.
         texts: none or worst; None: as the configuration says.
-        verdict_alone: find in the predictions only what the verdict needs, of one split.
+        verdict_alone: analyse only the predictions that the verdict needs, of one split.
     """
     keys, metrics = _keys(config), run.get("metrics") or {}
-    known = figures(run, config)
-    task, metric, split = known.task, known.metric, known.split
+    summary = figures(run, config)
+    task, metric, split = summary.task, summary.metric, summary.split
     notes: list[str] = []
-    path = _dataset(run)
+    path = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
     manifest = _manifest(path, run, notes)
     info = _info(run_directory)
     shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
@@ -105,7 +105,7 @@ def gather(
             return Texts(path, run.get("dataset_hash"), export)
 
         with activity.current().doing("evaluate", "looking at the predictions", unit="batches"):
-            findings = look(
+            findings = analyze_predictions(
                 storage.join(run_directory, "predictions"),
                 list(metrics),
                 labels,
@@ -116,7 +116,7 @@ def gather(
                 advance=lambda: activity.current().advanced(1),
             )
         if findings is None:
-            notes.append("The run has no predictions: rows and slices are not known")
+            notes.append("The run has no predictions, so rows and slices are missing")
         elif not shown:
             notes.append("Texts are left out (report.texts: none)")
     value = stored_baseline.value(split, metric) if stored_baseline is not None else None
@@ -140,20 +140,15 @@ def gather(
 
 def _keys(config: str) -> dict[str, Any]:
     try:
-        found = yaml_text.parse(config, CONFIG)
+        values = yaml_text.parse(config, CONFIG)
     except ConfigError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _at(keys: Mapping[str, Any], section: str, key: str) -> Any:
-    found = keys.get(section)
-    return found.get(key) if isinstance(found, dict) else None
-
-
-def _dataset(run: Mapping[str, Any]) -> str | None:
-    attempts = run.get("attempts") or [{}]
-    return run.get("dataset") or attempts[-1].get("dataset")
+    values = keys.get(section)
+    return values.get(key) if isinstance(values, dict) else None
 
 
 def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> DatasetManifest | None:
@@ -172,7 +167,7 @@ def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> Dat
 
 
 def _info(run_directory: str) -> dict[str, Any]:
-    """howdah.json of the run's export, if it is there."""
+    """Read howdah.json of the run's export; {} if it cannot be read."""
     try:
         return read_info(storage.join(run_directory, "export"))
     except HowdahError:
@@ -182,14 +177,14 @@ def _info(run_directory: str) -> dict[str, Any]:
 def _baseline(
     run_directory: str, run: Mapping[str, Any], keys: Mapping[str, Any], info: Mapping[str, Any]
 ) -> tuple[baseline.Baseline | None, list[str]]:
-    """The baseline of the run's dataset, or lines about why there is none.
+    """Return the baseline of the run's dataset, or lines about why there is none.
 
-    A file that cannot be read is no reason for a finished run to have no report: a line says so.
+    An unreadable file becomes a line, since a finished run must have a report all the same.
     """
     dataset = info.get("dataset") or {}
     try:
         config = configs.from_dict(dict(keys))
-    except ConfigError:  # of another version: then only the run's own baseline is known
+    except ConfigError:  # of another version: only the baseline in the run's directory is found
         config = None
     try:
         with storage.waiting_at_most(_WAIT_SECONDS):
@@ -197,31 +192,31 @@ def _baseline(
     except HowdahError as error:
         return None, [f"baseline: {error.what} ({error.where})"]
     attempts = run.get("attempts") or [{}]
-    own = attempts[-1].get("dataset")
-    if stored is not None and own is not None and storage.name(own) != storage.name(stored.dataset):
+    path = attempts[-1].get("dataset")
+    if stored is not None and path and storage.name(path) != storage.name(stored.dataset):
         return None, [f"baseline: of another dataset ({stored.dataset}), so not compared"]
     return stored, []
 
 
-def _about(found: baseline.Baseline, metrics: Mapping[str, Any]) -> list[str]:
-    """Lines about the baseline: its figures beside the run's, how it was measured."""
-    lines = [line for of, each in metrics.items() for line in found.beside(of, each)]
+def _about(stored: baseline.Baseline, metrics: Mapping[str, Any]) -> list[str]:
+    """Describe the baseline in lines: its figures beside the run's, how it was measured."""
+    lines = [line for of, each in metrics.items() for line in stored.beside(of, each)]
     keys = ("baseline", "by", "features", "c", "created")
-    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
+    about = ", ".join(f"{key} {stored.about[key]}" for key in keys if key in stored.about)
     return [*lines, f"measured: {about}"]
 
 
 def _rivals(
-    found: baseline.Baseline | None, metrics: Mapping[str, Any], manifest: DatasetManifest | None
+    stored: baseline.Baseline | None, metrics: Mapping[str, Any], manifest: DatasetManifest | None
 ) -> dict[str, Rival]:
-    """The baseline's predictions of the splits that were evaluated, as far as they are kept."""
-    if found is None or manifest is None:
+    """Return the baseline's stored predictions of the evaluated splits."""
+    if stored is None or manifest is None:
         return {}
     rivals = {}
     for split in metrics:
         try:
-            predicted = found.predicted(split)
-        except HowdahError:  # then its figure alone is compared
+            predicted = stored.predicted(split)
+        except HowdahError:  # only its figure is compared then
             continue
         rows = [entry.rows for entry in manifest.splits.get(split, [])]
         if (rival := Rival.of(predicted, rows)) is not None:
@@ -232,7 +227,7 @@ def _rivals(
 def _published(
     keys: Mapping[str, Any], info: Mapping[str, Any], split: str, metric: str, notes: list[str]
 ) -> list[Versus]:
-    """The current published version's figure, if it was measured on the same dataset."""
+    """Return the current published version's figure, if it was measured on the same dataset."""
     name = _at(keys, "publish", "name") or _at(keys, "run", "name")
     directory = _at(keys, "publish", "directory")
     if not (name and directory):
@@ -251,7 +246,7 @@ def _published(
         return []
     theirs, ours = now.get("dataset") or {}, info.get("dataset") or {}
     if theirs.get("hash") != ours.get("hash"):
-        notes.append(f"{title} was measured on another dataset: it is not compared")
+        notes.append(f"{title} was measured on another dataset, so it is not compared")
         return []
     value = ((now.get("metrics") or {}).get(split) or {}).get(metric)
     return [] if value is None else [Versus(name=title, value=value)]
@@ -265,7 +260,7 @@ def _bounds(
     split: str,
     info: Mapping[str, Any],
 ) -> list[Versus]:
-    """The gate's bounds: of its verdict on this run, else of the configuration."""
+    """Return the gate's bounds: of its verdict on this run, else of the configuration."""
     try:
         verdict = storage.read_object(storage.join(run_directory, VERDICT), VERDICT_SHAPE)
     except HowdahError:

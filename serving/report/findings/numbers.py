@@ -20,7 +20,7 @@ class FirstOfNumbers(First):
 
     def begin(self, classes: int) -> None:
         self.sums = np.zeros(4)
-        """Of absolute errors, their squares, and the squares of those."""
+        """Sums of the absolute errors, of their second and of their fourth powers."""
 
     def add(self, chunk: Chunk) -> np.ndarray:
         errors = np.abs(chunk.predicted - chunk.labels)
@@ -34,14 +34,14 @@ class FirstOfNumbers(First):
                 label=f"{chunk.labels[n]:.6g}",
                 predicted=f"{chunk.predicted[n]:.6g}",
                 score=float(errors[n]),
-                own=None,
+                label_score=None,
             ),
         )
         return errors
 
 
 class SecondOfNumbers(Second):
-    """Dots and residuals of the first pass's sample: no rows are read again."""
+    """Dots and residuals of the first pass's sample; no rows are read again."""
 
     needed = False
 

@@ -31,13 +31,13 @@ _TENTHS = 10
 
 
 class Counted:
-    """How often each number occurred: `keys` ascending, `counts` of them."""
+    """The count of each number: `keys` ascending, and their `counts`."""
 
     def __init__(self) -> None:
         self.keys, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def add(self, values: np.ndarray) -> None:
-        """Count some more."""
+        """Count more numbers."""
         keys, counts = np.unique(values, return_counts=True)
         self.keys, inverse = np.unique(np.concatenate([self.keys, keys]), return_inverse=True)
         both = np.concatenate([self.counts, counts])
@@ -49,8 +49,8 @@ class FirstOfOne(First):
 
     def begin(self, classes: int) -> None:
         self.pairs, self.triples = Counted(), Counted()
-        self.own = np.zeros((2, classes))
-        """Rows of each label, and the sum of their scores of it."""
+        self.label_sums = np.zeros((2, classes))
+        """Rows of each label, and the sum of their scores for it."""
         self.width = max(32, min(_MOST_BINS, _CURVE_VALUES // classes))
         self.histogram = np.zeros((2, classes, self.width))
         self.confidence = np.zeros((2, _CONFIDENCE))
@@ -59,13 +59,13 @@ class FirstOfOne(First):
     def add(self, chunk: Chunk) -> np.ndarray:
         classes, rows = len(self.labels), np.arange(len(chunk))
         confidence = chunk.scores[rows, chunk.predicted]
-        own, right = chunk.scores[rows, chunk.labels], chunk.labels == chunk.predicted
+        of_label, right = chunk.scores[rows, chunk.labels], chunk.labels == chunk.predicted
         pairs = chunk.labels * classes + chunk.predicted
         self.pairs.add(pairs)
         if self.rival is not None and chunk.places is not None:
             self.triples.add(pairs * classes + self.rival.at(chunk.places))
-        self.own[0] += np.bincount(chunk.labels, minlength=classes)
-        self.own[1] += np.bincount(chunk.labels, own, classes)
+        self.label_sums[0] += np.bincount(chunk.labels, minlength=classes)
+        self.label_sums[1] += np.bincount(chunk.labels, of_label, classes)
         at = odds_bins(confidence, _CONFIDENCE)
         for kind, chosen in enumerate((~right, right)):
             self.confidence[kind] += np.bincount(at[chosen], minlength=_CONFIDENCE)
@@ -103,7 +103,7 @@ def _row(of: First | Second, chunk: Chunk, number: int) -> ROW:
         label=first.labels[label],
         predicted=first.labels[predicted],
         score=float(chunk.scores[number, predicted]),
-        own=float(chunk.scores[number, label]),
+        label_score=float(chunk.scores[number, label]),
     )
 
 
@@ -113,8 +113,8 @@ class SecondOfOne(Second):
     first: FirstOfOne
 
     def begin(self, classes: int) -> None:
-        rows, total = self.first.own
-        self._own = np.where(rows > 0, ratio(total, rows), np.inf)
+        rows, total = self.first.label_sums
+        self._label_means = np.where(rows > 0, ratio(total, rows), np.inf)
         keys, counts = self.first.pairs.keys, self.first.pairs.counts
         wrong = keys // classes != keys % classes
         order = np.lexsort((keys[wrong], -counts[wrong]))[:PAIRS]
@@ -128,7 +128,7 @@ class SecondOfOne(Second):
 
     def add(self, chunk: Chunk) -> None:
         classes, rows = len(self.first.labels), np.arange(len(chunk))
-        margins, other = suspects.of_one_label(chunk.labels, chunk.scores, self._own)
+        margins, other = suspects.of_one_label(chunk.labels, chunk.scores, self._label_means)
 
         def suspect(n: int) -> ROW:
             likely = self.first.labels[int(other[n])]
@@ -156,7 +156,7 @@ class SecondOfOne(Second):
     def as_dict(self) -> dict[str, Any]:
         first, classes = self.first, len(self.first.labels)
         reliability, ece = calibration(self._bins)
-        found = {
+        findings = {
             **first.of_pairs(),
             "pairs": [
                 {
@@ -175,24 +175,27 @@ class SecondOfOne(Second):
         }
         if self.temperature is not None:
             bins, after = calibration(self._tempered)
-            found["calibration"] |= {
+            findings["calibration"] |= {
                 "after": {"bins": bins, "ece": after}, "temperature": self.temperature,
             }  # fmt: skip
-        return found
+        return findings
 
 
 def curve_points(negatives: np.ndarray, positives: np.ndarray, most: int = 64) -> dict | None:
-    """{pr: [[recall, precision]], roc: [[false positive rate, recall]]}; None: rows of one kind."""
+    """Return {pr: [[recall, precision]], roc: [[false positive rate, recall]]}.
+
+    None: all rows are positive, or all are negative.
+    """
     having, without = positives.sum(), negatives.sum()
     if not having or not without:
         return None
     tp, fp = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
-    there = np.flatnonzero(np.diff(tp + fp, prepend=0))
-    # Evenly by the length of the path, so that neither the steep nor the flat part loses points.
+    occupied = np.flatnonzero(np.diff(tp + fp, prepend=0))
+    # Points are even along the path, so that neither the steep nor the flat part loses any.
     path = np.cumsum(
-        np.diff(tp[there], prepend=0) / having + np.diff(fp[there], prepend=0) / without
+        np.diff(tp[occupied], prepend=0) / having + np.diff(fp[occupied], prepend=0) / without
     )
-    kept = there[np.unique(np.searchsorted(path, np.linspace(0, path[-1], most) - 1e-12))]
+    kept = occupied[np.unique(np.searchsorted(path, np.linspace(0, path[-1], most) - 1e-12))]
     precision = tp / np.maximum(tp + fp, 1)
     return {
         "pr": [[_short(tp[n] / having), _short(precision[n])] for n in kept],
@@ -201,23 +204,19 @@ def curve_points(negatives: np.ndarray, positives: np.ndarray, most: int = 64) -
 
 
 def coverage_points(wrong: np.ndarray, right: np.ndarray, most: int = 101) -> list[list[float]]:
-    """[share of the rows that are kept, their accuracy, the least confidence], from all rows to the
-    most confident ones; rows of one bin of confidence are kept together."""
+    """Return [share of kept rows, their accuracy, least confidence] from all rows to the surest.
+
+    Rows in the same bin of confidence are kept together.
+    """
     kept, good = np.cumsum((wrong + right)[::-1]), np.cumsum(right[::-1])
-    there = np.flatnonzero(np.diff(kept, prepend=0))
-    shares = kept[there] / kept[-1]
+    occupied = np.flatnonzero(np.diff(kept, prepend=0))
+    shares = kept[occupied] / kept[-1]
     chosen = np.unique(
         np.searchsorted(shares, np.linspace(0, 1, most) - 1e-12).clip(0, len(shares) - 1)
     )
-    least = lower_ends(len(wrong))[::-1][there]
-    return [
-        [
-            _short(shares[n]),
-            _short(good[there[n]] / kept[there[n]]),
-            _short(least[n]),
-        ]
-        for n in chosen[::-1]
-    ]
+    least = lower_ends(len(wrong))[::-1][occupied]
+    accuracy = good[occupied] / kept[occupied]
+    return [[_short(shares[n]), _short(accuracy[n]), _short(least[n])] for n in chosen[::-1]]
 
 
 def _short(value: float) -> float:

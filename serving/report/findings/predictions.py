@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _BATCH_VALUES = 2**20
-"""Scores that are in memory at a time."""
+"""Largest number of scores in memory at a time."""
 _BATCH_ROWS = 16_384
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some rows. N rows, C labels."""
+    """Some rows: N rows, C labels."""
 
     ids: pa.Array
     labels: np.ndarray
-    """int[N]; of several labels bool [N, C]; of a regression float64[N]."""
+    """int[N]; bool [N, C] of a multi-label task; float64[N] of a regression."""
     predicted: np.ndarray
-    """The same."""
+    """Predictions, in the form of `labels`."""
     scores: np.ndarray
     """float32 [N, C]; of a regression [N, 1], the predicted number."""
     places: np.ndarray | None
-    """int64 [N, 3]: shard (in the manifest's order), row in it, tokens. None: written by a version
-    that did not note them."""
+    """int64 [N, 3]: shard (in the manifest's order), row in it, tokens. None: the predictions do
+    not have them."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,11 +43,11 @@ class Predictions:
     """A split's predictions.
 
     Args:
-        directory: with the parts.
+        directory: directory of the parts.
         labels: names in the order of the scores.
     Raises:
-        NotFound: no predictions.
-        DataError: a part is no file of predictions of these labels.
+        NotFound: there are no predictions.
+        DataError: a part is not a file of predictions of these labels.
     """
 
     def __init__(self, directory: str, labels: Sequence[str], task: Task) -> None:
@@ -61,7 +61,7 @@ class Predictions:
             raise NotFound("there are no predictions", where=directory)
 
     def chunks(self) -> Iterator[Chunk]:
-        """All rows, in the order of the files."""
+        """Yield all rows, in the order of the files."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -80,10 +80,7 @@ class Predictions:
                     raise DataError(
                         "the predictions cannot be read",
                         where=path,
-                        expected="a file that the run's evaluation wrote, with its labels",
                         got=f"{type(error).__name__}: {error}",
-                        remedy="`howdah evaluate` measures the model again; train anew to have them"
-                        " written",
                     ) from None
 
     def _chunk(self, batch: pa.RecordBatch) -> Chunk:
@@ -91,10 +88,10 @@ class Predictions:
         count = batch.num_rows
         places = None
         if {"shard", "row", "tokens"} <= set(names):
-            found = [
+            columns = [
                 batch.column(n).to_numpy(zero_copy_only=False) for n in ("shard", "row", "tokens")
             ]
-            places = np.stack(found, axis=1).astype(np.int64)
+            places = np.stack(columns, axis=1).astype(np.int64)
         predicted = self._named(batch.column("predicted"))
         if self.task == "regression":
             scores = predicted[:, None].astype(np.float32)
@@ -124,5 +121,7 @@ class Predictions:
             return out
         if not isinstance(column, pa.DictionaryArray):
             column = column.dictionary_encode()
-        known = np.array([self._numbers[name] for name in column.dictionary.to_pylist()], np.int64)
-        return known[column.indices.to_numpy(zero_copy_only=False)]
+        names = column.dictionary.to_pylist()
+        return np.array([self._numbers[name] for name in names], np.int64)[
+            column.indices.to_numpy(zero_copy_only=False)
+        ]

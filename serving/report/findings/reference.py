@@ -1,4 +1,4 @@
-"""What a model reaches that always gives the most frequent answer. Pure."""
+"""Metrics of a model that always gives the most frequent answer. No I/O."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ NAMES: dict[Task, str] = {
     "multi_label": "always the most frequent labels",
     "regression": "always the mean",
 }
-"""What `majority` measures, as it stands in a sentence."""
+"""Names of what `majority` measures, for sentences."""
 
 
 def majority(
     metric: str, metrics: Mapping[str, Any], manifest: DatasetManifest | None, task: Task
 ) -> float | None:
-    """A metric of always answering with training's most frequent label (of a regression: its mean),
-    on the split that `metrics` are of; None: it is not known.
+    """Compute a metric of always answering training's most frequent label, or mean.
 
     Args:
-        manifest: of the dataset; None: the split's own most frequent label.
+        metrics: metrics of the split.
+        manifest: manifest of the dataset; None: the split's most frequent label is taken.
+    Returns:
+        The metric on the split; None: unknown.
     """
     if task == "regression":
         return _mean(metric, metrics, manifest)
@@ -48,7 +50,7 @@ def majority(
 
 
 def most_frequent(metrics: Mapping[str, Any], manifest: DatasetManifest | None) -> int | None:
-    """The number of training's most frequent label, of one label a row; None: it is not known."""
+    """Return the number of training's most frequent label, for single-label tasks, or None."""
     support = _support(metrics)
     if support is None:
         return None
@@ -57,7 +59,7 @@ def most_frequent(metrics: Mapping[str, Any], manifest: DatasetManifest | None) 
 
 
 def _support(metrics: Mapping[str, Any]) -> np.ndarray | None:
-    """float[C], rows of each label in the split that the metrics are of."""
+    """Return float[C]: rows of each label in the split of the metrics."""
     names, per_class = list(metrics.get("labels") or ()), metrics.get("per_class") or {}
     if not (names and per_class and metrics.get("rows")):
         return None
@@ -68,8 +70,7 @@ def _support(metrics: Mapping[str, Any]) -> np.ndarray | None:
 def _trained(
     metrics: Mapping[str, Any], support: np.ndarray, manifest: DatasetManifest | None
 ) -> tuple[Counter, float]:
-    """(rows of each label in the training split, its rows); of the split itself where the dataset
-    is not known."""
+    """Return (rows of each label, rows) of the training split; without a manifest, of the split."""
     trained = Counter(dict(enumerate(support.tolist())))
     if manifest is None or not manifest.rows(TRAIN):
         return trained, float(metrics["rows"])
@@ -79,8 +80,8 @@ def _trained(
     return trained, float(manifest.rows(TRAIN))
 
 
-def _several(metric: str, support: np.ndarray, given: np.ndarray, rows: float) -> float | None:
-    hits, guesses = support * given, rows * given
+def _several(metric: str, support: np.ndarray, assigned: np.ndarray, rows: float) -> float | None:
+    hits, guesses = support * assigned, rows * assigned
     precision, recall, f1, seen = class_scores(hits, support, guesses)
     named = float(support.sum() + guesses.sum())
     return {
@@ -94,16 +95,16 @@ def _several(metric: str, support: np.ndarray, given: np.ndarray, rows: float) -
 def _mean(
     metric: str, metrics: Mapping[str, Any], manifest: DatasetManifest | None
 ) -> float | None:
-    own = metrics.get("targets")
-    if own is None:
+    targets = metrics.get("targets")
+    if targets is None:
         return None
-    centre = own["mean"]
+    centre = targets["mean"]
     if manifest is not None and manifest.rows(TRAIN):
         shards = [s.target for s in manifest.splits[TRAIN] if s.target is not None]
         centre = sum(one.total for one in shards) / manifest.rows(TRAIN) if shards else centre
-    squared = own["deviation"] ** 2 + (own["mean"] - centre) ** 2
+    squared = targets["deviation"] ** 2 + (targets["mean"] - centre) ** 2
     if metric in ("mse", "loss"):
         return squared
     if metric == "r2":
-        return 1 - squared / own["deviation"] ** 2 if own["deviation"] else None
+        return 1 - squared / targets["deviation"] ** 2 if targets["deviation"] else None
     return None

@@ -20,11 +20,11 @@ _MOST_BINS = 512
 
 
 class FirstOfSeveral(First):
-    """Mean scores of labels, histograms. A row is right if all of its labels are."""
+    """Mean scores of labels, and histograms. A row is right if all of its labels are."""
 
     def begin(self, classes: int) -> None:
         self.sums = np.zeros((3, classes))
-        """Rows with each label, sums of the scores of rows with and without it."""
+        """Rows with each label, and sums of the scores of rows with and without it."""
         self.width = max(32, min(_MOST_BINS, _CURVE_VALUES // classes))
         self.histogram = np.zeros((2, classes, self.width))
 
@@ -55,7 +55,7 @@ def _row(of: First | Second, chunk: Chunk, number: int) -> ROW:
         label=", ".join(names[chunk.labels[number]]) or "none",
         predicted=", ".join(names[chunk.predicted[number]]) or "none",
         score=float(chunk.scores[number, at]),
-        own=float(1.0 - off[at]),
+        label_score=float(1.0 - off[at]),
         about=str(names[at]),
     )
 
@@ -94,7 +94,7 @@ class SecondOfSeveral(Second):
 
     def as_dict(self) -> dict[str, Any]:
         reliability, ece = calibration(self._bins)
-        found: dict[str, Any] = {
+        findings: dict[str, Any] = {
             "curves": {
                 name: curve_points(*self.first.histogram[:, c])
                 for c, name in enumerate(self.first.labels)
@@ -103,25 +103,27 @@ class SecondOfSeveral(Second):
         }
         if self.temperature is not None:
             bins, after = calibration(self._tempered)
-            found["calibration"] |= {
+            findings["calibration"] |= {
                 "after": {"bins": bins, "ece": after}, "temperature": self.temperature,
             }  # fmt: skip
         if isinstance(self.validation, FirstOfSeveral):
-            found["thresholds"] = [
+            findings["thresholds"] = [
                 row
                 for c, name in enumerate(self.first.labels)
                 if (row := _threshold(name, self.validation.histogram[:, c],
                                       self.first.histogram[:, c])) is not None
             ]  # fmt: skip
-        return found
+        return findings
 
 
 def _threshold(name: str, fitted: np.ndarray, measured: np.ndarray) -> dict[str, Any] | None:
-    """The threshold with the best F1 on one split's histogram, and F1 on another's at 0.5 and with
-    it. None: no row of the first has the label."""
+    """Return the threshold with the best F1 on `fitted`, and F1 on `measured` at 0.5 and with it.
+
+    None: no row of `fitted` has the label.
+    """
 
     def f1_from(histogram: np.ndarray) -> np.ndarray:
-        """F1 if a bin and all above it are given the label."""
+        """Return F1 if the label is assigned from a bin on."""
         wrong, right = np.cumsum(histogram[:, ::-1], axis=1)[:, ::-1]
         return ratio(2 * right, right + wrong + histogram[1].sum())
 

@@ -1,4 +1,4 @@
-"""What a pass over predictions keeps: the best rows, an even sample, sums of slices. Numpy."""
+"""State of a pass over predictions: the best rows, an even sample, sums of slices. Numpy."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from howdah.serving.report.findings.intervals import Interval, differs, of_mean,
 LONGEST_ROW = 16_384
 _LOG_ODDS = 16.0
 ROW = dict[str, Any]
-"""A row as the report shows it: split, id, place, label, predicted, score, own, text."""
+"""A row of the report: split, id, place, label, predicted, score, label_score, text."""
 
 
 class Best:
-    """The `most` rows with the highest keys; of equal keys those with the lower id."""
+    """The `most` rows with the highest keys; ties go to the lower id."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -26,10 +26,10 @@ class Best:
         self._count = 0
 
     def offer(self, keys_N: np.ndarray, made: Callable[[int], ROW], least: float = 0.0) -> None:
-        """Take in rows whose key is above `least`.
+        """Offer rows whose key is above `least`.
 
         Args:
-            made: the row, by its number in `keys_N`.
+            made: makes a row from its number in `keys_N`.
         """
         floor = self._heap[0][0] if len(self._heap) == self.most else least
         good = np.flatnonzero(keys_N >= floor) if floor > least else np.flatnonzero(keys_N > least)
@@ -38,27 +38,24 @@ class Best:
         for number in good.tolist():
             row = made(number)
             self._count += 1
-            entry = (float(keys_N[number]), _later(row["id"]), self._count, row)
+            # Complemented characters, so that of equal keys the heap drops the highest id first.
+            order = "".join(chr(0x10FFFF - ord(c)) for c in row["id"])
+            entry = (float(keys_N[number]), order, self._count, row)
             if len(self._heap) < self.most:
                 heapq.heappush(self._heap, entry)
             else:
                 heapq.heappushpop(self._heap, entry)
 
     def rows(self) -> list[ROW]:
-        """The rows, the highest key first."""
+        """Return the rows, the highest key first."""
         return [entry[3] | {"key": entry[0]} for entry in sorted(self._heap, reverse=True)]
 
 
-def _later(text: str) -> str:
-    """Text that sorts in the opposite order, so that a heap drops the highest id first."""
-    return "".join(chr(0x10FFFF - ord(c)) for c in text)
-
-
 class Sample:
-    """Every n-th row, where n is doubled whenever there would be too many.
+    """Every n-th row, where n is doubled whenever there are too many.
 
     Args:
-        most: rows that are kept at most.
+        most: largest number of kept rows.
     """
 
     def __init__(self, most: int) -> None:
@@ -67,7 +64,7 @@ class Sample:
         self._kept = 0
 
     def add(self, *columns: np.ndarray) -> None:
-        """Take in rows, as arrays of one length."""
+        """Add rows, as arrays of the same length."""
         first = -self._seen % self.step
         self._seen += len(columns[0])
         part = tuple(column[first :: self.step] for column in columns)
@@ -81,19 +78,19 @@ class Sample:
             self._kept = len(self._parts[0][0])
 
     def columns(self) -> tuple[np.ndarray, ...]:
-        """The sampled rows' arrays."""
+        """Return the sampled rows' arrays."""
         return tuple(np.concatenate(column) for column in zip(*self._parts, strict=True))
 
 
 def odds_bins(scores: np.ndarray, width: int) -> np.ndarray:
-    """int64, the bin of each score's log-odds."""
+    """Return the bin of each score's log-odds, as int64."""
     with np.errstate(divide="ignore"):
         odds = np.log(scores.astype(np.float64)) - np.log1p(-scores.astype(np.float64))
     return np.clip((odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS)), 0, width - 1).astype(np.int64)
 
 
 def lower_ends(width: int) -> np.ndarray:
-    """float64[width], the score at which each bin of `odds_bins` begins."""
+    """Return float64[width]: the score at which each bin of `odds_bins` begins."""
     odds = np.arange(width) * (2 * _LOG_ODDS / width) - _LOG_ODDS
     return 1.0 / (1.0 + np.exp(-odds))
 
@@ -101,7 +98,7 @@ def lower_ends(width: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------- slices
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Some of a split's rows and how the model does on them."""
+    """Some of a split's rows, and the model's figure on them."""
 
     group: str
     name: str
@@ -109,13 +106,13 @@ class Slice:
     value: float
     interval: Interval
     z: float
-    """Against the other rows; positive: worse."""
+    """z of the difference from the other rows; positive: worse."""
     worse: bool = False
-    """Significantly, over all slices that were looked at."""
+    """True if the slice is significantly worse, over all tested slices."""
 
 
 class SliceSums:
-    """Rows, values and squares of values by a number from 0 on."""
+    """Sums of rows, values and squares of values by a number from 0 on."""
 
     def __init__(self, width: int) -> None:
         self.sums = np.zeros((3, width))
@@ -127,38 +124,38 @@ class SliceSums:
             self.sums[at] += np.bincount(numbers, weights, self.sums.shape[1])
 
     def quantiles(self, most: int) -> list[tuple[int, int, np.ndarray]]:
-        """(first number, last number, sums) of at most `most` ranges with about as many rows."""
+        """Return (first number, last number, sums) of at most `most` ranges of similar size."""
         rows = np.cumsum(self.sums[0])
         if not rows[-1]:
             return []
         ends = np.searchsorted(rows, rows[-1] * np.arange(1, most + 1) / most - 1e-9)
-        found, first = [], int(np.flatnonzero(self.sums[0])[0])
+        ranges, first = [], int(np.flatnonzero(self.sums[0])[0])
         for end in np.unique(ends).tolist():
             part = self.sums[:, first : end + 1].sum(axis=1)
             if part[0]:
-                found.append((first, end, part))
+                ranges.append((first, end, part))
             first = end + 1
-        return found
+        return ranges
 
 
 def judged(
     group: str, named: Sequence[tuple[str, np.ndarray]], *, share: bool, lower: bool
 ) -> list[Slice]:
-    """Slices of one group, which together are all of its rows.
+    """Compare each slice of a group with the group's other rows.
 
     Args:
-        named: (name, sums [3]: rows, values, squares).
+        named: (name, sums [3]: rows, values, squares) of each slice; together they are all rows.
         share: values are 0 or 1.
         lower: lower values are better.
     """
     total = np.sum([sums for _, sums in named], axis=0) if named else np.zeros(3)
-    found = []
+    slices = []
     for name, sums in named:
         rest = total - sums
         rows, value, squares = sums[0], sums[1] / sums[0], sums[2] / sums[0]
         other = (rest[1] / rest[0], rest[2] / rest[0], rest[0]) if rest[0] else (0.0, 0.0, 0.0)
         z = differs(value, squares, rows, other)
-        found.append(
+        slices.append(
             Slice(
                 group=group,
                 name=name,
@@ -168,4 +165,4 @@ def judged(
                 z=float(z if lower else -z),
             )
         )
-    return found
+    return slices

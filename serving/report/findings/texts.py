@@ -1,7 +1,7 @@
 """Texts of rows for the report: their token ids from the dataset's shards, decoded.
 
-The source may be gone, or have changed, when a run is looked at; the dataset's version is what the
-run learnt from. A decoded text may differ from the source's in case and blanks.
+The source may be gone or changed when a report is made; the dataset's version is what the run
+learnt from. A decoded text may differ from the source's in case and blanks.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from howdah.data.splits.shards import ShardSet
 from howdah.errors import DataError, NotFound
 
 LONGEST = 700
-"""Characters of a text that are shown."""
+"""Largest number of characters that are shown of a text."""
 _MOST_SCANNED = 1_000_000
-"""Rows whose keys are read to find some of them, where predictions do not say where they lie."""
+"""Largest number of rows whose keys are searched, if predictions do not have the rows' places."""
 
 Place = tuple[int, int, str]
-"""Shard, row in it, and the row's id, which must be the record's."""
+"""(shard, row in it, the row's id, which must be the record's)."""
 
 
 class Texts:
@@ -36,11 +36,11 @@ class Texts:
 
     Args:
         dataset: path of the version that the run was measured on.
-        manifest_hash: of its manifest, as run.json has it; None: not known.
+        manifest_hash: hash of its manifest in run.json; None: unknown.
         export: the run's export, whose tokenizer decodes.
-        cache: for remote or compressed shards.
+        cache: cache of remote or compressed shards.
     Raises:
-        NotFound, DataError: the version is gone, or is another one.
+        NotFound, DataError: the version is gone, or has changed.
         ModelError: the export has no tokenizer.
     """
 
@@ -50,51 +50,49 @@ class Texts:
         self.dataset: Dataset = load_dataset(dataset)
         if manifest_hash not in (None, self.dataset.manifest_hash):
             raise DataError(
-                "the dataset is not the one that the run was measured on",
-                where=dataset, expected=f"manifest {manifest_hash}",
-                got=self.dataset.manifest_hash,
-            )  # fmt: skip
+                "the dataset is not the one that the run was measured on", where=dataset
+            )
         self._cache, self._sets = cache, {}
         self._encoder = _encoder(export) if self.dataset.manifest.kind == "text" else None
 
     @property
     def readable(self) -> bool:
-        """Rows are texts."""
+        """True if rows are texts."""
         return self._encoder is not None
 
     def shards(self, split: str) -> ShardSet:
-        """A split's shards."""
+        """Return a split's shards."""
         if split not in self._sets:
             self._sets[split] = ShardSet(self.dataset, split, cache=self._cache)
         return self._sets[split]
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of a row's ids."""
+        """Return the text of a row's ids."""
         return self._encoder.decode(ids, pairs=self.dataset.manifest.pairs)
 
     def of(self, split: str, places: Iterable[Place]) -> dict[str, str]:
-        """{id: text} of rows; those whose record has another id are left out."""
-        shards, found = self.shards(split), {}
+        """Return {id: text} of rows; those whose record has another id are left out."""
+        shards, texts = self.shards(split), {}
         for shard, row, key in sorted(set(places)):
             example = shards.example(shard, row)
             if example.id.decode("utf-8", "backslashreplace") == key:
-                found[key] = self.decode(example.input_ids)
+                texts[key] = self.decode(example.input_ids)
         shards.release()
-        return found
+        return texts
 
     def locate(self, split: str, ids: Iterable[str]) -> dict[str, tuple[int, int, int]] | None:
-        """{id: (shard, row, tokens)}, by reading the keys of all rows; None: there are too many."""
-        wanted, shards = set(ids), self.shards(split)
+        """Return {id: (shard, row, tokens)} by reading all rows' keys; None: too many rows."""
+        searched, shards = set(ids), self.shards(split)
         if shards.rows > _MOST_SCANNED:
             return None
-        found = {}
+        places = {}
         for shard, entry in enumerate(shards.entries):
             for row in range(entry.rows):
                 key = shards.example(shard, row).id.decode("utf-8", "backslashreplace")
-                if key in wanted:
-                    found[key] = (shard, row, int(shards.lengths[shard][row]))
+                if key in searched:
+                    places[key] = (shard, row, int(shards.lengths[shard][row]))
         shards.release()
-        return found
+        return places
 
 
 def _encoder(export: str) -> Encoder:
@@ -115,7 +113,7 @@ _NAMES: Mapping[str, str] = {
 
 @lru_cache(maxsize=2**14)
 def _script(character: str) -> str | None:
-    """The script of a letter; None: it is none."""
+    """Return the script of a letter; None: it is not a letter."""
     if not character.isalpha():
         return None
     word = unicodedata.name(character, "").split(" ")[0].split("-")[0]
@@ -123,7 +121,7 @@ def _script(character: str) -> str | None:
 
 
 def script_of(text: str) -> str:
-    """The script that most of a text's letters are of.
+    """Return the script of most of a text's letters.
 
     >>> script_of("mostly latin, да"), script_of("Это русский"), script_of("123 !")
     ('Latin', 'Cyrillic', 'no letters')

@@ -1,4 +1,4 @@
-"""Good, not good, or cannot say: one sentence about a run's main figure. Pure decisions."""
+"""Good, not good, or cannot say: one sentence about a run's main figure. No I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from howdah.config.metric_table import METRICS
 from howdah.serving.report.findings.intervals import Interval
 
 FEWEST = 30
-"""Rows below which no figure says anything."""
+"""Number of rows below which no figure is reliable."""
 
 State = Literal["good", "bad", "unknown"]
 
@@ -20,22 +20,22 @@ class Versus:
     """A figure that the run's is compared with."""
 
     name: str
-    """As it stands in a sentence: "the baseline"."""
+    """Name for a sentence: "the baseline"."""
     value: float
     difference: Interval | None = None
     """The 95 % interval of the run's figure minus this one, from both predictions of each row.
     None: this figure itself is compared with the interval of the run's figure."""
     trivial: bool = False
-    """It is what a model reaches that has learnt nothing."""
+    """True if a model reaches the figure without learning anything."""
     metric: str = ""
-    """Of a bound of the gate: its metric."""
+    """Metric of a bound of the gate."""
     got: float | None = None
-    """Of a bound: the run's figure."""
+    """The run's figure for a bound of the gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement."""
+    """The judgement on a run."""
 
     state: State
     title: str
@@ -54,26 +54,26 @@ def judge(
     """Judge a run's figure.
 
     Good: it keeps the gate's bounds, if there are any, and is beyond chance better than the
-    majority class, and better than what else is known (baseline, published version). Not good: it
-    misses a bound, or is beyond chance worse than one of these, or no better than the majority
-    class. Else nothing can be said.
+    majority class and the other known figures (baseline, published version). Not good: it misses a
+    bound, or is beyond chance worse than one of these, or not better than the majority class.
+    Otherwise the verdict is unknown.
 
     Args:
         metric: its name in METRICS.
-        interval: of 95 %; None: not known.
-        against: of the same metric, on the same rows.
-        bounds: the gate's.
+        interval: interval of 95 %; None: unknown.
+        against: figures of the same metric, on the same rows.
+        bounds: the gate's bounds.
     """
     if value is None:
-        return _said("unknown", f"{metric} is undefined on {split}.")
+        return _verdict("unknown", f"{metric} is undefined on {split}.")
     if rows < FEWEST:
-        return _said(
-            "unknown", f"{split} has only {rows:,} rows: no figure of so few says anything."
+        return _verdict(
+            "unknown", f"{split} has only {rows:,} rows, too few for a reliable figure."
         )
     missed = [one for one in bounds if not _keeps(one)]
     if missed:
         why = "; ".join(_missed(one) for one in missed)
-        return _said("bad", f"It misses the gate: {why}.")
+        return _verdict("bad", f"It misses the gate: {why}.")
     lower = METRICS[metric].lower
     behind, ahead = [], []
     for one in against:
@@ -86,29 +86,29 @@ def judge(
     unclear = [one for one in against if one not in behind and one not in ahead]
     if behind:
         names = _list([f"{one.name} ({one.value:.4f})" for one in behind])
-        return _said("bad", f"It is worse than {names}, beyond what chance explains.")
+        return _verdict("bad", f"It is worse than {names}, beyond what chance explains.")
     if trivial := [one for one in unclear if one.trivial]:
-        return _said(
+        return _verdict(
             "bad",
-            f"Chance alone could be the difference from {trivial[0].name}"
-            f" ({trivial[0].value:.4f}): it shows nothing that was learnt.",
+            f"Chance alone explains the difference from {trivial[0].name}"
+            f" ({trivial[0].value:.4f}): nothing shows that the model has learnt.",
         )
     kept = f"It keeps the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
     if unclear:
         names = _list([f"{one.name} ({one.value:.4f})" for one in unclear])
         if bounds:
-            return _said("good", f"{kept}; against {names} chance alone could be the difference.")
+            return _verdict("good", f"{kept}; chance alone explains the difference from {names}.")
         more = f" It is better than {_list([one.name for one in ahead])}." if ahead else ""
-        return _said(
+        return _verdict(
             "unknown", f"The difference from {names} is within what chance explains.{more}"
         )
     names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
     if bounds:
-        return _said("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
+        return _verdict("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
     if [one for one in ahead if not one.trivial]:
-        return _said("good", f"It is better than {names}, beyond what chance explains.")
+        return _verdict("good", f"It is better than {names}, beyond what chance explains.")
     better = f"It is better than {names}, but t" if ahead else "T"
-    return _said(
+    return _verdict(
         "unknown",
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
         " (howdah baseline), no published version measured on this dataset.",
@@ -123,12 +123,12 @@ def _keeps(bound: Versus) -> bool:
 
 
 def _missed(bound: Versus) -> str:
-    wanted = "at most" if METRICS[bound.metric].lower else "at least"
+    relation = "at most" if METRICS[bound.metric].lower else "at least"
     got = "undefined" if bound.got is None else f"{bound.got:.4f}"
-    return f"{bound.metric} is {got}, asked for is {wanted} {bound.value:g} ({bound.name})"
+    return f"{bound.metric} is {got}, and must be {relation} {bound.value:g} ({bound.name})"
 
 
-def _said(state: State, sentence: str) -> Verdict:
+def _verdict(state: State, sentence: str) -> Verdict:
     if state == "good":
         title = "Good"
     elif state == "bad":

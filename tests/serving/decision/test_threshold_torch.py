@@ -16,7 +16,7 @@ from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import PROFILE, Profile, find_reference, read
 from howdah.models.profile.reference import make
 from howdah.models.version import open_version
-from howdah.serving.decision.threshold import Asked, decide
+from howdah.serving.decision.threshold import DecisionOptions, decide
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify
 from howdah.serving.prediction.cluster import files_of
@@ -84,7 +84,7 @@ def info_of(run):
 
 def test_a_threshold_is_fitted_on_validation_and_measured_on_test(run):
     before = info_of(run)
-    found = decide(run, Asked(metric="f1", labels=("spam",)))
+    found = decide(run, DecisionOptions(metric="f1", labels=("spam",)))
     least = found["decision"]["thresholds"]["spam"]
     assert 0.05 < least < 0.5 and found["rows"] == 800
     assert found["after"]["per_class"]["spam"]["f1"] > found["before"]["per_class"]["spam"]["f1"]
@@ -92,7 +92,7 @@ def test_a_threshold_is_fitted_on_validation_and_measured_on_test(run):
     assert after.pop("decision")["thresholds"] == {"spam": least}
     assert after == before  # the weights' hash too
     assert open_model(run).decision == Decision(thresholds={"spam": least})
-    again = decide(run, Asked(reset=True))
+    again = decide(run, DecisionOptions(reset=True))
     assert again["replaced"] == {"thresholds": {"spam": least}} and info_of(run) == before
     leftover = [entry.name for entry in storage.list_dir(run) if entry.name.startswith("export.")]
     assert leftover == []
@@ -104,7 +104,7 @@ def test_rejected_rows_have_scores_no_label_and_no_error(run):
     rows = [*(Row(str(n), text) for n, text in enumerate(texts)), Row("e", " ")]
     unchanged = classify(plain, rows)
     middle = float(np.median([one.scores.max() for one in unchanged[:-1]]))
-    decide(f"{run}/export", Asked(reject_below=middle))
+    decide(f"{run}/export", DecisionOptions(reject_below=middle))
     served = open_model(run)
     assert served.reject_below == middle and served.temperature == 1.0
     found = classify(served, rows)
@@ -122,7 +122,7 @@ def test_rejected_rows_have_scores_no_label_and_no_error(run):
 def test_a_temperature_is_applied_to_all_scores(run):
     plain = open_model(run)
     text = [" ".join(words()[:7])]
-    decide(run, Asked(calibrate=True, coverage=0.9))
+    decide(run, DecisionOptions(calibrate=True, coverage=0.9))
     served = open_model(run)
     assert served.temperature != 1.0
     assert served.reject_below == pytest.approx(info_of(run)["decision"]["reject_below"])
@@ -143,17 +143,17 @@ def test_a_changed_decision_is_a_new_version(run, tmp_path):
         return publish(config, lambda *of: pytest.fail("nothing to evaluate"))
 
     assert published()["version"] == 1 and not published()["changed"]
-    decide(run, Asked(metric="f1", labels=("spam",)))
+    decide(run, DecisionOptions(metric="f1", labels=("spam",)))
     second = published()
     assert (second["version"], second["changed"], published()["changed"]) == (2, True, False)
     assert open_model(f"{tmp_path}/models/made").decision.thresholds
     assert not open_model(f"{tmp_path}/models/made/v=1").decision.thresholds
-    decide(run, Asked(reset=True))
+    decide(run, DecisionOptions(reset=True))
     assert published()["version"] == 1  # that version is there already
     with pytest.raises(ModelError, match="never altered"):
-        decide(f"{tmp_path}/models/made/v=2", Asked(calibrate=True))
+        decide(f"{tmp_path}/models/made/v=2", DecisionOptions(calibrate=True))
     with pytest.raises(ModelError, match="never altered"):
-        decide(f"{tmp_path}/models/made", Asked(calibrate=True))
+        decide(f"{tmp_path}/models/made", DecisionOptions(calibrate=True))
 
 
 def judged(run, seed):
@@ -187,11 +187,11 @@ def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
         scores, scores.argmax(1) == labels, task="single_label", labels=LABELS, split="validation"
     )
     storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
-    decide(run, Asked(**asked))
+    decide(run, DecisionOptions(**asked))
     verdict = judged(run, 9)
     assert verdict.alarms == (), [column.sentence for column in verdict.alarms]
     assert verdict.column("accuracy").state == "ok"
-    decide(run, Asked(reset=True))
+    decide(run, DecisionOptions(reset=True))
     assert read(f"{run}/export/{PROFILE}").bins.decision == Decision()
     assert judged(run, 10).alarms == ()
 
@@ -199,7 +199,7 @@ def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
 def test_a_profile_of_another_decision_is_no_reference(run):
     scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
     own = make(scores, scores[:, 0] > 0.5, task="single_label", labels=LABELS, split="validation")
-    decide(run, Asked(calibrate=True))
+    decide(run, DecisionOptions(calibrate=True))
     storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
     found, why = find_reference(f"{run}/export")
     assert found is None and "another decision" in why
@@ -207,7 +207,7 @@ def test_a_profile_of_another_decision_is_no_reference(run):
 
 def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
     before = files_of(open_version(run, "models")).identity
-    decide(run, Asked(reject_below=0.75))
+    decide(run, DecisionOptions(reject_below=0.75))
     after = files_of(open_version(run, "models")).identity
     assert before["decision"] is None and after["decision"]
     assert {key for key in before if before[key] != after[key]} == {"decision"}
@@ -216,14 +216,14 @@ def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(), "say what"),
-        (Asked(metric="auc", labels=("spam",)), "unknown metric"),
-        (Asked(metric="f1"), "one label can have"),
-        (Asked(metric="f1", labels=("eggs",)), "no such label"),
-        (Asked(metric="f1", labels=("spam",), coverage=0.9), "one export"),
-        (Asked(coverage=0.9, accuracy=0.9), "one way"),
-        (Asked(accuracy=1.5), "(?s)no share.*for example --accuracy 0.9"),
-        (Asked(reset=True, calibrate=True), "nothing else"),
+        (DecisionOptions(), "say what"),
+        (DecisionOptions(metric="auc", labels=("spam",)), "unknown metric"),
+        (DecisionOptions(metric="f1"), "only one label can have"),
+        (DecisionOptions(metric="f1", labels=("eggs",)), "no such label"),
+        (DecisionOptions(metric="f1", labels=("spam",), coverage=0.9), "one export"),
+        (DecisionOptions(coverage=0.9, accuracy=0.9), "one way"),
+        (DecisionOptions(accuracy=1.5), "(?s)not a share.*accuracy.*above 0, at most 1"),
+        (DecisionOptions(reset=True, calibrate=True), "nothing else"),
     ],
 )
 def test_what_is_refused(run, asked, said):
@@ -243,7 +243,7 @@ def test_an_accuracy_that_no_rows_reach(run, tmp_path):
     storage.write_whole(f"{other}/export/howdah.json", json.dumps(info).encode())
     storage.write_whole(f"{other}/export/config.json", b"{}")
     with pytest.raises(DataError, match="so often") as caught:
-        decide(other, Asked(accuracy=0.9))
+        decide(other, DecisionOptions(accuracy=0.9))
     assert "at best" in caught.value.got
 
 

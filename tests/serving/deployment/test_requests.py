@@ -128,9 +128,9 @@ def test_a_server_that_cannot_be_is_refused_before_ray_starts(models, capsys, mo
             (["--model", "none", *ray], 4, "no such model"),
             (["--model", "zoo", "--share", "0.1", *ray], 2, "the share of --and"),
             (["--model", "zoo", "--and", "zoo/v=1", *ray], 2, "needs the share"),
-            (["--model", "zoo", "--replicas", "3:1", *ray], 2, "no bounds"),
+            (["--model", "zoo", "--replicas", "3:1", *ray], 2, "not a number of replicas"),
             (["--model", "zoo", "--replicas", "3", *ray], 2, "more cores"),
-            (["--model", "zoo", "--port", str(port), *ray], 2, "nothing can listen"),
+            (["--model", "zoo", "--port", str(port), *ray], 2, "cannot listen"),
         ):
             found, answer = serve(capsys, *words)
             assert (found, what in answer["what"]) == (code, True), answer
@@ -140,7 +140,7 @@ def test_names_and_aliases_that_mlflow_refuses_are_refused_before_it_starts(mode
     zoo = open_version("zoo", models)
     for changes in ({"name": "a/b"}, {"name": ".."}, {"alias": "latest"}, {"alias": "v3"}):
         settings = {"name": "zoo", "experiment": "howdah", "alias": None, **changes}
-        with pytest.raises(UsageError, match="MLflow takes no such"):
+        with pytest.raises(UsageError, match="MLflow does not accept this"):
             mlflow_registry.register(zoo, "sqlite:///nowhere.db", **settings)
     foreign = open_version("zoo", models)
     vars(foreign)["info"] = {}

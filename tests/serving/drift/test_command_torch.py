@@ -231,6 +231,14 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
             texts_found.verdict.column(name).value
         )
     assert by_file.current.counts.empty == 1
+    json_lines = str(place.root / "predicted.jsonl")
+    predict(place.run, source, json_lines, threads=1, id_column="id")
+    by_lines = of_source(place.config, place.run, json_lines)
+    assert by_lines.current.counts.labels.tolist() == by_file.current.counts.labels.tolist()
+    assert (by_lines.current.counts.rows, by_lines.current.counts.empty) == (200, 1)
+    storage.write_whole(json_lines, storage.read_bytes(json_lines) + b'{"id": \n')
+    with pytest.raises(DataError, match="a row cannot be read"):
+        of_source(place.config, place.run, json_lines)
     csv = str(place.root / "truth.csv")
     answers = [place.served.labels[int(s.argmax())] for s in place.served.scores(rows)]
     truth = [f"r{n},{label if n % 4 else 'stones'}" for n, label in enumerate(answers)]
@@ -325,8 +333,8 @@ def test_labels_and_tokens_are_escaped_on_the_page(place):
     verdict = judge(reference, current)
     points = [Point(name=f"ds={evil}", version=n, verdict=verdict) for n in (1, 2)]
     found = Findings(
-        model=evil, version=1, run_id=evil, what=evil, reference=reference, current=current,
-        verdict=verdict, limits=place.config.drift, points=points,
+        model=evil, directory=evil, version=1, run_id=evil, what=evil, reference=reference,
+        current=current, verdict=verdict, limits=place.config.drift, points=points,
     )  # fmt: skip
     page = render(found, dict.fromkeys(range(60), evil))
     assert "<script" not in page

@@ -74,9 +74,9 @@ def test_a_run_without_figures_stands_beside_others(runs, tmp_path):
 
 
 def test_what_cannot_be_compared(runs, tmp_path):
-    with pytest.raises(DataError, match="no run directory"):
+    with pytest.raises(DataError, match="not a run directory"):
         compare([runs[0], str(tmp_path)], str(tmp_path / "page.html"))
-    with pytest.raises(UsageError, match="so many"):
+    with pytest.raises(UsageError, match="more than 12 runs"):
         compare([runs[0]] * (MOST + 1), str(tmp_path / "page.html"))
     for text in ("run: {name: 2026-13-45}", "run: {name: {{ x }}}"):  # PyYAML's own ValueError...
         storage.write_whole(f"{runs[1]}/config.yaml", text.encode())
@@ -98,7 +98,7 @@ def test_only_a_page_of_runs_is_replaced(runs, tmp_path):
     kept = tmp_path / "keep.csv"
     kept.write_text("text,label\n")
     for path in (str(kept), report, str(tmp_path)):
-        with pytest.raises(AlreadyExists, match="no page of compared runs") as refused:
+        with pytest.raises(AlreadyExists, match="not a page of compared runs") as refused:
             compare(runs, path)
         assert (refused.value.where, bool(refused.value.remedy)) == (path, True)
     assert kept.read_text() == "text,label\n"
@@ -111,4 +111,4 @@ def test_the_command(runs, tmp_path):
     assert (both.returncode, both.stdout) == (0, "comparison: comparison.html\n")
     assert (tmp_path / "comparison.html").exists()
     none = howdah("report", str(tmp_path), cwd=tmp_path)
-    assert none.returncode == 3 and "no run directory" in none.stderr
+    assert none.returncode == 3 and "not a run directory" in none.stderr

@@ -275,7 +275,7 @@ BASELINE = Versus(name="the baseline", value=0.8)
         (0.9, (0.88, 0.92), [TRIVIAL], [], "unknown", "nothing else to compare"),
         (0.9, (0.78, 0.95), [TRIVIAL, BASELINE], [], "unknown", "within what chance"),
         (0.7, (0.65, 0.75), [TRIVIAL, BASELINE], [], "bad", "worse than the baseline"),
-        (0.3, (0.25, 0.36), [TRIVIAL], [], "bad", "nothing that was learnt"),
+        (0.3, (0.25, 0.36), [TRIVIAL], [], "bad", "nothing shows that"),
         (0.9, (0.88, 0.92), [TRIVIAL], [("accuracy", 0.85, 0.9)], "good", "keeps the gate's bound"),
         (0.9, (0.88, 0.92), [BASELINE], [("loss", 0.2, 0.4)], "bad", "at most 0.2"),
         (0.9, (0.78, 0.95), [BASELINE], [("accuracy", 0.85, 0.9)], "good", "chance alone"),

@@ -129,7 +129,7 @@ def test_many_classes_and_undefined_metrics_are_shown(run_directory):
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
-    with pytest.raises(DataError, match="no run directory"):
+    with pytest.raises(DataError, match="not a run directory"):
         write(str(tmp_path))
     assert os.listdir(tmp_path) == []
 

@@ -92,7 +92,7 @@ DONE = markers.Marker(
     reasons=[{"error": "the text is empty", "rows": 1, "example": "k"}], profile=None,
     framework="torch", scored_at="2026-11-01T00:00:00+00:00", seconds=1.0,
 )  # fmt: skip
-WANTED = markers.Wanted(model=MODEL, source=SOURCE, options=OPTIONS)
+WANTED = markers.Inputs(model=MODEL, source=SOURCE, options=OPTIONS)
 
 
 def reason(marker=DONE, wanted=WANTED, output=OUTPUT, *, profile=False, force=False):
@@ -112,7 +112,7 @@ def test_a_partition_is_skipped_only_if_all_it_was_made_from_is_as_it_was():
         (reason(wanted=dataclasses.replace(WANTED, source=moved)), "source has changed"),
         (reason(wanted=dataclasses.replace(WANTED, options={**OPTIONS, "id": None})), "columns"),
         (reason(output=None), "gone"),
-        (reason(output=other), "changed by others"),
+        (reason(output=other), "another process"),
         (reason(profile=True), "no profile"),
         (reason(force=True), "--force"),
     ):
