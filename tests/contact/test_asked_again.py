@@ -155,7 +155,7 @@ def test_status_of_a_run_directory(finished):
 def test_more_steps_go_on_and_each_attempt_keeps_its_settings(run):
     done = run.command("train", **{"training.max_steps": 8, "training.learning_rate": 0.01})
     assert done.returncode == 0, done.stderr
-    assert "going on from checkpoint step-4" in done.stderr
+    assert "resuming from checkpoint step-4" in done.stderr
     settings = [one["settings"] for one in run.json("run.json")["attempts"]]
     assert [one["training.learning_rate"] for one in settings] == [0.002, 0.01]
     about, card = run.json("export/howdah.json"), (run.run / "export" / "README.md").read_text()

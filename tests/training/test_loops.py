@@ -100,7 +100,7 @@ def test_the_export_has_a_profile_of_both_ranks_last_evaluation(half, learnable)
     ids = [shards.example(n, row).input_ids for n in range(len(shards.lengths))
            for row in range(len(shards.lengths[n]))]  # fmt: skip
     occurred = set(np.concatenate(ids).tolist())
-    assert set(np.flatnonzero(profile.reference.known.bits).tolist()) == occurred
+    assert set(np.flatnonzero(profile.reference.known_tokens.bits).tolist()) == occurred
     assert profile.counts.unseen == 0 < profile.reference.unseen[0]
     assert profile.counts.tokens == profile.counts.ids - 2 * 768  # [CLS] and [SEP] of each
 

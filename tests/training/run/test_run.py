@@ -296,7 +296,7 @@ def test_the_private_directory_of_remote_runs_must_be_ours(tmp_path, monkeypatch
     os.rename(f"{base}-1", f"{base}-1.moved")
     for path in [base, *(f"{base}-{number}" for number in range(1, 20))]:
         os.symlink(base + ".moved", path)
-    with pytest.raises(StorageError, match="not ours") as caught:
+    with pytest.raises(StorageError, match="other users own") as caught:
         local_directory("memory://x/run")
     assert "TMPDIR" in caught.value.remedy
 

@@ -206,7 +206,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
         endless["training.max_steps"] = saved + 3
         code, output = place.train(tokens_alone(cluster, tmp_path / "second"), **endless)
         assert code == 0, output
-        assert f"going on from checkpoint step-{saved}" in output
+        assert f"resuming from checkpoint step-{saved}" in output
     finally:
         cluster.stop(remove=True)
 
