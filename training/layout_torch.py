@@ -24,7 +24,7 @@ from howdah.training.optim.flat_torch import Shares, flatten
 from howdah.training.optim.gradients_torch import FlatGradients
 from howdah.training.optim.schedule import FUSION_GROUPS
 from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.resuming import Resumed
 
 _MAPPED = 2**20
@@ -51,7 +51,9 @@ class Layout:
         gradients: gradients of its trainable parameters; `reduce_` sums them over the ranks.
     """
 
-    def __init__(self, config: Config, job: Job, comm: Comm, tensors: Resumed, device: str) -> None:
+    def __init__(
+        self, config: Config, job: TrainingJob, comm: Comm, tensors: Resumed, device: str
+    ) -> None:
         self._training, parallel = config.training, config.training.parallel
         self._full = parallel.shard == "full" and comm.size > 1
         if self._full and device == "cpu":
@@ -91,7 +93,7 @@ class Layout:
         """Load the model's weights from the state to resume from."""
         forward_torch.import_weights(self.net, model_weights(tensors).items())
 
-    def join(self, job: Job, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
+    def join(self, job: TrainingJob, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
         """Arrange the gradients' sums for these ranks. Every rank enters.
 
         Args:

@@ -13,7 +13,7 @@ from howdah.training.checkpoint.manager import Checkpoint
 from howdah.training.checkpoint.read import MODEL
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 from howdah.training.run.run_directory import RunDirectory
 
@@ -26,7 +26,7 @@ class Resumed(dict[str, np.ndarray]):
 
 
 def resume(
-    job: Job, comm: Comm, run: Run, memory: ElasticState, *, divided: bool = False
+    job: TrainingJob, comm: Comm, run: Run, memory: ElasticState, *, divided: bool = False
 ) -> tuple[TrainState, Resumed, bool]:
     """The state to resume from: a rank's memory of an earlier world, or the newest checkpoint if
     that is newer; else the base. Every rank enters, so that all have the same state: rank 0 reads
@@ -90,7 +90,7 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
     return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
 
 
-def _fitted(state: TrainState, job: Job) -> list[str]:
+def _fitted(state: TrainState, job: TrainingJob) -> list[str]:
     """Fit a checkpoint's state to the current configuration. Returns lines for the user.
 
     Rank 0 has refused a checkpoint that does not fit (models/runs/identity.py): if the plan has

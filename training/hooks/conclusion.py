@@ -29,12 +29,12 @@ from howdah.training.evaluation import profile_writer as reference
 from howdah.training.hooks.evaluator import Forward
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 
 def conclude(
-    job: Job,
+    job: TrainingJob,
     comm: Comm,
     run: Run,
     resumable: ResumableState,
@@ -99,7 +99,7 @@ def conclude(
 
 
 def _profile(
-    job: Job, run: Run, split: str | None, labels_N: np.ndarray, logits_NC: np.ndarray
+    job: TrainingJob, run: Run, split: str | None, labels_N: np.ndarray, logits_NC: np.ndarray
 ) -> bytes | None:
     """The contents of profile.json; None, with the reason in the log, if it cannot be made."""
     if split is None or not len(labels_N):
@@ -128,7 +128,12 @@ def _profile(
 
 
 def _final_evaluation(
-    job: Job, comm: Comm, run: Run, split: str, served: Forward, sample: reference.RowSample | None
+    job: TrainingJob,
+    comm: Comm,
+    run: Run,
+    split: str,
+    served: Forward,
+    sample: reference.RowSample | None,
 ) -> dict[str, Any]:
     predictions = storage.join(run.directory, "predictions", split)
     source = job.eval_source(split, comm, row_ids=True)
@@ -150,7 +155,7 @@ def _final_evaluation(
 
 
 def _export(
-    job: Job,
+    job: TrainingJob,
     run: Run,
     step: int,
     weights: dict[str, np.ndarray],

@@ -13,7 +13,7 @@ from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver, Evaluated
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -30,7 +30,7 @@ class Evaluator:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         comm: Comm,
         run: Run,
         resumable: ResumableState,

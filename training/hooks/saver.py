@@ -13,7 +13,7 @@ import numpy as np
 from howdah.errors import HowdahError, StorageError, render
 from howdah.training.comm.base import Comm
 from howdah.training.hooks.resumable import ResumableState
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 
@@ -40,7 +40,7 @@ class CheckpointSaver:
         job, comm, run, resumable: the objects of this world.
     """
 
-    def __init__(self, job: Job, comm: Comm, run: Run, resumable: ResumableState) -> None:
+    def __init__(self, job: TrainingJob, comm: Comm, run: Run, resumable: ResumableState) -> None:
         self._job, self._comm, self._run, self._resumable = job, comm, run, resumable
         self._state = resumable.state
         self._owned = run.owned

@@ -53,7 +53,7 @@ dense and sparse."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """The inputs of a loop, equal on every rank."""
 
     config: Config
@@ -108,7 +108,7 @@ class Job:
         """Names of the model's outputs by number."""
         return self.dataset.manifest.labels
 
-    def at(self, state: TrainState) -> Job:
+    def at(self, state: TrainState) -> TrainingJob:
         """This job with the schedule for the run's position: with other batches the run may have
         taken more or fewer steps for the same epochs."""
         per_epoch = self.planner.steps_per_epoch
@@ -184,8 +184,8 @@ def prepare(
     *,
     device: Device,
     holder: int | None = None,
-    before: Job | None = None,
-) -> Job:
+    before: TrainingJob | None = None,
+) -> TrainingJob:
     """Open and check everything. Every rank enters: all must agree on data, base and precision, or
     fail together.
 
@@ -225,7 +225,9 @@ def prepare(
     return replace(job, sparse_embeddings=sparse)
 
 
-def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
+def _opened(
+    config: Config, comm: Comm, run: Run, device: Device, before: TrainingJob | None
+) -> TrainingJob:
     """The job of a run that begins, or resumes from a checkpoint: all data is verified."""
     precision = agreed_precision(config, comm, run, device, before and before.precision)
     # Only rank 0 chooses the version, since the ETL may be committing another one.
@@ -260,7 +262,7 @@ def _learnt(config: Config, version: Dataset, run: Run) -> list[str] | None:
 
 def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
-) -> Job:
+) -> TrainingJob:
     """The job of a rank that joins a running job."""
     learnt, precision = facts["learnt"], facts["precision"]
     dataset = replayed(load_dataset(facts["path"]), config.training, learnt)
@@ -278,10 +280,10 @@ def _job(
     base: BaseModel,
     weights: dict[str, np.ndarray],
     learnt: list[str] | None,
-) -> Job:
+) -> TrainingJob:
     shards, task = opened[TRAIN], dataset.manifest.task
     planner = training_planner(config, shards)
-    return Job(
+    return TrainingJob(
         config=config,
         dataset=dataset,
         base=base,

@@ -18,7 +18,7 @@ from howdah.process.env import RankEnv
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import SoloComm
 from howdah.training.optim.loss_scale import LossScale, clip_factor
-from howdah.training.preparation.job import Job, prepare
+from howdah.training.preparation.job import TrainingJob, prepare
 from howdah.training.run.run import Run
 from tests.fixtures.dataset import build_dataset
 from tests.support.models.tiny_model import write_tiny_model
@@ -37,7 +37,7 @@ class OneOf(SoloComm):
         return obj
 
 
-def job(dataset, base, comm=None, *, device=CPU, console=None, **sections) -> Job:
+def job(dataset, base, comm=None, *, device=CPU, console=None, **sections) -> TrainingJob:
     training = {"framework": "torch", "per_device_max_tokens": 512} | sections.pop("training", {})
     config = from_dict(
         {
