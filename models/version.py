@@ -98,6 +98,7 @@ class Version:
                 "the model has no labels: it is not a classifier",
                 where=storage.join(self.path, "config.json"),
                 expected="id2label",
+                remedy="use a model exported by `howdah train` or `howdah export`",
             )
         return tuple(labels)
 

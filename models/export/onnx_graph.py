@@ -118,7 +118,7 @@ def of_file(
         config: config.json, defaults filled in.
         where: the export, for messages.
     Raises:
-        ModelError: the file is missing, the weights' file has another layout or is truncated, or
+        ModelError: the file is missing, the weights' file has another layout or another size, or
             config.json describes a model of other sizes.
     """
     again = "`howdah export` writes the run's export again"
@@ -147,7 +147,7 @@ def of_file(
     ends = [place.offset + place.length for place in places.values()]
     if size != max(ends, default=len(header)):
         raise ModelError(
-            f"{WEIGHTS} is truncated; copy the file again",
+            f"{WEIGHTS} does not have the size in its header; copy the file again",
             where=where,
             expected=f"{max(ends):,} bytes",
             got=f"{size:,}",

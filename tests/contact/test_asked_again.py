@@ -108,7 +108,7 @@ def test_something_else_is_refused_with_both_values(finished, words, key, value,
     done = finished.command(*words, **{key: value})
     assert done.returncode == UsageError.exit_code == 2, done.stderr
     assert differs in done.stderr
-    assert "run.directory of its own" in done.stderr
+    assert "set another run.directory" in done.stderr
     assert "--set checkpoint.resume=never" in done.stderr
     assert finished.files() == before
 

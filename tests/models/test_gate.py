@@ -233,7 +233,7 @@ def test_the_command(run, models, tmp_path, capsys, monkeypatch):
     code, out, err = call("publish", "-c", config, "--version", "7", "--json")
     assert code == 4
     refused = json.loads(out)
-    assert "the model has no version 7" in refused["what"] and "published" in refused["remedy"]
+    assert "the model has no version 7" in refused["what"] and refused["expected"] == "one of 1"
 
 
 def test_a_gate_that_asks_for_nothing_says_so(run, models, tmp_path, capsys, monkeypatch):

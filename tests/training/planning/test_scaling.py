@@ -111,7 +111,7 @@ def test_speeds_are_bits():
 
 @pytest.mark.parametrize("text", ["", "two", "0", "4,-1", "1.5"])
 def test_a_malformed_list_of_workers_is_refused(text):
-    with pytest.raises(UsageError, match="no list of worker counts"):
+    with pytest.raises(UsageError, match="not a list of worker counts"):
         preview._worlds(text)
 
 
