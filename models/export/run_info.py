@@ -71,10 +71,10 @@ def describe_run(
     """
     manifest, training, model = dataset.manifest, config.training, config.model
     keys = (
-        *("framework", "global_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
-        *("lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "precision"),
-        *("label_smoothing_factor", "class_weights", "seed"),
-    )
+        "framework", "global_batch_size", "num_train_epochs", "max_steps", "learning_rate",
+        "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "precision",
+        "label_smoothing_factor", "class_weights", "seed",
+    )  # fmt: skip
     shown = {key: getattr(training, key) for key in keys}
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
     # The weights may have been trained before a change of settings.

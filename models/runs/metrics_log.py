@@ -89,9 +89,9 @@ def position_of(line: dict) -> tuple[int, bool]:
 
 
 _FIGURES = (
-    *("epoch", "loss", "lr", "grad_norm", "examples_per_second", "tokens_per_second"),
-    *("padding_ratio", "input_wait", "time"),
-)
+    "epoch", "loss", "lr", "grad_norm", "examples_per_second", "tokens_per_second",
+    "padding_ratio", "input_wait", "time",
+)  # fmt: skip
 _LINE = Fields(
     {
         "attempt": COUNT,

@@ -39,9 +39,9 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 _WORLDS = 50
 """Number of an attempt's newest worlds that are recorded: a job may have hundreds."""
 _UNHASHED = {
-    *("run", "checkpoint", "tracking", "publish", "gate", "baseline", "report"),
-    *("job", "yarn", "ray", "tune"),
-}
+    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report",
+    "job", "yarn", "ray", "tune",
+}  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
 

@@ -22,9 +22,9 @@ from howdah.errors import HowdahError, UsageError
 from howdah.run_files import RUN_JSON
 
 _NOT_LEARNT = {
-    *("comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps"),
-    *("threads_per_rank", "per_device_max_tokens", "gradient_checkpointing"),
-}
+    "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
+    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
+}  # fmt: skip
 """Keys of `training` that change how the steps are computed, but not what is learnt."""
 _EVALUATION = ("every_steps", "metric", "max_rows")
 """Keys of `evaluation` that choose the step whose weights are exported, or end the training."""
