@@ -117,7 +117,7 @@ def read(directory: str) -> dict[str, Any]:
     fault = _unmatched(run.get("metrics") or {})
     if fault is not None:
         raise DataError(
-            f"{RUN_JSON} is damaged",
+            f"{RUN_JSON} is not whole",
             where=f"{path}: {fault.key}",
             expected=fault.expected,
             got=fault.got,

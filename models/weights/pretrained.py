@@ -345,7 +345,7 @@ def _check_shapes(
     wrong = [name for name, shape in shapes.items() if weights[name].shape != shape]
     if wrong:
         raise ModelError(
-            "config.json and the base model's weights do not belong to the same model",
+            "the base model's weights have other shapes than config.json: use files of one model",
             where=base,
             expected=_some([f"{name} {shapes[name]}" for name in wrong]),
             got=_some([f"{name} {weights[name].shape}" for name in wrong]),

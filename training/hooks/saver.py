@@ -252,7 +252,7 @@ class CheckpointSaver:
         failures, limit = saves.failures, rules.failure_seconds
         if give_up and limit is not None and seconds >= limit:
             error.what += (
-                f" ({failures} consecutive saves have failed, for {seconds / 60:.0f} minutes:"
+                f" (failure {failures} in a row, over {seconds / 60:.0f} minutes:"
                 " checkpoint.max_failure_minutes)"
             )
             raise error

@@ -177,7 +177,7 @@ def test_formats_near_the_model_say_how_near(tmp_path):
     assert found["onnx-w8"]["rows"] == 60 and found["onnx-w8"]["agreement"] > 0.9
     assert 0 < found["onnx-w8"]["furthest_score"] < 0.1
     assert any("keep their label" in line and "model_w8.onnx" in line for line in said)
-    assert any("neighbours" in line for line in said)  # of int8
+    assert any("other texts of the batch" in line for line in said)  # of int8
     exact, near = (open_model(path, framework=name).scores(TEXTS) for name in ("onnx", "onnx-w8"))
     np.testing.assert_allclose(near, exact, atol=0.1)
     assert (near != exact).any()

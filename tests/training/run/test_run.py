@@ -462,7 +462,7 @@ def test_a_loss_is_better_when_it_is_smaller():
 def test_a_checkpoint_without_the_state_s_keys_is_refused():
     with pytest.raises(CheckpointError, match="lacks") as caught:
         TrainState.from_meta({"step": 3})
-    assert "plan" in caught.value.expected
+    assert "plan" in caught.value.what
 
 
 def test_a_lock_that_cannot_be_written_is_a_typed_error(tmp_path):
