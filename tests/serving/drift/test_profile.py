@@ -173,14 +173,14 @@ def test_a_damaged_profile_is_refused_with_its_path(tmp_path, kind):
     DAMAGE[kind](written)
     path = storage.join(str(tmp_path), PROFILE)
     storage.write_whole(path, json.dumps(written).encode())
-    with pytest.raises(ModelError, match="no profile") as caught:
+    with pytest.raises(ModelError, match="not a profile") as caught:
         reference_of(str(tmp_path))
     assert path in str(caught.value)
 
 
 def test_a_partitions_profile_is_no_models(tmp_path):
     (tmp_path / PROFILE).write_bytes(counted(1, 3).to_bytes())
-    with pytest.raises(ModelError, match="no profile"):
+    with pytest.raises(ModelError, match="not a profile"):
         reference_of(str(tmp_path))
 
 
