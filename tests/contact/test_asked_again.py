@@ -74,7 +74,7 @@ def run(finished, tmp_path):
         ({}, ""),
         ({"training.logging_steps": 3, "training.comm": "torch", "checkpoint.keep": 2}, ""),
         ({"training.num_train_epochs": 9}, ""),
-        ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (howdah export'),
+        ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (use `howdah export`)'),
         ({"evaluation.splits": "[test]"}, "howdah evaluate"),
     ],
 )
