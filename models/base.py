@@ -1,10 +1,10 @@
-"""The model that a run begins from where it is a published one: which version, once and for all.
+"""Pins the published version that a run begins from.
 
-`model.base: models/NAME` (and `model.init_from`) is the version that is current when a run begins.
-A run that goes on, and every attempt of a job, keeps that version although another may have been
-published meanwhile: its checkpoints belong to it. So the version is looked up once, stands in
-run.json, and a later start of the same run takes it from there. The same goes for the parts of an
-appended dataset that the model to begin from was trained on.
+`model.base: models/NAME` (and `model.init_from`) means the version that is current when a run
+begins. A resumed run, and every attempt of a job, keeps that version even if another one has been
+published since, because its checkpoints belong to it. So the version is looked up once and written
+to run.json, and a later start of the same run reads it there. The same holds for the parts of an
+appended dataset that the initial model was trained on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from howdah.run_files import RUN_JSON
 
 def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
     """The configuration with the paths of the versions and exports that `model.base` and
-    `model.init_from` name (models/version.py); itself where both are such paths, or of the hub.
+    `model.init_from` name (models/version.py). `config` itself is returned where both are already
+    paths or are names of the hub.
 
     Args:
-        as_begun: the versions that the run in `run.directory` has begun with, if it has; None:
-            unless checkpoint.resume is never.
+        as_begun: True: use the versions that the run in `run.directory` began with, if there is
+            such a run; None: True unless checkpoint.resume is never.
     Raises:
         ModelError: the model has no such version.
     """
@@ -42,7 +43,8 @@ def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
     changed = {key: version.path for key, version in versions.items()}
     for key, version in versions.items():
         before = {"base": begun.get("source"), "init_from": begun.get("init_from")}[key]
-        # NAME@VERSION is the user's word: another one than the run began with is refused later
+        # NAME@VERSION is the user's explicit choice: if the run began with another version, it is
+        # refused later.
         root = storage.parent(version.path)
         if version.follows and isinstance(before, str) and storage.parent(before) == root:
             changed[key] = before
@@ -56,10 +58,10 @@ def learnt_parts(
 
     Args:
         config: with pinned versions.
-        dataset: the version to train on: the model's own is looked for beside it too.
-        as_begun: as of `with_pinned_base`.
+        dataset: the version to train on; the model's dataset version is also looked for beside it.
+        as_begun: see `with_pinned_base`.
     Returns:
-        None: there is no such model, or the version that it was trained on cannot be read.
+        None if there is no such model, or if the version that it was trained on cannot be read.
     """
     model = config.model.init_from
     if model is None:
@@ -83,7 +85,7 @@ def learnt_parts(
 
 
 def _begun_with(config: Config, as_begun: bool | None) -> dict[str, Any]:
-    """What the run in `run.directory` has begun with, by its run.json."""
+    """The `base` entry of the run.json in `run.directory`; {} without one."""
     if as_begun is None:
         as_begun = config.checkpoint.resume != "never"
     if not as_begun:

@@ -1,5 +1,5 @@
-"""An export's decision and its profile.json, which belong together: `howdah drift` compares scores
-of one decision alone."""
+"""An export's decision and its profile.json, which belong together: `howdah drift` only compares
+scores that were made with the same decision."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def has_profile(export: str) -> bool:
 def profile_with(
     export: str, task: Task, decision: Decision, labels_N: np.ndarray, scores_NC: np.ndarray
 ) -> bytes | None:
-    """The export's profile.json, its outputs counted anew with a decision; None: it has none.
+    """The export's profile.json with its outputs counted again under a decision; None if it has no
+    profile.json.
 
     Args:
-        labels_N, scores_NC: of rows of validation; scores without a decision.
+        labels_N, scores_NC: rows of the validation split; scores without a decision.
     """
     if not has_profile(export):
         return None
@@ -52,12 +53,12 @@ def keep(
     task: Task,
     progress: Callable[[str], None],
 ) -> Decision:
-    """Put what `howdah model threshold` fitted for the same weights into the files of an export
-    that is written again, with the profile.json that was counted with it; the decision.
+    """Carry what `howdah model threshold` fitted for the same weights over to an export that is
+    written again, with the profile.json that was counted with it. Returns the decision.
 
     Args:
-        files: of the new export, by name.
-        target: where the export lies that it replaces, if there is one.
+        files: the new export's files by name.
+        target: path of the export that the new one replaces; it need not exist.
     """
     path = storage.join(target, INFO)
     stored = storage.read_json(path) if storage.exists(path) else {}
@@ -69,7 +70,7 @@ def keep(
     text = json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False)
     files[INFO] = (text + "\n").encode("utf-8")
     if PROFILE in files and decision.hash is not None:
-        del files[PROFILE]  # its scores are those without a decision
+        del files[PROFILE]  # its scores were made without a decision
         if has_profile(target) and profiles.reference_of(target) is not None:
             files[PROFILE] = storage.read_bytes(storage.join(target, PROFILE))
         else:

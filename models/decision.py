@@ -1,8 +1,8 @@
-"""From a model's logits to its scores, label, margin and rejection: the only way there. Pure numpy.
+"""The only code that turns a model's logits into scores, label, margin and rejection. Pure numpy.
 
-`howdah model threshold` fits a decision on validation and writes it into an export's howdah.json as
-`decision`; whatever opens the export applies it. Without one nothing changes: temperature 1, no
-rejection, labels of several above 0.5.
+`howdah model threshold` fits a decision on the validation split and writes it into an export's
+howdah.json as `decision`; all code that opens the export applies it. The default changes nothing:
+temperature 1, no rejection, and a multi-label model predicts each label above 0.5.
 
     decision = Decision.of(info, labels, task, where)
     scores_NC = decision.scores(task, logits_NC)
@@ -27,7 +27,7 @@ KEY = "decision"
 _HALF = 0.5
 
 Answer = str | list[str] | float | None
-"""What is predicted of a row: its label (None: rejected), its labels, or its number."""
+"""The prediction for a row: its label (None: rejected), its labels, or its number."""
 
 
 def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
@@ -43,8 +43,8 @@ def softmax(logits_NC: np.ndarray) -> np.ndarray:
 
 
 def scores_of(task: Task, logits_NC: np.ndarray) -> np.ndarray:
-    """What predictions show of a model's output, float64 [N, C]: probabilities that add up to 1; of
-    several labels one for each; of a regression the number itself."""
+    """The scores that predictions show, float64 [N, C]. Single label: probabilities that add up to
+    1. Multi-label: one probability per label. Regression: the number itself."""
     if task == "single_label":
         return softmax(logits_NC)
     logits = np.asarray(logits_NC, np.float64)
@@ -61,20 +61,21 @@ class Decision:
     """How a model's logits become scores, and its scores a prediction."""
 
     temperature: float = 1.0
-    """Logits are divided by it (Guo et al., 2017): above 1 the scores become less extreme. It
-    changes no label of the highest score."""
+    """Logits are divided by it (Guo et al., 2017): above 1 the scores become less extreme. It does
+    not change which label has the highest score."""
     reject_below: float | None = None
     """A row whose predicted label's score is lower gets no label (task single_label)."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """{label: least score}. Several labels: each is predicted from its own on, others above 0.5. A
-    single label: it is predicted from this on, whatever the other scores are."""
+    """{label: minimum score}. Multi-label: each label is predicted from its threshold on, labels
+    without one above 0.5. Single label: the label is predicted from its threshold on, whatever the
+    other scores are."""
 
     @classmethod
     def of(cls, info: Mapping[str, Any], labels: Sequence[str], task: Task, where: str) -> Decision:
         """The decision in an export's howdah.json; without one, the default.
 
         Raises:
-            ModelError: it is not one that `howdah model threshold` writes.
+            ModelError: the entry is not one that `howdah model threshold` writes.
         """
         entry = info.get(KEY)
         if entry is None:
@@ -82,10 +83,8 @@ class Decision:
         problem = _problem(entry, labels, task)
         if problem is not None:
             raise ModelError(
-                "the export's decision cannot be used",
+                "the export's decision is not valid",
                 where=f"{where}: {KEY}",
-                expected="temperature, reject_below, thresholds as `howdah model threshold` writes"
-                " them",
                 got=problem,
                 remedy="run `howdah model threshold` again, or `--reset`",
             )
@@ -97,21 +96,21 @@ class Decision:
 
     @property
     def hash(self) -> str | None:
-        """Identity of the decision; None: the default one."""
+        """Identity of the decision; None for the default one."""
         return decision_hash({KEY: self.as_dict()})
 
     def scores(self, task: Task, logits_NC: np.ndarray) -> np.ndarray:
-        """`scores_of` the task with the temperature, float64 [N, C]."""
+        """`scores_of` after the logits are divided by the temperature, float64 [N, C]."""
         if self.temperature == 1.0 or task == "regression":
             return scores_of(task, logits_NC)
         return scores_of(task, np.asarray(logits_NC, np.float64) / self.temperature)
 
     def rule(self, task: Task, labels: Sequence[str]) -> Rule:
-        """The decision for a model's labels; made once, it answers any number of rows."""
+        """The decision for a model's labels; one Rule serves any number of rows."""
         return Rule(self, task, labels)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, of what is not at its default."""
+        """Plain JSON of the fields that differ from their defaults."""
         out: dict[str, Any] = {}
         if self.temperature != 1.0:
             out["temperature"] = self.temperature
@@ -126,8 +125,8 @@ class Rule:
     """A decision for the labels of one model.
 
     Args:
-        decision: whose thresholds and rejection.
-        task: of the model.
+        decision: thresholds and rejection.
+        task: the model's task.
         labels: C names in the order of the scores.
     """
 
@@ -136,14 +135,14 @@ class Rule:
         above_half = float(np.nextafter(_HALF, 1.0, dtype=np.float32))  # above 0.5, not at it
         of_label = decision.thresholds
         self.floors_C = np.array([of_label.get(name, above_half) for name in self.labels])
-        """float64[C], of task multi_label: the least score of each label."""
+        """float64[C], for task multi_label: the minimum score of each label."""
         self._bounds_C = np.array([of_label.get(name, _HALF) for name in self.labels])
         number = {name: at for at, name in enumerate(self.labels)}
         self._thresholds = [(number[name], least) for name, least in of_label.items()]
         self._names = np.array(self.labels, object)
 
     def best(self, scores_NC: np.ndarray) -> np.ndarray:
-        """int[N], of task single_label: the number of each row's label, rejected or not."""
+        """int[N], for task single_label: the number of each row's label, rejected or not."""
         scores = np.asarray(scores_NC)
         picked = scores.argmax(axis=1)
         for number, least in self._thresholds:
@@ -153,7 +152,7 @@ class Rule:
         return picked
 
     def chosen(self, scores_NC: np.ndarray) -> np.ndarray:
-        """int[N], of task single_label: the label's number of each row, -1 where it is rejected."""
+        """int[N], for task single_label: the number of each row's label, -1 if it is rejected."""
         scores, picked = np.asarray(scores_NC), self.best(scores_NC)
         least = self.decision.reject_below
         if least is None:
@@ -161,11 +160,11 @@ class Rule:
         return np.where(scores[np.arange(len(scores)), picked] >= least, picked, -1)
 
     def having(self, scores_NC: np.ndarray) -> np.ndarray:
-        """bool[N, C], of task multi_label: which labels each row gets."""
+        """bool[N, C], for task multi_label: which labels each row gets."""
         return np.asarray(scores_NC) >= self.floors_C
 
     def answers(self, scores_NC: np.ndarray) -> list[Answer]:
-        """What is predicted of each row."""
+        """The prediction for each row."""
         if self.task == "single_label":
             classes = self.chosen(scores_NC).tolist()
             return [None if number < 0 else self.labels[number] for number in classes]
@@ -176,11 +175,11 @@ class Rule:
         assert_never(self.task)
 
     def right(self, labels_N: np.ndarray, scores_NC: np.ndarray) -> np.ndarray | None:
-        """bool[N]: whether each answer would be right, that of a rejected row as well; of several
-        labels: all of them. None of a regression.
+        """bool[N]: whether each answer is right, where a rejected row counts with the label that it
+        would have had; a multi-label answer is right if all its labels are. None for a regression.
 
         Args:
-            labels_N: class numbers; of several labels 0 or 1, [N, C].
+            labels_N: class numbers; for task multi_label 0 or 1, [N, C].
         """
         if self.task == "regression":
             return None
@@ -197,11 +196,11 @@ class Rule:
         return np.ones(len(scores_NC), bool)
 
     def margins(self, scores_NC: np.ndarray) -> np.ndarray | None:
-        """float64[N]: how far a score is from where the answer would be another one.
+        """float64[N]: how far a row's scores are from those that would change its answer.
 
-        Of a single label the distance of the best score to the next one, or to the threshold or
-        the rejection that decides, where that is nearer; of several labels the least distance of a
-        score to its label's threshold. None of a regression, which has no other answer.
+        Single label: the distance of the best score to the second best, or to a threshold or the
+        rejection bound if that is nearer. Multi-label: the smallest distance of a score to its
+        label's threshold. Regression: None, since its answer is the score.
         """
         scores = np.asarray(scores_NC, np.float64)
         if self.task == "regression":
@@ -230,15 +229,15 @@ class Rule:
 
     @property
     def counted(self) -> list[str]:
-        """What `counts` counts: the labels; of a decision that rejects, the rejected rows last;
-        nothing of a regression."""
+        """Names of the entries of `counts`: the labels, then "(rejected)" if the decision rejects;
+        empty for a regression."""
         if self.task == "regression":
             return []
         rejects = self.task == "single_label" and self.decision.reject_below is not None
         return [*self.labels, *(["(rejected)"] if rejects else [])]
 
     def counts(self, scores_NC: np.ndarray) -> np.ndarray:
-        """int64 [len(counted)]: rows that each label is predicted of."""
+        """int64 [len(counted)]: the number of rows that each label is predicted for."""
         if self.task == "regression":
             return np.zeros(0, np.int64)
         if self.task == "multi_label":
@@ -256,7 +255,7 @@ class Rule:
         """bool[N]: whether two models' scores give a row the same answer.
 
         Args:
-            near: how far two numbers of a regression may be apart.
+            near: two numbers of a regression agree if they differ by less than this.
         """
         if self.task == "single_label":
             return self.chosen(ours_NC) == self.chosen(theirs_NC)
@@ -267,12 +266,12 @@ class Rule:
         assert_never(self.task)
 
 
-def _problem(given: Any, labels: Sequence[str], task: Task) -> str | None:
-    """Why a value of howdah.json is not a decision."""
-    if not isinstance(given, dict):
-        return type(given).__name__
-    temperature, reject = given.get("temperature", 1.0), given.get("reject_below")
-    thresholds = given.get("thresholds") or {}
+def _problem(entry: Any, labels: Sequence[str], task: Task) -> str | None:
+    """Why the `decision` entry of howdah.json is not valid; None if it is."""
+    if not isinstance(entry, dict):
+        return type(entry).__name__
+    temperature, reject = entry.get("temperature", 1.0), entry.get("reject_below")
+    thresholds = entry.get("thresholds") or {}
     if not _number(temperature) or not 0.0 < temperature < 1e6:
         return f"temperature {temperature!r}"
     if reject is not None and not (_number(reject) and 0.0 <= reject <= 1.0):
@@ -287,7 +286,7 @@ def _problem(given: Any, labels: Sequence[str], task: Task) -> str | None:
     if task == "regression" or (task == "multi_label" and reject is not None):
         return f"a decision that task {task} does not have"
     if task == "single_label" and len(thresholds) > 1:
-        return "thresholds of several labels, of which a row has one"
+        return "thresholds of several labels, but task single_label allows one"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Reads what describes an export: howdah.json and config.json, whose fields have their types."""
+"""Reads an export's howdah.json and config.json, and checks the types of their fields."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _INFO = Fields(
         "formats": Each(ANY_OBJECT),
     }
 )
-"""`decision` is not here: models/decision.py knows more of it."""
+"""Shape of howdah.json. `decision` is not listed: models/decision.py checks it."""
 _REMEDY = "`howdah export` writes the run's export again; a published version: publish it again"
 
 
 def read_info(export: str, *, needed: Sequence[str] = ()) -> dict[str, Any]:
-    """The howdah.json of an export (any storage). Older ones lack fields.
+    """The howdah.json of an export (any storage). Exports of older versions lack fields.
 
     Args:
         needed: fields that it must have.
     Raises:
-        NotFound: there is none.
-        ModelError: it is no JSON object, or a field has another type.
+        NotFound: the file does not exist.
+        ModelError: it is not a JSON object, or a field has another type.
     """
     shape = Fields(_INFO.of, needed=tuple(needed))
     path = storage.join(export, EXPORT_INFO)
@@ -65,8 +65,8 @@ def read_config(export: str) -> dict[str, Any]:
     """The config.json of an export.
 
     Raises:
-        NotFound: there is none.
-        ModelError: it is no JSON object.
+        NotFound: the file does not exist.
+        ModelError: it is not a JSON object.
     """
     path = storage.join(export, "config.json")
     return storage.read_object(path, kind=ModelError, remedy=_REMEDY)

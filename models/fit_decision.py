@@ -20,7 +20,8 @@ _TEMPERATURES = (0.05, 20.0)
 
 
 def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
-    """Logits, float64 [N, C], that give these scores; of a single label up to a constant a row."""
+    """Logits, float64 [N, C], that yield these scores; for a single label, up to a constant per
+    row."""
     scores = np.asarray(scores_NC, np.float64)
     if task == "single_label":
         return np.log(np.maximum(scores, _LEAST_SCORE))
@@ -34,20 +35,20 @@ def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
 
 
 def fit_temperature(task: Task, labels: np.ndarray, logits_NC: np.ndarray) -> float:
-    """The temperature with the least loss, by bisection: the loss is convex in its inverse.
+    """The temperature with the lowest loss, by bisection: the loss is convex in its inverse.
 
     Args:
-        labels: int[N]; of several labels 0 or 1, [N, C].
+        labels: int[N]; for task multi_label 0 or 1, [N, C].
     """
     logits = np.asarray(logits_NC, np.float64)
 
     def slope(inverse: float) -> float:
-        """The derivative of the mean loss by the inverse temperature."""
+        """Derivative of the mean loss with respect to the inverse temperature."""
         if task == "multi_label":
             return float(((scores_of(task, inverse * logits) - labels) * logits).mean())
         probabilities = np.exp(log_softmax(inverse * logits))
-        own = logits[np.arange(len(logits)), labels]
-        return float(((probabilities * logits).sum(axis=1) - own).mean())
+        label_logits = logits[np.arange(len(logits)), labels]
+        return float(((probabilities * logits).sum(axis=1) - label_logits).mean())
 
     low, high = 1.0 / _TEMPERATURES[1], 1.0 / _TEMPERATURES[0]
     for _ in range(50):
@@ -69,7 +70,7 @@ LABEL_METRICS: dict[str, Callable[[Counts, Counts, Counts, Counts], np.ndarray]]
         tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     ),
 }
-"""By name: of rows rightly and wrongly predicted to have a label, wrongly and rightly not to."""
+"""{name: function of the true positives, false positives, false negatives, true negatives}."""
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -78,10 +79,10 @@ def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def best_threshold(metric: str, positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
-    """The least score from which on a label is best predicted, by a metric of LABEL_METRICS.
+    """The threshold at which a label has the highest value of a metric of LABEL_METRICS.
 
-    It lies half way to the next lower score, so that a score's last bits decide nothing. Of equally
-    good ones the highest; None: no row has the label.
+    It lies half way to the next lower score, so that a score's last bits decide nothing. If several
+    are equally good, the highest is returned. None if no row has the label.
     """
     order = np.argsort(-score_N, kind="stable")
     scores, having = score_N[order].astype(np.float64), positive_N[order].astype(np.float64)
@@ -89,8 +90,8 @@ def best_threshold(metric: str, positive_N: np.ndarray, score_N: np.ndarray) -> 
     if not total:
         return None
     last = np.flatnonzero(np.diff(scores, append=-1.0))  # of each group of equal scores
-    tp, taken = np.cumsum(having)[last], last + 1.0
-    values = LABEL_METRICS[metric](tp, taken - tp, total - tp, rows - taken - (total - tp))
+    tp, predicted = np.cumsum(having)[last], last + 1.0
+    values = LABEL_METRICS[metric](tp, predicted - tp, total - tp, rows - predicted - (total - tp))
     return _between(scores, last, int(values.argmax()))
 
 
@@ -101,21 +102,22 @@ def reject_threshold(
     coverage: float | None = None,
     accuracy: float | None = None,
 ) -> float | None:
-    """The least confidence that keeps a share of the rows, or the most rows of an accuracy.
+    """The confidence below which rows are rejected, for a coverage or for an accuracy.
 
     Args:
-        coverage: keep at least this share.
-        accuracy: keep as many rows as are right so often; None is returned where no rows are.
+        coverage: keep at least this share of the rows.
+        accuracy: keep as many rows as possible such that this share of them is right; None is
+            returned if no number of rows reaches it.
     """
     order = np.argsort(-confidence_N, kind="stable")
     confidence, right = confidence_N[order].astype(np.float64), right_N[order]
     last = np.flatnonzero(np.diff(confidence, append=-1.0))
-    kept = last + 1.0
+    rows_kept = last + 1.0
     if coverage is not None:
-        enough = kept >= coverage * len(confidence)
+        enough = rows_kept >= coverage * len(confidence)
         chosen = int(enough.argmax())
     else:
-        enough = np.cumsum(right)[last] >= accuracy * kept
+        enough = np.cumsum(right)[last] >= accuracy * rows_kept
         if not enough.any():
             return None
         chosen = int(np.flatnonzero(enough)[-1])

@@ -1,7 +1,7 @@
 """Compares the files of a published version with the hashes of its manifest.
 
-This finds damage: a disk, a copy that stopped, a file put there by mistake. It is not a signature:
-a user who may write the model's directory can write manifest.json, too.
+This finds damage: a bad disk, an interrupted copy, a file overwritten by mistake. It is not a
+signature: a user who may write the model's directory can write manifest.json, too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from howdah.errors import ModelError, NotFound
 from howdah.models.registry import manifest_of
 
 Files = Mapping[str, Mapping[str, Any]]
-"""{name: {bytes, sha256}}, as a manifest has it."""
+"""`files` of a manifest: {name: {bytes, sha256}}."""
 
 _CHUNK = 8 * 2**20
 
 
 def files_of(directory: str) -> Files | None:
-    """The files of a published version by its manifest; None: it is another directory."""
+    """The files of a published version by its manifest; None if the directory is not one."""
     manifest = manifest_of(directory, whole=True)
     return manifest and manifest["files"]
 
@@ -33,7 +33,7 @@ def digest(path: str) -> dict[str, Any]:
     """{bytes, sha256} of a file on any storage.
 
     Raises:
-        NotFound, StorageError: it cannot be read.
+        NotFound, StorageError: the file cannot be read.
     """
     sha256, size = hashlib.sha256(), 0
     with storage.open_read(path) as file:
@@ -44,14 +44,14 @@ def digest(path: str) -> dict[str, Any]:
 
 
 def require_whole(directory: str, files: Files, *, at: str | None = None) -> None:
-    """Refuse files that are not those of the manifest.
+    """Refuse files that differ from those of the manifest.
 
     Args:
-        directory: the version's, for messages.
-        files: those to compare.
-        at: where they are read; None: in `directory`.
+        directory: the version's directory, for messages.
+        files: the files to compare.
+        at: directory to read them from; None: `directory`.
     Raises:
-        ModelError: one is missing, or is another one.
+        ModelError: a file is missing or differs.
     """
     for name, file in sorted(files.items()):
         try:
@@ -62,12 +62,12 @@ def require_whole(directory: str, files: Files, *, at: str | None = None) -> Non
 
 
 def require_same(path: str, file: Mapping[str, Any], got: Mapping[str, Any] | None) -> None:
-    """Refuse a file that is not the one of the manifest.
+    """Refuse a file that differs from the manifest's.
 
     Args:
-        path: the file's, for messages.
-        file: {bytes, sha256} by the manifest.
-        got: of what was read; None: there is no such file.
+        path: the file's path, for messages.
+        file: {bytes, sha256} from the manifest.
+        got: {bytes, sha256} of the file that was read; None: there is no such file.
     Raises:
         ModelError: they differ.
     """
@@ -86,14 +86,14 @@ def require_same(path: str, file: Mapping[str, Any], got: Mapping[str, Any] | No
 def unchanged(
     directory: str, files: Files | None, local: str, patterns: Sequence[str]
 ) -> Iterator[None]:
-    """Inside, a version's files are opened; they are those of its manifest before, and the same
-    files afterwards: what was hashed is what was read.
+    """Guard the block that opens a version's files: they are compared with the manifest before it,
+    and must be the same files after it, so that the hashed bytes are the ones that were read.
 
     Args:
-        directory: the version's, for messages.
-        files: of its manifest; None: it is not a published version, and nothing is compared.
+        directory: the version's directory, for messages.
+        files: the manifest's files; None: not a published version, and nothing is compared.
         local: the directory of this machine where they are opened.
-        patterns: of the names that are opened.
+        patterns: patterns of the names that are opened.
     Raises:
         ModelError: a file is damaged, or was replaced or written while it was opened.
     """
@@ -110,16 +110,15 @@ def unchanged(
             raise ModelError(
                 "a published file was changed while it was opened",
                 where=storage.join(directory, name),
-                expected="files of a version never change",
-                remedy="open the model again; `howdah model published` shows what is published",
+                remedy="open the model again; `howdah model published` lists the versions",
             )
 
 
 def _state(local: str, name: str) -> tuple[int, ...] | None:
-    """What tells a file from another one under its name, and from itself before it was written."""
+    """Values that change when a file is replaced or written; None if it does not exist."""
     try:
         info = os.stat(os.path.join(local, name))
     except FileNotFoundError:
         return None
-    # Without the time of the inode: Spark's workers give one file further names at any time.
+    # The inode's change time is left out: Spark's workers add hard links to a file at any time.
     return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns

@@ -1,15 +1,15 @@
 """Read published models: versions, the pointer to the current one, history.
 
     <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
-                              /history/000004.json   what was made current, when, by which user
+                              /history/000004.json   which version was made current, when, by whom
                               /current.json          a copy of the newest entry of the history
                               /challenger.json       a version that is tried beside the current one
-                              /mlflow.json           which versions are which in MLflow's registry
+                              /mlflow.json           the versions' numbers in MLflow's registry
                               /claims/3              number 3 is taken
                               /profiles/v=3.json     profile of a version that was published without
 
-A version without manifest.json does not exist (on S3, where directories cannot be renamed, it is
-the last file to arrive). publish.py writes all of it.
+A version without manifest.json does not exist: on S3, where directories cannot be renamed, it is
+the last file to be written. serving/registry/publish.py writes all of these.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DECISION_KEYS = ("temperature", "reject_below", "thresholds")
 """Keys of `decision` in that file that change predictions (models/decision.py)."""
 
 EXPORT_FOLDERS = ("saved_model",)
-"""What an export has below it, beside its files."""
+"""Directories in an export."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"
@@ -67,13 +67,13 @@ _MANIFEST = Fields(
     }
 )
 _NEEDED = ("run_id", "weights_sha256", "files", "metrics")
-"""Of a manifest, by those who publish or judge its version; others only find it."""
+"""Fields that a manifest must have for its version to be published or judged."""
 _ENTRY_SHAPE = Fields(
     {**_PARTS, "version": COUNT, "order": Items(COUNT), "gate": ANY_OBJECT},
     needed=("version", "order"),
 )
-_ANEW = "`howdah publish --version N` writes it anew"
-_UNTRIED = "remove it; `howdah publish --challenger` names the version that is tried again"
+_ANEW = "`howdah publish --version N` writes it again"
+_UNTRIED = "remove it; `howdah publish --challenger` writes it again"
 _CHALLENGER = Fields({"version": COUNT}, needed=("version",))
 
 
@@ -93,7 +93,7 @@ class Published:
         return storage.join(self.root, POINTER)
 
     def exists(self) -> bool:
-        """True once a version was published: to be current, or to be tried."""
+        """True once a version was published, as the current one or as a challenger."""
         files = (POINTER, CHALLENGER)
         return any(storage.exists(storage.join(self.root, name)) for name in files) or bool(
             self.entries()
@@ -107,7 +107,7 @@ class Published:
         """The contents of current.json; None while no version is published.
 
         Raises:
-            ModelError: it names no version.
+            ModelError: the file does not name a version.
         """
         try:
             current = storage.read_json(self.pointer)
@@ -116,7 +116,7 @@ class Published:
         number = current.get("version") if isinstance(current, dict) else None
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ModelError(
-                "the pointer to the current model names no version",
+                "current.json does not name a version",
                 where=self.pointer,
                 expected='{"version": N, ...}',
                 got=repr(number),
@@ -126,52 +126,49 @@ class Published:
         return storage.checked_object(current, self.pointer, shape, kind=ModelError, remedy=_ANEW)
 
     def challenger(self) -> int | None:
-        """The version that is published to be tried, without being current; None: there is none."""
+        """The published version that is tried beside the current one; None if there is none."""
         try:
             path = storage.join(self.root, CHALLENGER)
-            found = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
+            challenger = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
         except NotFound:
             return None
-        number = found.get("version")
+        number = challenger.get("version")
         return number if number in self.versions() else None
 
     def versions(self) -> list[int]:
-        """Numbers of the whole versions, in order."""
+        """Numbers of the complete versions, in order."""
         return [n for n in self.numbers() if storage.exists(self._manifest(n))]
 
     def numbers(self) -> list[int]:
-        """Numbers of all version directories, also of one without a manifest."""
-        found = [VERSION.fullmatch(name) for name in self._names("")]
-        return sorted(int(match[1]) for match in found if match)
+        """Numbers of all version directories, including those without a manifest."""
+        matches = [VERSION.fullmatch(name) for name in self._names("")]
+        return sorted(int(match[1]) for match in matches if match)
 
     def version(self, number: int, *, whole: bool = False) -> dict:
         """A version's manifest.
 
         Args:
-            whole: it must have the fields of one that was published.
+            whole: check that it has all fields that publishing writes.
         Raises:
-            ModelError: there is no such version; it names those that exist.
+            ModelError: there is no such version; the error names those that exist.
             DataError: the manifest is damaged.
         """
         shape = Fields(_MANIFEST.of, needed=_NEEDED) if whole else _MANIFEST
         try:
             return storage.read_object(self._manifest(number), shape)
         except NotFound:
-            there = ", ".join(str(n) for n in self.versions())
+            existing = ", ".join(str(n) for n in self.versions())
             raise ModelError(
-                f"there is no version {number} of this model",
+                f"the model has no version {number}",
                 where=self.root,
-                expected=f"one of {there}" if there else "none is published yet",
-                got=str(number),
-                remedy="`howdah model published` lists the versions"
-                if there
-                else "`howdah publish` publishes a run",
+                expected=f"one of {existing}" if existing else None,
+                remedy=None if existing else "publish a run with `howdah publish`",
             ) from None
 
     def entries(self) -> list[int]:
         """Numbers of the history's entries, in order."""
-        found = [_ENTRY.fullmatch(name) for name in self._names(HISTORY)]
-        return sorted(int(match[1]) for match in found if match)
+        matches = [_ENTRY.fullmatch(name) for name in self._names(HISTORY)]
+        return sorted(int(match[1]) for match in matches if match)
 
     def entry_path(self, number: int) -> str:
         """Path of an entry of the history."""
@@ -203,10 +200,10 @@ class Published:
 
 
 def manifest_of(path: str, *, whole: bool = False) -> dict | None:
-    """The manifest of the version in a directory; None: it is another directory.
+    """The manifest of the version in a directory; None if the directory is not a version.
 
     Args:
-        whole: as of `Published.version`.
+        whole: see `Published.version`.
     Raises:
         DataError: the manifest is damaged.
     """
@@ -217,19 +214,19 @@ def manifest_of(path: str, *, whole: bool = False) -> dict | None:
 
 
 def decision_hash(info: Mapping[str, Any]) -> str | None:
-    """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
-    another decision give other predictions: it belongs to whatever names a model's results."""
+    """Identity of the decision in an export's howdah.json; None without one. The same weights with
+    another decision predict differently, so records that identify a model's results include it."""
     decision = info.get("decision") or {}
     used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
 
 
 def profile_path(directory: str, name: str) -> str:
-    """Where the profile of an export is written that was made without one.
+    """Path for the profile of an export that was written without one.
 
     Args:
-        directory: the export's. A published version's files never change: its profile lies in
-            profiles/ beside the versions then.
+        directory: the export's directory. A published version's files never change, so its profile
+            lies in profiles/ beside the versions.
         name: the file's name in an export.
     """
     root, version = storage.parent(directory), storage.name(directory)

@@ -1,4 +1,4 @@
-"""Which shards of an appended dataset are trained on: those of new parts, and some older ones."""
+"""Chooses the shards of an appended dataset to train on: those of new parts and some older ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from howdah.models.base import learnt_parts, with_pinned_base
 
 
 def training_rows(version: Dataset, config: Config, *, as_begun: bool | None = None) -> Dataset:
-    """The version as a run of this configuration trains on it; its `identity` is what the run's
-    plan and checkpoints depend on.
+    """The rows of a dataset version that a run of this configuration trains on. The run's plan and
+    checkpoints depend on the result's `identity`.
 
     Args:
-        as_begun: take the model to begin from as the run in `run.directory` has begun with it;
-            None: unless checkpoint.resume is never.
+        as_begun: see `with_pinned_base`.
     Raises:
-        ConfigError, ModelError: as of `replayed` and `with_pinned_base`.
+        ConfigError, ModelError: see `replayed` and `with_pinned_base`.
     """
     if config.training.replay is None:
         return version
@@ -33,18 +32,19 @@ def training_rows(version: Dataset, config: Config, *, as_begun: bool | None = N
 def replayed(
     dataset: Dataset, training: TrainingSection, learnt: Collection[str] | None = None
 ) -> Dataset:
-    """The dataset as training sees it: of train, the shards of new parts and whole older shards
-    until `replay` of their rows are reached; validation and test as they are.
+    """The dataset as training sees it. Its train split has the shards of new parts, and whole older
+    shards until `replay` rows are reached; validation and test are unchanged.
 
-    Other choices are other plans, and no checkpoint of one is resumed by another.
+    Another choice of shards is another plan, and a checkpoint of one plan cannot be resumed under
+    another.
 
     Args:
-        training: its `replay`: a fraction of the older rows (float), rows (int), None for all; its
-            `seed` orders the older shards.
-        learnt: identities of the parts that the model to begin from was trained on: the others are
-            new. None: it is not known, or the run begins from no such model: the newest part is.
+        training: `replay` is a fraction of the older rows (float), a number of rows (int), or None
+            for all; `seed` orders the older shards.
+        learnt: identities of the parts that the initial model was trained on; all other parts are
+            new. None: they are not known, or there is no initial model; the newest part is new.
     Raises:
-        ConfigError: the dataset has no parts.
+        ConfigError: the dataset has no parts, or no rows are chosen.
     """
     replay, seed = training.replay, training.seed
     if replay is None:
@@ -54,7 +54,7 @@ def replayed(
         raise ConfigError(
             "only a dataset of parts has older rows to replay",
             where="training.replay",
-            got=f"{dataset.path}, which was made at once",
+            got=f"{dataset.path}, which has no parts",
             remedy="leave training.replay out, or make the dataset with data.append.enabled",
         )
     if learnt is None:
@@ -65,25 +65,24 @@ def replayed(
     entries = manifest.splits.get(TRAIN, [])
     old = [entry for entry in entries if entry.part not in new]
     rows = sum(entry.rows for entry in old)
-    wanted = replay if isinstance(replay, int) else math.ceil(replay * rows)
+    rows_to_replay = replay if isinstance(replay, int) else math.ceil(replay * rows)
     left_out = set()
     for entry in sorted(old, key=lambda entry: _order(seed, entry.name)):
-        if wanted <= 0:
+        if rows_to_replay <= 0:
             left_out.add(entry.name)
-        wanted -= entry.rows
-    taken = [entry for entry in entries if entry.name not in left_out]
-    if not taken:
+        rows_to_replay -= entry.rows
+    chosen = [entry for entry in entries if entry.name not in left_out]
+    if not chosen:
         raise ConfigError(
-            "new parts have no training rows, and no older ones are replayed",
+            "new parts have no training rows, and no older rows are replayed",
             where="training.replay",
             expected="more than 0",
             got=str(replay),
-            remedy="raise it, or do not train for this part",
         )
     return replace(
         dataset,
-        manifest=manifest.model_copy(update={"splits": {**manifest.splits, TRAIN: taken}}),
-        choice=content_hash([dataset.manifest_hash, [entry.name for entry in taken]]),
+        manifest=manifest.model_copy(update={"splits": {**manifest.splits, TRAIN: chosen}}),
+        choice=content_hash([dataset.manifest_hash, [entry.name for entry in chosen]]),
     )
 
 

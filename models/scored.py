@@ -1,8 +1,7 @@
-"""What `howdah score` has written down beside a model.
+"""Reads the markers that `howdah score` writes beside a model.
 
-That is `<model>/scored/<table>/<partition>/done.json`, one for each partition that was scored: the
-marker of serving/scoring/marker.py, which writes it. Lineage and `howdah model forget` read it
-here.
+serving/scoring/marker.py writes `<model>/scored/<table>/<partition>/done.json` for each partition
+that was scored. Lineage and `howdah model forget` read it here.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class Files:
     """The state of a partition's files."""
 
     location: str | None
-    """The partition's directory, as the catalogue has it."""
+    """The partition's directory in the catalogue."""
     files: int
     bytes: int
     newest: float | None
-    """Latest modification, seconds since 1970; None: there is no file."""
+    """Time of the latest modification, seconds since 1970; None if there is no file."""
     digest: str
     """Hash of all paths, sizes and times."""
 
@@ -46,18 +45,18 @@ class Marker:
     output_table: str
     output: Files
     partition: str
-    """column=value/... of the source."""
+    """The source's partition, column=value/..."""
     rows: int
     errors: int
     labels: dict[str, int]
-    """Rows by predicted label; of a regression none."""
+    """{predicted label: rows}; empty for a regression."""
     reasons: list[dict[str, Any]]
-    """{error, rows, example}: the errors, the most frequent first, with the id of a row."""
+    """[{error, rows, example}], the most frequent error first; the example is a row's id."""
     profile: str | None
-    """Name of the profile beside the marker; None: there is none."""
+    """Name of the profile beside the marker; None if there is none."""
     framework: str
     scored_at: str
-    """ISO 8601, UTC; the same in the rows."""
+    """ISO 8601, UTC; the rows have the same value."""
     seconds: float
     application: str | None = None
     by: str | None = None
@@ -66,7 +65,7 @@ class Marker:
 
 
 def read(directory: str) -> Marker | None:
-    """The marker in a directory; None: there is none, or none of this format."""
+    """The marker in a directory; None if there is none of this format."""
     try:
         marker = storage.read_json(storage.join(directory, MARKER))
     except NotFound:
@@ -83,8 +82,8 @@ def read(directory: str) -> Marker | None:
 def markers(root: str) -> Iterator[dict[str, Any]]:
     """{table, partition, path, version, run_id, source, rows} of each scored partition.
 
-    Of a marker that cannot be read, which an older or newer version of Howdah may have written, the
-    table and the partition are those of its directory, and everything else is None.
+    If a marker cannot be read (another version of Howdah may have written it), the table and the
+    partition are taken from its path, and everything else is None.
 
     Args:
         root: directory of a published model.
@@ -99,16 +98,14 @@ def markers(root: str) -> Iterator[dict[str, Any]]:
             nothing = dict.fromkeys(("version", "run_id", "source", "rows"))
             yield {"table": table, "partition": partition, "path": where, **nothing}
             continue
-        yield {
-            "table": marker.output_table, "partition": marker.partition, "path": where,
-            "version": marker.model.get("version"), "run_id": marker.model.get("run_id"),
-            "source": marker.source_table, "rows": marker.rows,
-        }  # fmt: skip
+        scored = {"table": marker.output_table, "partition": marker.partition, "path": where}
+        model = {name: marker.model.get(name) for name in ("version", "run_id")}
+        yield {**scored, **model, "source": marker.source_table, "rows": marker.rows}
 
 
 def tables(root: str, version: int) -> list[str]:
-    """Tables with a partition that this version of the model has scored, or may have scored: those
-    whose marker cannot be read are among them."""
+    """Tables with a partition that this version of the model has scored, or may have scored because
+    its marker cannot be read."""
     return sorted({str(one["table"]) for one in markers(root) if one["version"] in (version, None)})
 
 

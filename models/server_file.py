@@ -1,11 +1,11 @@
-"""Where a model's server on a cluster listens: a small file that clients read.
+"""The file from which clients read the address of a model's server on a cluster.
 
     <publish.directory>/<name>/server.json     {"value": "{...}", "seals": ["..."]}
 
-Who may write to the model's directory could write another address there, and clients would send
-their texts and the token to it. So the file is signed with each of the server's tokens; a client
-holds one. The seal has no time: a file that an earlier container of the same tokens has sealed can
-be put back by a writer of the directory (SECURITY.md).
+A user who may write to the model's directory could write another address there, and clients would
+send their texts and the token to it. So the file is signed with each of the server's tokens; a
+client holds one. The signature has no time: such a user can put back a file that an earlier
+container with the same tokens has signed (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FILE = "server.json"
 TOKENS = ".howdah.tokens"
 """Name of the file with the server's tokens in its container's working directory."""
 MODEL_VARIABLE = "HOWDAH_SERVE_MODEL"
-"""Variable of the container: the model's path."""
+"""Environment variable of the container: the model's path."""
 ADDRESS_VARIABLE = "HOWDAH_SERVE_FILE"
-"""Variable of the container: where the address is written."""
+"""Environment variable of the container: path of the file that the address is written to."""
 _URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SUBJECT = b"howdah server address\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAddress:
-    """What the file says."""
+    """The contents of the file."""
 
     url: str
     """http://host:port."""
@@ -43,7 +43,7 @@ class ServerAddress:
 
 
 def path_of(model_directory: str) -> str:
-    """The file of a published model."""
+    """Path of the file for a published model."""
     return storage.join(model_directory, FILE)
 
 
@@ -51,7 +51,7 @@ def write(path: str, address: ServerAddress, tokens: list[bytes]) -> None:
     """Replace the file.
 
     Args:
-        tokens: to sign with; []: the server asks for none, and the file is not signed.
+        tokens: tokens to sign with; []: the server needs none, and the file is not signed.
     """
     text = json.dumps(asdict(address), sort_keys=True)
     sealed = {"value": text, "seals": [_seal(text, token) for token in tokens]}
@@ -59,13 +59,13 @@ def write(path: str, address: ServerAddress, tokens: list[bytes]) -> None:
 
 
 def read(path: str, tokens: list[bytes]) -> ServerAddress:
-    """The address.
+    """Read the address and check the signature.
 
     Args:
-        tokens: of the server; the file must be signed with one. []: its signature is not looked at.
+        tokens: tokens of the server, one of which must have signed the file; []: no check.
     Raises:
         NotFound: there is no file.
-        ModelError: it is another file, or is not signed with one of the tokens.
+        ModelError: the file is damaged, or is not signed with one of the tokens.
     """
     try:
         sealed = storage.read_json(path)
@@ -75,19 +75,21 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
             raise ValueError(address.url)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
-            "the file of the server's address is another file", where=path,
-            got=type(error).__name__, remedy="howdah kill ends the server; then start it again",
-        ) from None  # fmt: skip
+            "the file with the server's address is damaged",
+            where=path,
+            got=type(error).__name__,
+            remedy="end the server with `howdah kill`, then start it again",
+        ) from None
     if tokens and not any(
         hmac.compare_digest(seal.encode("utf-8", "replace"), _seal(text, one).encode())
         for one in tokens
         for seal in seals
     ):
         raise ModelError(
-            "the server's address is not signed with this token", where=path,
-            expected="the file that a server with this token has written",
-            remedy="give the token file of the server; else another user may have written the file",
-        )  # fmt: skip
+            "the server's address is not signed with this token",
+            where=path,
+            remedy="use the server's token file; otherwise another user may have written the file",
+        )
     return address
 
 

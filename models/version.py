@@ -1,11 +1,12 @@
-"""Which model: a published version, an export or a run directory, by one grammar everywhere.
+"""Addresses of models: published versions, exports and run directories have the same grammar
+everywhere.
 
     news          <publish.directory>/news, at the version that is current
     news@3        <publish.directory>/news/v=3
     news/v=3      the same
     a path        a published model, a version, an export or a run directory, on any storage
 
-A path that is a model comes before a name below publish.directory.
+If an address is both the path of a model and a name below publish.directory, the path wins.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A model, held at one version: another one that becomes current later is another Version.
+    """A model at a fixed version: a version that becomes current later is another Version.
 
-    Its files are read when they are first asked for: what names a model need not be able to open
+    Its files are read on first use, so that code which only names a model need not be able to open
     it.
     """
 
     address: str = field(compare=False)
-    """As the user wrote it."""
+    """The address as the user wrote it."""
     path: str
-    """Directory of the export; relative where the address is."""
+    """Directory of the export; relative if the address is."""
     number: int | None = None
-    """Of the published model; None: an export that is not published."""
+    """Number of the published version; None: an export that is not published."""
     follows: bool = False
-    """True if the address names a published model without a number: a server then takes up the
+    """True if the address names a published model without a number: a server then switches to the
     version that becomes current later."""
 
     @property
     def name(self) -> str:
-        """The published model's name; of another export the address."""
+        """The published model's name; for another export, the address."""
         return self.address if self.number is None else storage.name(storage.parent(self.path))
 
     @property
     def title(self) -> str:
-        """For messages and tags: "news v=3"."""
+        """Name for messages and tags, such as "news v=3"."""
         return self.name if self.number is None else f"{self.name} v={self.number}"
 
     @property
@@ -65,8 +66,8 @@ class Version:
 
     @cached_property
     def root(self) -> str:
-        """The directory for what belongs to the model and is not in its export, such as markers of
-        `howdah score`: the published model's, else the run's, else the export's own."""
+        """The directory for files that belong to the model but are not in its export, such as
+        markers of `howdah score`: the published model's, else the run's, else the export's."""
         above = storage.parent(self.absolute_path)
         if self.number is not None or storage.exists(storage.join(above, RUN_JSON)):
             return above
@@ -89,26 +90,26 @@ class Version:
         """The classifier's labels, by number.
 
         Raises:
-            ModelError: config.json names none.
+            ModelError: config.json has no labels.
         """
         labels = label_names_of(read_config(self.path))
         if not labels:
             raise ModelError(
-                "the model names no labels",
+                "the model has no labels: it is not a classifier",
                 where=storage.join(self.path, "config.json"),
-                expected="id2label of a classifier",
-                remedy="give a model exported by `howdah train` or `howdah export`",
+                expected="id2label",
+                remedy="use a model exported by `howdah train` or `howdah export`",
             )
         return tuple(labels)
 
     @cached_property
     def task(self) -> Task:
-        """What it predicts of a row."""
+        """The task that the model was trained for."""
         return task_of(read_config(self.path).get("problem_type"))
 
     @property
     def run_id(self) -> str | None:
-        """The run that made it."""
+        """Id of the run that trained it."""
         return self.info.get("run_id")
 
     @property
@@ -118,27 +119,26 @@ class Version:
 
     @property
     def decision(self) -> str | None:
-        """Hash of what `howdah threshold` has put into the export; None: nothing."""
+        """Hash of the decision that `howdah model threshold` put into the export; None without
+        one."""
         return decision_hash(self.info)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
-        return {
-            "name": self.name, "version": self.number, "path": self.absolute_path,
-            "run_id": self.run_id,
-        }  # fmt: skip
+        named = {"name": self.name, "version": self.number}
+        return named | {"path": self.absolute_path, "run_id": self.run_id}
 
 
 def open_version(
     address: str, publish_directory: str | None = None, *, key: str | None = None
 ) -> Version:
-    """The model that an address names; a published one at the version that is current now.
+    """The model that an address names; a published model at the version that is current now.
 
     Args:
         publish_directory: publish.directory of the configuration; None: the address is a path.
-        key: option or configuration key that the address stands in, for the error.
+        key: option or configuration key that has the address, for the error.
     Raises:
-        ModelError: it names none; the published models are listed.
+        ModelError: there is no such model; the error lists the published ones.
     """
     version = find_version(address, publish_directory)
     if version is not None:
@@ -153,16 +153,15 @@ def open_version(
     raise ModelError(
         "there is no such model",
         where=address if key is None else f"{key} {address}",
-        expected="a published model (NAME, NAME@3 or NAME/v=3), an export (config.json,"
-        " model.safetensors, ...) or a run directory with export/",
+        expected="a published model in publish.directory (NAME, NAME@3 or NAME/v=3), or the path of"
+        " an export (config.json, model.safetensors, ...) or of a run directory with export/",
         got=got,
-        remedy="`howdah publish` publishes a run, `howdah export` writes the export of one; a name"
-        " is looked for in publish.directory (--config), a path anywhere",
+        remedy="`howdah publish` publishes a run, `howdah export` writes its export",
     )
 
 
 def find_version(address: str, publish_directory: str | None = None) -> Version | None:
-    """`open_version`; None where the address names no model, such as a name of the hub.
+    """`open_version`, but None if the address does not name a model (it may be a name of the hub).
 
     Raises:
         ModelError: a published model has no such version.
@@ -175,7 +174,7 @@ def find_version(address: str, publish_directory: str | None = None) -> Version 
 
 
 def _places(address: str, publish_directory: str | None) -> Iterator[str]:
-    """Paths that an address may stand for, in order."""
+    """Paths that an address may mean, in order of precedence."""
     if not address:
         return
     yield address.rstrip("/") or address
@@ -185,7 +184,7 @@ def _places(address: str, publish_directory: str | None) -> Iterator[str]:
 
 
 def _at(place: str, address: str) -> Version | None:
-    """The model at a path; None: there is none."""
+    """The model at a path; None if there is none."""
     root, number = split_address(place)
     if number is not None and Published(root).exists():
         Published(root).version(number)

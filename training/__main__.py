@@ -6,8 +6,8 @@
     mpirun -np 2 python -m howdah.training --config run.yaml --set checkpoint.resume=never
 
 `howdah train` starts the same with the right environment. On a cluster an agent
-(jobs/agent/agent.py) starts it with `--standby`: it imports its framework first, and receives its
-rank over the control channel (training/elastic/control_channel.py). Nothing here imports a
+(jobs/agent/agent.py) starts it with `--standby`: it imports its framework first, and then receives
+its rank over the control channel (training/elastic/control_channel.py). Nothing here imports a
 framework before the environment is set.
 """
 
@@ -50,7 +50,7 @@ _LOOPS = {"tensorflow": "howdah.training.loop_tf", "torch": "howdah.training.loo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as one rank; the process's exit code."""
+    """Train as one rank. Returns the process's exit code."""
     here = env.rank_env()
     if here.launcher is not None or CHANNEL in os.environ or "HOWDAH_STARTED" in os.environ:
         die_with_parent()
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _configure_storage(config)
         require_secrets(config, *NEEDED)
         done = None if "HOWDAH_STARTED" in os.environ else settings.already_finished(config)
-        if done is not None:  # every rank finds the same: the record of a finished run stays
+        if done is not None:  # every rank returns: the record of a finished run does not change
             if here.rank == 0:
                 print("\n".join(done), file=sys.stderr, flush=True)
             return 0
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             launchers.require_carrier(launcher, config.training.framework, config.training.comm)
             backends.require_parallel(launcher, config.training)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
-        if here.rank == 0:  # before its log is put there
+        if here.rank == 0:  # before its log is written there
             directory, mode = config.run.directory, config.run.mode
             directories.take(directory, mode, key="run.directory", below=directories.BELOW)
         local = local_directory(config.run.directory, config.run.mode)
@@ -79,21 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HowdahError as error:
         return _refuse(error, here.rank)
     run = Run(config, here, console=console, log=log)
-    _configure_storage(config, run.say)  # waiting for storage is shown on the console
+    _configure_storage(config, run.say)  # the console shows when storage is waited for
     waits = Waits()
     try:
         run.open()  # before the framework: a directory in use is refused at once
         run.heartbeat.start(run.say)
         _train(config, run, Worlds(config.training.framework, run, waits=waits))
-    except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
+    except BaseException as error:  # noqa: BLE001 - every end of a rank is recorded
         _leave(run, error)
     return 0
 
 
 def _standby(args: argparse.Namespace) -> int:
-    """Train as the rank that the agent assigns, in one world or, of an elastic job, several."""
+    """Train as the rank that the agent assigns, in one world or, in an elastic job, several."""
     stacks = os.environ.get("HOWDAH_STACKS")
-    if stacks is not None:  # the agent asks for stacks when the main thread hangs
+    if stacks is not None:  # the agent sends the signal when the main thread hangs
         faulthandler.register(signal.SIGRTMIN + 3, file=open(stacks, "a"), all_threads=True)  # noqa: SIM115
     faulthandler.enable()
     channel = None
@@ -101,14 +101,13 @@ def _standby(args: argparse.Namespace) -> int:
         channel = ControlChannel.of_environment()
         if channel is None:
             raise UsageError(
-                "--standby is for processes that an agent starts",
-                expected=f"{CHANNEL} in the environment",
+                f"--standby needs {CHANNEL} in the environment, which a job's agent sets",
                 remedy="leave it out, or start training with `howdah submit`",
             )
         config = load_config(args.config, args.set)
         _configure_storage(config)
         carrier = None
-        if config.job.most > 1:  # before the framework's import: the job ends at once
+        if config.job.most > 1:  # before the framework's import, so that a refusal is immediate
             carrier = carrier_of_job(config)
         threads = config.training.threads_per_rank or int(os.environ.get("HOWDAH_THREADS", 0))
         env.prepare(config.training.framework, threads=threads or None)
@@ -127,9 +126,7 @@ def _standby(args: argparse.Namespace) -> int:
 
     def stop(save: bool) -> None:
         if save:
-            os.kill(
-                os.getpid(), signal.SIGUSR2
-            )  # as `howdah train` asks: training/process/stopping.py
+            os.kill(os.getpid(), signal.SIGUSR2)  # see training/process/stopping.py
         else:
             run.leave(Terminated("the job was ended without saving", where=run.directory))
 
@@ -147,27 +144,26 @@ def _standby(args: argparse.Namespace) -> int:
         _leave(run, error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is reported and closed; a framework's own exit takes time and may fail
+    os._exit(0)  # all is reported and closed; a framework's exit handlers take time and may fail
 
 
 def _import(framework: str, carrier: launchers.CommKind | None) -> None:
-    """Load what a rank needs, before it waits for its world.
+    """Load the modules that a rank needs before it waits for its world.
 
     Args:
-        carrier: carries the sums of its worlds; None: a job of one rank.
-
+        carrier: library for the collectives of its worlds; None: a job of one rank.
     Raises:
-        ClusterError: the agent has asked for a GPU, and the framework sees none.
+        ClusterError: the agent allocated a GPU, but the framework does not see one.
     """
     device = _start_framework(framework)
     if carrier is not None:
-        with contextlib.suppress(ClusterError):  # the world that needs it raises the error
+        with contextlib.suppress(ClusterError):  # raised again by the world that needs it
             backends.implementation(carrier, framework)
     devices.require(framework, device)
 
 
 def _start_framework(framework: str) -> devices.Device:
-    """Import the framework and find its devices; returns what it trains on."""
+    """Import the framework and find its devices. Returns the device to train on."""
     with starting_tensorflow() if framework == "tensorflow" else contextlib.nullcontext():
         importlib.import_module(_LOOPS[framework])
         return devices.find(framework)
@@ -202,18 +198,18 @@ def _train(config: Config, run: Run, worlds: Worlds) -> None:
 
 
 def _leave(run: Run, error: BaseException) -> None:
-    """End this rank with what it raised; does not return."""
+    """Record the error and end this rank's process; does not return."""
     lost = rank_lost(error)
     if lost or run.stops.alone:
         with run.heartbeat.during("save"):
             run.last_save.save()
     if lost and not isinstance(error, HowdahError):
         lost_rank = TrainingError(
-            "another rank was lost, and training stopped",
+            "training stopped because another rank was lost",
             where=run.directory,
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            remedy="the lost rank's log says why; start again: the run goes on from the newest"
-            " checkpoint",
+            remedy="see the lost rank's log for the cause; start again: the run resumes from the"
+            " newest checkpoint",
         )
         lost_rank.__cause__ = error
         error = lost_rank
@@ -221,9 +217,10 @@ def _leave(run: Run, error: BaseException) -> None:
 
 
 def _refuse(error: HowdahError, rank: int) -> int:
-    """A refusal before the run has begun: every rank raises it, rank 0 prints it."""
+    """Print an error from before the run began, and return its exit code. Every rank raises it, but
+    usually only rank 0 gets to print it."""
     if rank != 0:
-        time.sleep(2.0)  # rank 0's exit ends this process, unless only this rank has failed
+        time.sleep(2.0)  # rank 0's exit ends this process, unless only this rank failed
         print(f"rank {rank}: {render(error)}", file=sys.stderr, flush=True)
     else:
         print(f"training: {render(error)}", file=sys.stderr, flush=True)

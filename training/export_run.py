@@ -1,4 +1,4 @@
-"""`howdah export`: the export of a finished run, from one of its checkpoints."""
+"""`howdah export`: writes the export of a run from one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -30,51 +30,52 @@ def export_run(
     output: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Export a checkpoint of the configuration's run: the one given, else the best, else the last.
+    """Export a checkpoint of the configuration's run. Returns the path of the export.
 
     Args:
         checkpoint: a step-N directory; None: the best, else the last.
-        output: directory; None: export/ in the run directory.
-        progress: called with a line.
+        output: directory of the export; None: export/ in the run directory.
+        progress: called with each line of progress.
     Raises:
-        UsageError: a format that cannot be written here.
-        CheckpointError: no whole checkpoint, or of another model or dataset.
+        UsageError: a format cannot be written here.
+        CheckpointError: there is no complete checkpoint, or it has another model or dataset.
         ModelError: the base model is not the one that was trained.
     """
-    asked = config.export
-    config = _own_config(config)
-    # A finished run may be exported in formats that it was not trained for.
-    named = (asked if "formats" in asked.model_fields_set else config.export).formats
+    requested = config.export
+    config = _frozen_config(config)
+    # Formats that the user names take precedence over those of the run's configuration.
+    named = (requested if "formats" in requested.model_fields_set else config.export).formats
     require(named, None, where="export.formats")
     if checkpoint is None:
         saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
         best = saved.best()
-        found = load_checkpoint(best.path) if best else saved.latest()
-        if found is None:
+        trained = load_checkpoint(best.path) if best else saved.latest()
+        if trained is None:
             raise CheckpointError(
                 "the run has no checkpoint to export",
                 where=config.checkpoint_directory,
-                remedy="train first, or correct run.directory / checkpoint.directory",
+                remedy="train first, or correct run.directory or checkpoint.directory",
             )
     else:
-        found = load_checkpoint(checkpoint)
+        trained = load_checkpoint(checkpoint)
     config = with_pinned_base(config, as_begun=True)
-    dataset = _dataset_of(config, found.path)
-    base = _base_of(config, found.path, dataset)
+    dataset = _dataset_of(config, trained.path)
+    base = _base_of(config, trained.path, dataset)
     run = _run_json(config.run.directory)
+    # run.json's metrics belong to the weights that the run itself exported.
+    exported = run.get("steps" if run.get("best_step") is None else "best_step")
     info = describe_run(
         config=config,
         dataset=dataset,
         base=base,
         run_id=str(run.get("run_id") or config.run.name),
-        step=found.step,
-        # run.json's metrics are of the weights that the run itself exported.
-        metrics=run.get("metrics") if _exported_step(run) == found.step else None,
+        step=trained.step,
+        metrics=run.get("metrics") if exported == trained.step else None,
         attempts=run.get("attempts") or (),
     )
     return export(
         output or storage.join(config.run.directory, "export"),
-        weights=model_weights(found.tensors),
+        weights=model_weights(trained.tensors),
         base_config=with_dropouts(base.config, config.model),
         tokenizer_files=base.tokenizer_files,
         label_names=dataset.manifest.labels,
@@ -85,11 +86,11 @@ def export_run(
     )
 
 
-def _own_config(config: Config) -> Config:
-    """The run's own configuration: the user's file may have changed since it was trained.
+def _frozen_config(config: Config) -> Config:
+    """The configuration that the run was trained with: the user's file may have changed since.
 
-    Its directory is the one that was asked for: the run may have been moved, or be a copy. So is
-    a directory of checkpoints below it.
+    Its run.directory is replaced by the requested one, since the run may have been moved or copied,
+    and so is a directory of checkpoints below it.
     """
     directory = config.run.directory
     frozen = storage.join(directory, CONFIG)
@@ -99,17 +100,20 @@ def _own_config(config: Config) -> Config:
         raise ModelError(
             "the run's configuration is empty",
             where=frozen,
-            expected="the keys that the run was trained with",
-            remedy="put a copy back, or remove it: then the given configuration is the run's",
+            remedy="restore it from a copy, or remove it: then the configuration of the command"
+            " applies",
         )
-    own = load(frozen)
-    below, checkpoints = storage.join(own.run.directory, ""), own.checkpoint.directory
+    frozen_config = load(frozen)
+    below, checkpoints = (
+        storage.join(frozen_config.run.directory, ""),
+        frozen_config.checkpoint.directory,
+    )
     if checkpoints is not None and checkpoints.startswith(below):
         checkpoints = storage.join(directory, checkpoints.removeprefix(below))
-    return own.model_copy(
+    return frozen_config.model_copy(
         update={
-            "run": own.run.model_copy(update={"directory": directory}),
-            "checkpoint": own.checkpoint.model_copy(update={"directory": checkpoints}),
+            "run": frozen_config.run.model_copy(update={"directory": directory}),
+            "checkpoint": frozen_config.checkpoint.model_copy(update={"directory": checkpoints}),
         }
     )
 
@@ -119,11 +123,6 @@ def _run_json(directory: str) -> dict:
         return storage.read_json(storage.join(directory, RUN_JSON))
     except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
         return {}
-
-
-def _exported_step(run: dict) -> int | None:
-    best = run.get("best_step")
-    return run.get("steps") if best is None else best
 
 
 def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
@@ -137,7 +136,7 @@ def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
             where=checkpoint,
             expected=f"base model {trained}",
             got=f"{base.hash} ({base.source}" + (f", begun from {begun})" if begun else ")"),
-            remedy="set model.base and model.init_from to what it was trained from",
+            remedy="set model.base and model.init_from to the models that it was trained from",
         )
     return base
 
@@ -148,7 +147,7 @@ def _dataset_of(config: Config, checkpoint: str) -> Dataset:
     newest = load_dataset(config.data.dataset)
     if _trains_on(config, newest) == trained:
         return newest
-    root = storage.parent(newest.path)  # the ETL may have run again since
+    root = storage.parent(newest.path)  # the ETL may have written newer versions since
     for entry in storage.list_dir(root):
         if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
             version = load_dataset(entry.path)
@@ -159,13 +158,13 @@ def _dataset_of(config: Config, checkpoint: str) -> Dataset:
         where=root,
         expected=f"a version whose manifest has the hash {trained}",
         got=f"the newest has {newest.manifest_hash}",
-        remedy="set data.dataset to the one it was trained on",
+        remedy="set data.dataset to the dataset that it was trained on",
     )
 
 
 def _trains_on(config: Config, version: Dataset) -> str | None:
-    """Identity of a version as the run would train on it; None: it could not."""
+    """Identity of the rows of a version that the run would train on; None if it could not."""
     try:
         return training_rows(version, config, as_begun=True).identity
-    except ConfigError:  # training.replay, and the version has no parts or nothing is left
+    except ConfigError:  # training.replay is set, and the version has no parts or no rows
         return None

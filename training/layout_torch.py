@@ -1,11 +1,11 @@
-"""What a rank holds of the model, of its gradients and of AdamW's moments, by `training.parallel`.
+"""The parts of the model, its gradients and AdamW's moments that a rank has (training.parallel).
 
     training.parallel   weights of a rank    gradients          optimizer
     shard: none         all                  FlatGradients      WholeAdamW
     shard: optimizer    all                  FlatGradients      DividedAdamW (ZeRO-1)
     shard: full         a part of each       ShardedGradients   ShardedAdamW (FSDP2)
 
-docs/decisions/sharding.md says what each is for.
+For the purpose of each see docs/decisions/sharding.md.
 """
 
 from __future__ import annotations
@@ -24,31 +24,36 @@ from howdah.training.optim.flat_torch import Shares, flatten
 from howdah.training.optim.gradients_torch import FlatGradients
 from howdah.training.optim.schedule import FUSION_GROUPS
 from howdah.training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.resuming import Resumed
 
 _MAPPED = 2**20
-"""Bytes of a block, from which it is mapped. What FSDP2 gathers lives for one module, among others'
-activations: in glibc's heap it left 1.1 GiB free between 0.9 in use (docs/benchmarks.md)."""
+"""Blocks of this size (bytes) and more are mapped. Parameters that FSDP2 gathers live only for one
+module, between activations: in glibc's heap they left 1.1 GiB of free gaps in 0.9 GiB in use
+(docs/benchmarks.md)."""
 
 Gradients = FlatGradients | ShardedGradients
 Optimizer = WholeAdamW | DividedAdamW | ShardedAdamW
 
 
 class Layout:
-    """A rank's part of the model in a run's first world; `join` makes what belongs to each world.
+    """A rank's part of the model, which is built in a run's first world; `join` builds the objects
+    of each world.
 
     Args:
-        job: what is trained, with its base's shape.
+        job: the training job, with its base's shape.
         comm: all ranks.
-        tensors: what to begin with. The model's weights are taken out of it, so that no copy stays.
+        tensors: the state to begin with. The model's weights are removed from it, so that no second
+            copy stays.
         device: "cpu" or "cuda".
     Attributes:
         net: the module. With `shard: full` its parameters are parts of the weights.
-        gradients: of its trainable parameters; `reduce_` sums them over the ranks.
+        gradients: gradients of its trainable parameters; `reduce_` sums them over the ranks.
     """
 
-    def __init__(self, config: Config, job: Job, comm: Comm, tensors: Resumed, device: str) -> None:
+    def __init__(
+        self, config: Config, job: TrainingJob, comm: Comm, tensors: Resumed, device: str
+    ) -> None:
         self._training, parallel = config.training, config.training.parallel
         self._full = parallel.shard == "full" and comm.size > 1
         if self._full and device == "cpu":
@@ -70,7 +75,9 @@ class Layout:
         self._trainable = {
             name: tensor for name, tensor in self.net.named_parameters() if tensor.requires_grad
         }
-        _drop_weights(tensors)  # a copy beside the model's
+        for name in [name for name in tensors if name.startswith(MODEL)]:
+            del tensors[name]  # the model has its own copy
+        return_free_memory()
         words = family.word_embeddings
         self._flat = None
         if parallel.shard == "optimizer":
@@ -83,14 +90,14 @@ class Layout:
         self._whole: WholeAdamW | None = None
 
     def load(self, tensors: Resumed) -> None:
-        """Take the model's weights from what to resume from."""
+        """Load the model's weights from the state to resume from."""
         forward_torch.import_weights(self.net, model_weights(tensors).items())
 
-    def join(self, job: Job, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
+    def join(self, job: TrainingJob, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
         """Arrange the gradients' sums for these ranks. Every rank enters.
 
         Args:
-            tensors: AdamW's moments after `updates` updates; zeros where there are none.
+            tensors: AdamW's moments after `updates` updates; missing ones are zeros.
         Returns:
             The optimizer with these moments.
         """
@@ -112,9 +119,3 @@ class Layout:
                 FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings, shares=shares
             )
         return optimizer
-
-
-def _drop_weights(tensors: Resumed) -> None:
-    for name in [name for name in tensors if name.startswith(MODEL)]:
-        del tensors[name]
-    return_free_memory()

@@ -1,7 +1,6 @@
 """Training in TensorFlow, to be read top to bottom; training/loop_torch.py has the same sections.
 
-What runs on the device is traced once, whatever the shapes of the batches
-(training/optim/steps_tf.py).
+The operations on the device are traced once for all shapes of batches (training/optim/steps_tf.py).
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     """Train, evaluate and export a run. Every rank enters.
 
     Args:
-        worlds: one world of ranks, or of an elastic job one after another: each begins at the top,
-            with what this process has of the one before.
+        worlds: one world of ranks or, in an elastic job, one after another: each begins at the top,
+            with the objects that this process kept from the one before.
     Raises:
         ConfigError, DataError, ModelError, CheckpointError: something does not fit, before step 1.
-        TrainingError: a loss or gradient that is no number, or a lost rank.
-        Interrupted, Terminated: a stop was asked for, and the state is saved.
+        TrainingError: a loss or gradient is not a number, or a rank was lost.
+        Interrupted, Terminated: a stop was requested, and the state is saved.
     """
     training = config.training
     gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:  # take memory as it is needed: other ranks and other users may share it
+    for gpu in gpus:  # allocate memory on demand: other ranks and other users may share the GPU
         tf.config.experimental.set_memory_growth(gpu, True)
     device = devices.find("tensorflow")
     job = net = None
@@ -109,7 +108,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # ------------------------------------------------------------------------- the steps
             total_steps = job.schedule.steps
             run.begin(state, total_steps=total_steps)
-            # -- an evaluation that the run was stopped before: every rank enters
+            # -- an evaluation that was pending when the run stopped: every rank enters
             if evaluator.due:
                 saver.reopen()
                 saver.replace(evaluator.evaluate())
@@ -124,21 +123,18 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if not batch.last_of_step:
                     continue
 
-                # -- one small sum for all that ranks must agree on: every rank enters, since the
-                # others would wait in the next collective for one that left the step alone
+                # -- one small sum for everything that ranks must agree on: every rank enters, since
+                # the others would wait in the next collective for one that left the step
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
-                totals = comm.sum(
-                    np.array(
-                        [float(sum(losses)), stop, worlds.change_wanted, saver.wanted, *counts]
-                    )
-                )
+                flags = stop, worlds.change_pending, saver.save_due
+                totals = comm.sum(np.array([float(sum(losses)), *flags, *counts]))
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
-                # -- the gradient of the global batch: every rank enters with its own, and has the
-                # same sum from here on
+                # -- the gradient of the global batch: every rank enters with its gradient, and has
+                # the same sum afterwards
                 norm = steps.reduce() / scale.value
                 if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -164,13 +160,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 )
                 losses, counts = [], np.zeros(3)
 
-                # -- what all ranks have agreed on in that sum: none decides anything else alone
+                # -- the agreements of that sum: no rank decides anything else on its own
                 stop, change = totals[1] > 0, totals[2] > 0
                 saver.agreed = totals[3] > 0
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 
-                # -- stop: every rank enters, and leaves when rank 0's checkpoint is whole
+                # -- stop: every rank enters, and leaves when rank 0's checkpoint is complete
                 if stop:
                     saver.save_and_stop()
 
@@ -184,8 +180,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     evaluated = evaluator.evaluate()
                     resumable.commit()
 
-                # -- checkpoint: rank 0 alone, in the background; no collective, unless the moments
-                # are divided: then every rank enters
+                # -- checkpoint: only rank 0, in the background, without a collective; every rank
+                # enters if the moments are divided
                 if saver.due(evaluated, last=last):
                     resumable.commit()  # its copy of the state serves both
                     saver.save(evaluated)
@@ -194,7 +190,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if last or state.stopped_early:
                     break
                 if change:
-                    raise WorldChanged("another world is wanted", got=f"step {state.step} is done")
+                    raise WorldChanged("the world changes", got=f"step {state.step} is done")
 
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(

@@ -1,13 +1,12 @@
-"""The worlds of ranks that a process trains in: one, or of an elastic job one after another.
+"""The worlds of ranks that a process trains in: one or, in an elastic job, one after another.
 
     for comm in worlds:
         with worlds.survived():
             ...                       # everything that enters a collective
 
-A lost rank, or a change of worlds, ends the block; the next world begins it anew, in the same
-process and with what `worlds.memory` holds. Without an agent
-(training/elastic/control_channel.py) there is one world, the launcher's, and its errors are
-raised.
+A lost rank, or a change of worlds, ends the block. The next world begins it again in the same
+process, with the state in `worlds.memory`. Without an agent (training/elastic/control_channel.py)
+there is only the launcher's world, and its errors are raised.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from howdah.training.run.collective_limit import COLLECTIVE_SECONDS, CollectiveL
 from howdah.training.run.run import Run
 
 _PATIENCE_SECONDS = 5.0
-"""How long a collective may still wait after a member of its world is known to be gone: usually the
-kernel has ended the wait by then."""
+"""Time that a collective may still wait after a member of its world is lost; usually the kernel has
+ended the wait by then."""
 _AGAIN_SECONDS = 1.0
-"""After so long the connections are shut again, until the world is left: Horovod may be making new
+"""Pause after which the connections are shut again, until the world is left: Horovod may open new
 ones."""
 
 
@@ -40,7 +39,7 @@ class Worlds:
     Args:
         framework: "tensorflow" or "torch".
         run: this rank's side of the run.
-        channel: to the agent; None: the launcher's world is the only one.
+        channel: the channel to the agent; None: the launcher's world is the only one.
         waits: counts the time in collectives.
     """
 
@@ -57,9 +56,9 @@ class Worlds:
         self._over = self._limited = False
         self._comm: Comm | None = None
         self._connections: Connections | None = None
-        """To the others of the world that this process is in, joins or leaves."""
+        """Connections to the other ranks of the world that this process is in, joins or leaves."""
         self._placed: set[str] = set()
-        """Environment variables that the last world has set."""
+        """Names of the environment variables that the last world has set."""
         self.memory = ElasticState(
             run.config.job.commit_every,
             committed=lambda step: run.heartbeat.send("commit", step=step),
@@ -69,7 +68,7 @@ class Worlds:
         while not self._over:
             try:
                 self._join()
-            except BaseException as error:  # noqa: BLE001 - `_leave` raises what is not survived
+            except BaseException as error:  # noqa: BLE001 - `_leave` raises errors to end with
                 self._leave(error)
                 continue
             self._over = True
@@ -77,22 +76,22 @@ class Worlds:
 
     @contextmanager
     def survived(self) -> Iterator[None]:
-        """Inside is all that a world does. Its end by a lost rank, or for another one, is no error
-        in an elastic job: this process leaves it, and the iteration goes on with the next.
-        """
+        """Guard all that a world does. In an elastic job its end because of a lost rank, or for
+        another world, is not an error: this process leaves it, and the iteration continues with the
+        next one."""
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - `_leave` raises what is not survived
+        except BaseException as error:  # noqa: BLE001 - `_leave` raises errors to end with
             self._over = False
             self._leave(error)
 
     @property
-    def change_wanted(self) -> bool:
-        """The agent has asked this rank to leave this world for another one."""
-        return self._elastic and self._channel.change_wanted
+    def change_pending(self) -> bool:
+        """True if the agent has requested that this rank leave this world for another one."""
+        return self._elastic and self._channel.change_pending
 
     def close(self) -> None:
-        """Shut the last world down. Every rank enters: the others wait for it."""
+        """Shut the last world down. Every rank enters, since the others wait for it."""
         self._comm.shutdown()
 
     # ------------------------------------------------------------------------------- joining
@@ -118,7 +117,7 @@ class Worlds:
         os.environ.update(world.env)
         self._placed = set(world.env)
         self._elastic = run.elastic = self.memory.on = world.elastic
-        self._connections, run.loss_known = Connections(), False
+        self._connections, run.loss_reported = Connections(), False
         self._comm = backends.init(
             self._framework, self._waits, self._connections, choice=run.config.training.comm
         )
@@ -131,8 +130,8 @@ class Worlds:
             self.memory.meet(self._comm, world.generation)
 
     def _limit_collectives(self) -> None:
-        """From now on a collective that never comes back ends this process, where nothing else
-        would: NCCL and MPI wait for ever for a rank that is stopped or cut off."""
+        """End this process if a collective does not return, in worlds without a time limit: NCCL
+        and MPI wait forever for a rank that is stopped or disconnected."""
         if self._limited or self._comm.size == 1:
             return
         if self._run.gpu or self._comm.waits_for_ever:
@@ -141,18 +140,18 @@ class Worlds:
 
     # ------------------------------------------------------------------------------- leaving
     def _leave(self, error: BaseException) -> None:
-        """Leave this world for the next one; raises the error where there is no next one."""
+        """Leave this world for the next one; raise the error if there is no next one."""
         changed = isinstance(error, WorldChanged)
         if not self._elastic or not (changed or rank_lost(error)) or self._run.stops.alone:
             raise error
-        if self._run.stops.requested():  # no other rank is left to agree on a step with
+        if self._run.stops.requested():  # there is no world in which to agree on a step
             self._run.last_save.save()
             raise self._run.stop_error()
         self._run.heartbeat.enter("join")
         self._run.end_steps()
         if not changed:
-            where = "nothing yet" if self.memory.step is None else f"step {self.memory.step}"
-            self._run.say(f"a rank was lost; in memory: {where}; waiting for the others")
+            where = "no step" if self.memory.step is None else f"step {self.memory.step}"
+            self._run.say(f"a rank was lost; {where} is in memory; waiting for the others")
         if self._comm is not None:
             self._comm.shutdown()
         if self._connections is not None:
@@ -166,15 +165,16 @@ class Worlds:
         )
 
     def lost(self) -> None:
-        """The agent knows that a member of this world is gone (in a thread of the link's).
+        """Shut the connections to the other ranks, because a member of this world is gone; called
+        in the control channel's thread.
 
-        Connections to the other ranks are shut until this world is left, whatever the main thread
-        does: it may compute now and enter a collective later, or be forming or leaving the world.
-        Shutting them early does no harm: the next collective can only fail.
+        They are shut again until this world is left: the main thread may compute now and enter a
+        collective later, or be forming or leaving the world. Shutting them early is harmless, since
+        the next collective can only fail.
         """
         connections = self._connections
         if connections is not None:
-            self._run.loss_known = True
+            self._run.loss_reported = True
             threads.start(
                 connections.shut_until_over,
                 _PATIENCE_SECONDS,

@@ -1,10 +1,10 @@
-"""Files of unfinished runs: their owners, and when they may be removed.
+"""Files of unfinished ETL runs: their owners, and when they may be removed.
 
-A run writes every file under a name of its own (its token in it) into the version directory; only
-the manifest makes them part of a dataset. While it works it holds a lease
-(howdah/storage/lease.py); what belongs to no manifest and to no run with a live lease is swept by
-the next run. A run whose files were taken for a dead one's all the same finds that out right before
-it commits (`refuse_missing`).
+A run writes every file into the version directory under a unique name, which contains its token;
+only the manifest makes them part of a dataset. While it works it holds a lease
+(howdah/storage/lease.py). The next run sweeps files that belong neither to a manifest nor to a run
+with a live lease. If a live run's files were swept nevertheless, the run notices it right before it
+commits (`refuse_missing`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from howdah import storage
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
-from howdah.errors import (
-    DataError,
-    HowdahError,
-    NotFound,
-    StorageError,
-)
+from howdah.errors import DataError, HowdahError, NotFound, StorageError
 from howdah.etl import report
 from howdah.storage import Entry, commit, lease
 from howdah.storage.lease import Lease
@@ -34,7 +29,7 @@ LEDGER = "ledger"
 """Directories of files in a version directory, beside its shards."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _THREADS = 8
-"""Threads that sweep versions."""
+"""Number of threads that sweep versions."""
 LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 """A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
@@ -43,21 +38,21 @@ _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
 
 def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
     """`attempt_name("train-00000-of-00016", "0badcafe", 7, "tfrecord")` ->
-    `"train-00000-of-00016.0badcafe-7.tfrecord"`: no other attempt writes to it."""
+    `"train-00000-of-00016.0badcafe-7.tfrecord"`, a name that no other attempt writes to."""
     return f"{stem}.{token}-{attempt}.{suffix}"
 
 
 def scratch_name(token: str) -> str:
-    """The directory of a run's intermediate data in the version directory."""
+    """Name of the directory of a run's intermediate data in the version directory."""
     return f"scratch-{token}"
 
 
 class RunLease(Lease):
-    """The lease of a run on the files that it writes: a sweep leaves them alone meanwhile.
+    """The lease of a run on the files that it writes, which no sweep removes meanwhile.
 
     Args:
         directory: the version directory that the run writes to.
-        application: the YARN application that works for it: once that is over, so is the run.
+        application: the YARN application that works for it; the run ends with it.
     """
 
     def __init__(self, directory: str, application: str | None = None) -> None:
@@ -72,7 +67,7 @@ class RunLease(Lease):
 
 
 def _live(paths: Iterable[str], over: Collection[str] = ()) -> set[str]:
-    """Of runs' leases those whose runs live, which are not applications that have ended."""
+    """The leases among `paths` that are alive, and whose applications are not in `over`."""
     contents = {}
     for path in paths:
         with contextlib.suppress(NotFound):
@@ -100,7 +95,7 @@ def _scratch(version: str) -> list[Entry]:
 
 
 def _owner(entry: Entry) -> str | None:
-    """The token of the run that made a file or directory, by its name."""
+    """The token of the run that made a file or directory, from its name."""
     if entry.is_dir:
         match = _SCRATCH.fullmatch(entry.name)
     else:
@@ -123,18 +118,18 @@ def _named(version: str) -> set[str] | None:
 
 
 def is_ours(relative: str) -> bool:
-    """Whether a run of the ETL makes files of this name, relative to a version's directory: what
-    `sweep` removes where no manifest names it and no run lives that made it."""
+    """True if ETL runs make files with this name, relative to a version's directory. `sweep`
+    removes them if no manifest names them and the run that made them is dead."""
     name = storage.name(relative)
     scratch = _SCRATCH.fullmatch(relative.partition("/")[0])
     return bool(scratch or _OURS.search(name) or name.startswith(storage.TEMP_PREFIX))
 
 
 def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
-    """Check that all files that a manifest is about to name are there, right before it is written.
+    """Check that all files of a manifest exist, right before it is written.
 
     Raises:
-        DataError: one is not, or has another size: what was written has been swept.
+        DataError: a file is missing or has another size, because it was swept.
     """
     sizes: dict[str, int | None] = dict.fromkeys(manifest.quality.get("reject_files", []))
     for shards in manifest.splits.values():
@@ -146,11 +141,11 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
     wrong = commit.size_defect(directory, sizes)
     if wrong is not None:
         raise DataError(
-            "a file of this run is gone: the dataset is not committed",
+            "the dataset is not committed, because a file of this run is missing or changed",
             where=storage.join(directory, wrong.name),
-            expected="the file" if wrong.expected is None else f"{wrong.expected} bytes",
+            expected=None if wrong.expected is None else f"{wrong.expected} bytes",
             got="no file" if wrong.got is None else f"{wrong.got} bytes",
-            remedy="run `howdah etl` again; another run may have taken this one for dead, while"
+            remedy="run `howdah etl` again; another run may have considered this one dead, if"
             " storage was away for longer than ten minutes",
         )
 
@@ -163,13 +158,15 @@ def discard(directory: str, token: str) -> None:
 
 
 def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] = ()) -> list[str]:
-    """Remove what crashed runs left in a dataset's version directories; return the paths.
+    """Remove the files that crashed runs left in a dataset's version directories. Returns the
+    paths.
+
+    Only files that an ETL makes are removed. Those of runs with a live lease stay, and so do those
+    of the calling run; in a version without a manifest and without a live run all of them go.
 
     Args:
-        over: YARN applications that are known to have ended: their runs are dead.
-
-    Only files that an ETL makes are touched. Those of runs with a live lease stay, `own_token`'s
-    as well; in a version without manifest and without a live run everything of ours goes.
+        own_token: token of the calling run, if there is one.
+        over: YARN applications that have ended, so that their runs are dead.
     """
     removed: list[str] = []
     try:
@@ -178,7 +175,7 @@ def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] =
         return removed
     if not versions:
         return removed
-    # a year of days is 365 versions, each of which takes round trips to storage
+    # A year of days is 365 versions, each of which takes round trips to storage.
     with ThreadPoolExecutor(min(_THREADS, len(versions)), "howdah-sweep") as pool:
         paths = [version.path for version in versions]
         for gone in pool.map(lambda path: _sweep_version(path, own_token, over), paths):
@@ -187,9 +184,9 @@ def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] =
 
 
 def sweep_until_quiet(dataset: str, *, over: Collection[str] = ()) -> None:
-    """Sweep what an application that has just ended left, until nothing comes any more.
+    """Sweep the files of an application that has just ended until no new ones appear.
 
-    Its executors live on for some heartbeats of their nodes, and write meanwhile.
+    Its executors live for some more heartbeats of their nodes, and still write files.
     """
     with contextlib.suppress(HowdahError):  # the next run sweeps as well
         for _ in range(_SWEEPS):
@@ -199,8 +196,8 @@ def sweep_until_quiet(dataset: str, *, over: Collection[str] = ()) -> None:
 
 
 def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -> list[str]:
-    # Leases are read before the files are listed: a run that starts in between has its lease
-    # first and files only afterwards, so that no file of a live run is taken for a dead one's.
+    # The list has a run's lease whenever it has one of its files, since a run takes its lease
+    # before it writes: so no file of a live run is mistaken for a dead one's.
     scratch = _scratch(version)
     entries = list(_walk(version))
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
@@ -226,7 +223,7 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
 
 
 def is_live(path: str) -> bool:
-    """Whether the run lives whose lease is at `path`."""
+    """True if the run whose lease is at `path` is alive."""
     return bool(_live([path]))
 
 
@@ -236,7 +233,7 @@ def _relative(version: str, path: str) -> str:
 
 
 def _remove_if_empty(version: str) -> None:
-    # Not recursive: a run that starts just now has put its lease here, and then this must fail.
+    # Not recursive: it must fail if a run that just started has put its lease here.
     for directory in (*(storage.join(version, name) for name in (REJECTS, LEDGER)), version):
         with contextlib.suppress(StorageError):
             if not storage.list_dir(directory, unfinished=True):

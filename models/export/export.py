@@ -67,14 +67,14 @@ def export(
         run_info: written to howdah.json and the model card.
         replace: also replace an export of another run.
         formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
-            checked before the export gets its name. model.onnx needs not be named.
-        samples: token ids of rows that formats which are not exact are compared on.
-        profile: contents of profile.json (models/profile/profile.py); None: it has none.
-        check: called before the export gets its name; raises where this process must not write any
+            checked before the export gets its name. model.onnx need not be named.
+        samples: token ids of the rows that inexact formats are compared on.
+        profile: contents of profile.json (models/profile/profile.py); None: no profile.json.
+        check: called before the export gets its name; raises if this process must not write any
             more.
-        progress: called with a line.
+        progress: called with each line of progress.
     Raises:
-        UsageError: a format that cannot be written here.
+        UsageError: a format cannot be written here.
         ModelError: missing or misshapen tensors, NaN or infinity; a format whose logits are not the
             model's.
         AlreadyExists: `target` holds something else.
@@ -113,12 +113,12 @@ def export(
 def with_decision(
     target: str, entry: Mapping[str, Any] | None, *, profile: bytes | None = None
 ) -> None:
-    """Write an export anew, the same but for howdah.json's `decision` and for profile.json, which
-    is counted with it; whole or not at all.
+    """Replace the `decision` in an export's howdah.json and the profile.json that was counted with
+    it. The export is written again under another name and renamed: whole or not at all.
 
     Args:
-        entry: the decision; None: there is none afterwards.
-        profile: contents of profile.json; None: it has none afterwards.
+        entry: the new decision; None removes it.
+        profile: the new contents of profile.json; None removes it.
     """
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
@@ -134,18 +134,18 @@ def with_decision(
 
 
 def _copy(source: str, target: str, *, leave: Sequence[str] = ()) -> None:
-    """Copy a directory's files and those below, but for those named so at its top."""
+    """Copy a directory tree, except the files named in `leave` at its top."""
     for entry in storage.list_dir(source):
-        there = storage.join(target, entry.name)
+        target_path = storage.join(target, entry.name)
         if entry.is_dir:
-            _copy(entry.path, there)
+            _copy(entry.path, target_path)
         elif entry.name not in leave:
-            with storage.open_read(entry.path) as given, storage.open_write(there) as file:
-                shutil.copyfileobj(given, file, _CHUNK)
+            with storage.open_read(entry.path) as original, storage.open_write(target_path) as file:
+                shutil.copyfileobj(original, file, _CHUNK)
 
 
 def _sweep(target: str) -> None:
-    """Remove the export that this one replaced, and unfinished ones of killed processes."""
+    """Remove the replaced export, and unfinished exports that killed processes have left."""
     leftover = re.compile(re.escape(storage.name(target)) + r"\.(new|old)-[0-9a-f]{8}")
     commit.sweep(
         storage.list_dir(storage.parent(target)),
@@ -166,13 +166,13 @@ def _put_checked(
     directory: str,
     progress: Callable[[str], None],
 ) -> None:
-    """Put the files and further formats into a directory; they are written and read here first."""
+    """Write and check the files and further formats in a local directory, then upload them."""
     with tempfile.TemporaryDirectory(prefix="howdah-export-") as place:
         _put(files, place)
-        found = write_formats(named, place, source, progress=progress)
+        entries = write_formats(named, place, source, progress=progress)
         described = json.loads(files[INFO])
         formats = described.get("formats", {})
-        for name, entry in found.items():
+        for name, entry in entries.items():
             formats[name] = {**formats.get(name, {}), **entry}
         storage.write_whole(storage.join(place, INFO), _json({**described, "formats": formats}))
         for at, _, names in os.walk(place):
@@ -191,8 +191,7 @@ def _check_target(target: str, info: RunInfo, replace: bool) -> None:
             "the export's directory holds something else",
             where=target,
             expected=f"nothing, or an export of run {info.run_id}",
-            got=f"an export of run {owner}" if owner else "no export by Howdah",
-            remedy="give another directory, or remove that one",
+            got=f"an export of run {owner}" if owner else "not a Howdah export",
         )
 
 
@@ -216,7 +215,7 @@ def _check_weights(
     broken = [name for name in expected if not np.isfinite(weights[name]).all()]
     if broken:
         raise ModelError(
-            "a model with NaN or infinity is not exported", where=target, got=broken[0]
+            "the weights to export contain NaN or infinity", where=target, got=broken[0]
         )
 
 

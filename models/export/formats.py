@@ -1,9 +1,9 @@
-"""The formats of an export: what each adds to the directory, how it is written, how it is checked.
+"""The formats of an export: what each adds to the directory, how it is written and checked.
 
-`hf` is the Hugging Face directory, and is always there; so is model.onnx wherever the package
-`onnx` is installed, since it is the graph alone and costs nothing. The others are written where
-they are asked for by name, and each is held against the model's own logits before the export gets
-its name.
+`hf` is the Hugging Face directory, which every export has. model.onnx is added wherever the package
+`onnx` is installed: it is only the graph, so it costs almost nothing. The other formats are written
+only if export.formats names them, and each is compared with the model's own logits before the
+export gets its name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from howdah.process import isolation
 
 (SAVED_MODEL,) = EXPORT_FOLDERS
 _EXACT = 1e-5
-"""Most that a float32 logit may differ from the model's own, of logits up to 1; of larger ones it
-is relative."""
+"""Largest allowed difference of a float32 logit from the model's: absolute for logits up to 1,
+relative for larger ones."""
 _SAMPLES = 400
 _NEAR = 0.01
-"""Numbers of a regression that count as equal."""
+"""Two numbers of a regression count as equal below this difference."""
 _PROBES = ((1, 1), (1, 2), (3, 7), (2, 33), (1, 96))
 """Rows and tokens of the batches that formats are checked with: odd ones, and each dimension 1."""
 
@@ -49,11 +49,11 @@ class Format:
     file: str
     """File or directory in the export."""
     packages: tuple[str, ...]
-    """To write and to check it."""
+    """Packages that writing and checking the format needs."""
     exact: bool
-    """Its logits are the model's; else they are near, and the share of equal labels is shown."""
+    """True if its logits equal the model's. Otherwise the share of equal labels is shown."""
     warning: str | None = None
-    """Shown whenever it is written."""
+    """Text shown whenever the format is written."""
 
 
 FORMATS: dict[str, Format] = {
@@ -66,13 +66,13 @@ FORMATS: dict[str, Format] = {
         file=onnx_graph.FILES["onnx-int8"],
         packages=("onnx", "onnxruntime"),
         exact=False,
-        warning="onnx-int8 scales its activations over a whole batch: a text's score depends on its"
-        " neighbours in the batch. It is not fit for batch jobs, nor where a request may be"
-        " repeated; onnx-w8 has no such dependence",
+        warning="onnx-int8 scales its activations over a whole batch, so a text's score depends on"
+        " the other texts of the batch. Do not use it for batch jobs, nor where a repeated request"
+        " must get the same score; onnx-w8 does not have this dependence",
     ),
     "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
-}  # fmt: skip
-"""By the name that export.formats takes."""
+}
+"""Formats by their name in export.formats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,31 +85,30 @@ class Source:
     """float32 by Hugging Face's torch names."""
     first_type_ends: int | None
     metadata: Mapping[str, str]
-    """For the model's own metadata."""
+    """Entries for the ONNX model's metadata."""
     task: Task = "single_label"
     samples: Sequence[np.ndarray] = ()
-    """Token ids of real rows, which formats that are not exact are compared on; none: of the
-    probes."""
+    """Token ids of real rows that inexact formats are compared on; the probes if it is empty."""
     decision: Decision = field(default_factory=Decision)
-    """The export's decision; two formats are compared by the answers that it gives."""
+    """The export's decision; two formats are compared by the answers that it produces."""
     labels: Sequence[str] = ()
     """C names in the order of the classifier's rows."""
 
 
 def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: str) -> list[str]:
-    """Refuse formats that cannot be written here, before anything is; the names in the table's
-    order, each once.
+    """Refuse formats that cannot be written here, before anything is written. Returns the names in
+    the table's order, each once.
 
     Args:
         config: config.json, defaults filled in; None: it is not known yet.
-        where: who asks, for messages.
+        where: location for messages.
     Raises:
-        UsageError: an unknown format, or one whose packages are not installed; all in one.
-        ModelError: the model's family does not have it.
+        UsageError: formats are unknown, or their packages are not installed; it names all of them.
+        ModelError: the model's family does not support a format.
     """
-    asked = set(names)
-    problems = [f"{name}: no such format" for name in sorted(asked - set(FORMATS))]
-    for name in sorted(asked & set(FORMATS)):
+    requested = set(names)
+    problems = [f"{name}: no such format" for name in sorted(requested - set(FORMATS))]
+    for name in sorted(requested & set(FORMATS)):
         missing = [p for p in FORMATS[name].packages if importlib.util.find_spec(p) is None]
         if missing:
             problems.append(f"{name}: {', '.join(missing)} not installed")
@@ -117,26 +116,25 @@ def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: st
         raise UsageError(
             "these formats cannot be written here",
             where=where,
-            expected=f"of {', '.join(FORMATS)}, those whose packages are installed",
             got="; ".join(problems),
-            remedy="install them (`pip install onnx onnxruntime`, or howdah[tensorflow]), or leave"
-            " the formats out",
+            remedy=f"choose from {', '.join(FORMATS)}, or install the packages (`pip install onnx"
+            " onnxruntime`, or howdah[tensorflow])",
         )
-    if config is not None and asked - {"hf"}:
+    if config is not None and requested - {"hf"}:
         family = family_of(config, where=where)
         if family.kind != "text":
             raise ModelError(
-                f"a {family.title} is exported as a Hugging Face directory alone",
+                f"a {family.title} is exported only as a Hugging Face directory",
                 where=where,
                 expected="hf",
-                got=", ".join(sorted(asked)),
+                got=", ".join(sorted(requested)),
             )
-    return [name for name in FORMATS if name in asked]
+    return [name for name in FORMATS if name in requested]
 
 
 def sample_rows(dataset: Dataset, names: Iterable[str]) -> list[np.ndarray]:
-    """Token ids of rows that formats which are not exact are compared on: of validation, else of
-    test, else of training, spread over the split. None are read where all formats are exact."""
+    """Token ids of the rows that inexact formats are compared on, spread over the first split that
+    has rows: validation, test, train. Returns [] without reading if all formats are exact."""
     if all(FORMATS[name].exact for name in names):
         return []
     splits = [split for split in (VALIDATION, TEST, TRAIN) if dataset.manifest.rows(split)]
@@ -155,13 +153,13 @@ def write(
     names: Sequence[str], directory: str, source: Source, *, progress: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """Write formats into a local export that has the Hugging Face files and model.onnx, and check
-    each; returns {name: its entry in howdah.json} of those with more to say than that they exist.
+    each. Returns {name: its entry in howdah.json} for all of them but `hf`.
 
     Raises:
-        ModelError: a format's logits are not the model's, or its writer failed.
+        ModelError: a format's logits differ from the model's, or its writer failed.
     """
     probes = _probes(source)
-    found: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     expected = [
         forward_numpy.logits(
             source.config, source.weights, ids, mask, first_type_ends=source.first_type_ends
@@ -174,22 +172,22 @@ def write(
         form = FORMATS[name]
         if form.warning:
             progress(form.warning)
-        given = _WRITERS[name](directory, source, probes, progress)
+        probe_logits = _WRITERS[name](directory, source, probes, progress)
         target = os.path.join(directory, form.file)
         size = _bytes(target)
         if form.exact:
-            furthest = _furthest(given, expected)
+            furthest = _furthest(probe_logits, expected)
             _require_exact(name, furthest, directory)
             progress(f"{form.file}: {size / 2**20:,.1f} MiB, logits within {furthest:.1e}")
-            found[name] = {"file": form.file, "furthest": furthest}
+            entries[name] = {"file": form.file, "furthest": furthest}
             continue
         rows = _compared(name, directory, source)
-        found[name] = {"file": form.file, **rows}
+        entries[name] = {"file": form.file, **rows}
         progress(
             f"{form.file}: {size / 2**20:,.1f} MiB, {rows['agreement']:.2%} of {rows['rows']} rows"
-            f" keep their label, a score changes by {rows['furthest_score']:.3f} at most"
+            f" keep their label, scores change by at most {rows['furthest_score']:.3f}"
         )
-    return found
+    return entries
 
 
 # --------------------------------------------------------------------------------- the writers
@@ -197,7 +195,7 @@ Batches = list[tuple[np.ndarray, np.ndarray]]
 
 
 def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
-    """model.onnx is there already: read it as onnxruntime does for any user, by its path."""
+    """Only read model.onnx, which exists already: by its path, as any user of onnxruntime does."""
     forward = _opened(os.path.join(directory, onnx_graph.FILE))
     return [forward(ids, mask) for ids, mask in probes]
 
@@ -206,9 +204,11 @@ def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> 
     from howdah.models.export import quantised_onnx
 
     model = quantised_onnx.build(
-        source.config, source.weights, first_type_ends=source.first_type_ends,
+        source.config,
+        source.weights,
+        first_type_ends=source.first_type_ends,
         metadata=source.metadata,
-    )  # fmt: skip
+    )
     with open(os.path.join(directory, FORMATS["onnx-w8"].file), "wb") as file:
         file.write(model.SerializeToString())
     return []
@@ -219,12 +219,10 @@ def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     target = os.path.join(directory, FORMATS["onnx-int8"].file)
+    graph = os.path.join(directory, onnx_graph.FILE)
     logging.disable(logging.WARNING)  # advice about its own preprocessing
     try:
-        quantize_dynamic(
-            os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
-            weight_type=QuantType.QInt8,
-        )  # fmt: skip
+        quantize_dynamic(graph, target, per_channel=True, weight_type=QuantType.QInt8)
     finally:
         logging.disable(logging.NOTSET)
     model = onnx.load(target)
@@ -237,21 +235,25 @@ def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) 
     progress("writing saved_model in a TensorFlow process")
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="howdah-savedmodel-") as place:
-        given, taken = os.path.join(place, "probes.npz"), os.path.join(place, "logits.npz")
+        probes_path, logits_path = (
+            os.path.join(place, "probes.npz"),
+            os.path.join(place, "logits.npz"),
+        )
         arrays = {f"ids_{n}": ids for n, (ids, _) in enumerate(probes)}
-        np.savez(given, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
+        np.savez(probes_path, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
-        argv = isolation.module("howdah.models.export.savedmodel_tf", directory, given, taken)
+        argv = isolation.module(
+            "howdah.models.export.savedmodel_tf", directory, probes_path, logits_path
+        )
         with Child(argv, env=environment, on_line=lines.append) as child:
             code = child.wait()
         if code:
             raise ModelError(
                 "TensorFlow did not write the SavedModel",
                 where=directory,
-                expected="exit code 0",
-                got=f"{code}: " + (" | ".join(lines[-3:]) or "no output"),
+                got=f"exit code {code}: " + (" | ".join(lines[-3:]) or "no output"),
             )
-        logits = np.load(taken)
+        logits = np.load(logits_path)
         return [logits[f"logits_{number}"] for number in range(len(probes))]
 
 
@@ -261,7 +263,8 @@ _WRITERS: dict[str, Callable[..., list[np.ndarray]]] = {
     "onnx-int8": _onnx_int8,
     "savedmodel": _savedmodel,
 }
-"""Each writes its file, and gives the probes' logits by it where the format is exact."""
+"""Functions that write a format's file. They return the logits that it computes for the probes if
+the format is exact, else []."""
 
 
 # -------------------------------------------------------------------------------- the checking
@@ -271,7 +274,7 @@ def _probes(source: Source) -> Batches:
     longest = family.longest(source.config)
     words = int(source.config[family.keys.vocabulary])
     rng = np.random.default_rng(11)
-    found = []
+    batches = []
     for rows, tokens in _PROBES:
         width = min(tokens, longest)
         ids_BT = rng.integers(0, words, (rows, width)).astype(np.int32)
@@ -280,8 +283,8 @@ def _probes(source: Source) -> Batches:
         mask_BT = (np.arange(width) < lengths_B1).astype(np.int32)
         if source.first_type_ends is not None and width > 2:
             ids_BT[:, width // 3] = source.first_type_ends
-        found.append((ids_BT, mask_BT))
-    return found
+        batches.append((ids_BT, mask_BT))
+    return batches
 
 
 def _opened(path: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -290,33 +293,32 @@ def _opened(path: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     return open_session(path, threads=1, where=path)
 
 
-def _furthest(given: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+def _furthest(logits: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """The largest difference, relative to the batch's largest logit where that is above 1."""
     return max(
         float(np.abs(ours - theirs).max() / max(1.0, np.abs(theirs).max()))
-        for ours, theirs in zip(given, expected, strict=True)
+        for ours, theirs in zip(logits, expected, strict=True)
     )
 
 
 def _require_exact(name: str, furthest: float, where: str) -> None:
     if not furthest <= _EXACT:  # NaN too
         raise ModelError(
-            f"the logits of the format {name} are not the model's",
+            f"the logits of the format {name} differ from the model's",
             where=where,
-            expected=f"within {_EXACT}",
-            got=f"{furthest:.1e}",
-            remedy="leave the format out, and report it: this is a defect",
+            got=f"a difference of {furthest:.1e}, more than {_EXACT}",
+            remedy="leave the format out, and report this as a defect",
         )
 
 
 def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
-    """How a format that is not exact answers, row by row, beside model.onnx."""
+    """Compare an inexact format with model.onnx, row by row."""
     rows = list(source.samples) or [
         ids[row, : mask[row].sum()] for ids, mask in _probes(source) for row in range(len(ids))
     ]
-    own = _opened(os.path.join(directory, onnx_graph.FILE))
-    other = _opened(os.path.join(directory, FORMATS[name].file))
-    ours, theirs = (_scores(source, forward, rows) for forward in (own, other))
+    exact = _opened(os.path.join(directory, onnx_graph.FILE))
+    inexact = _opened(os.path.join(directory, FORMATS[name].file))
+    ours, theirs = (_scores(source, forward, rows) for forward in (exact, inexact))
     same = source.decision.rule(source.task, source.labels).agree(ours, theirs, near=_NEAR)
     return {
         "agreement": float(same.mean()),

@@ -1,7 +1,7 @@
-"""An export's model.onnx: the graph alone, whose weights are in model.safetensors beside it.
+"""An export's model.onnx: only the graph; its weights are in model.safetensors beside it.
 
-Offsets and lengths belong to one layout of that file. howdah.json holds the hash of its header, and
-a graph beside another layout is refused.
+The graph's offsets and lengths fit one layout of that file. howdah.json holds the hash of the
+file's header, and a graph beside a file with another layout is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADER = "weights_header_sha256"
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """A serialised graph, and what howdah.json says of it."""
+    """A serialised graph, and its entry in howdah.json."""
 
     data: bytes
     described: Mapping[str, Any]
@@ -51,7 +51,8 @@ def of_export(
     info: RunInfo,
     progress: Callable[[str], None],
 ) -> Graph | None:
-    """The graph of an export; None: the model has none, or the package `onnx` is not installed.
+    """The graph of an export; None if the model's family has no graph, or the package `onnx` is not
+    installed.
 
     Args:
         weights: the bytes of model.safetensors.
@@ -59,7 +60,7 @@ def of_export(
         tokenizer_files: the tokenizer's files by name.
         label_names: in the order of the classifier's rows.
         info: the run.
-        progress: called with a line where the package is missing.
+        progress: called with a line if the package is missing.
     """
     family = family_of(config)
     if family.forward not in forward_onnx.FORWARD_PASSES:
@@ -81,14 +82,14 @@ def of_export(
 def first_type_ends(
     config: Mapping[str, Any], tokenizer_files: Mapping[str, bytes], info: RunInfo
 ) -> int | None:
-    """Encoder.first_type_ends of a model of pairs, else None."""
+    """`Encoder.first_type_ends` for a model of pairs, else None."""
     if not info.pairs:
         return None
     return encoder_of_model(dict(config), dict(tokenizer_files), "export").first_type_ends
 
 
 def metadata(info: RunInfo, label_names: Sequence[str]) -> dict[str, str]:
-    """What a graph says of the model: all that a program needs beside the tokenizer."""
+    """Metadata of a graph: all that a program needs to know beside the tokenizer."""
     return {
         "run_id": info.run_id,
         "labels": json.dumps(list(label_names), ensure_ascii=False),
@@ -100,7 +101,7 @@ def metadata(info: RunInfo, label_names: Sequence[str]) -> dict[str, str]:
 
 
 def entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """What howdah.json says of a format's graph; None: the export has none."""
+    """The entry of a format's graph in howdah.json; None if the export has none."""
     formats = info.get("formats")
     return formats.get(name) if name in FILES and isinstance(formats, Mapping) else None
 
@@ -108,30 +109,28 @@ def entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 def of_file(
     directory: str, info: Mapping[str, Any], name: str, config: Mapping[str, Any], *, where: str
 ) -> bytes:
-    """The graph in a local export, whose weights have the layout that it was written for.
+    """The graph in a local export, after a check that the weights have the layout that it was
+    written for.
 
     Args:
-        info: howdah.json, which has an entry for it.
+        info: howdah.json, which has an entry for the graph.
         name: the format.
         config: config.json, defaults filled in.
         where: the export, for messages.
     Raises:
-        ModelError: the file is missing, or the weights' file has another layout or is cut, or it
-            is of a model of other sizes than config.json's.
+        ModelError: the file is missing, the weights' file has another layout or another size, or
+            config.json describes a model of other sizes.
     """
     again = "`howdah export` writes the run's export again"
     described, path = entry(info, name) or {}, storage.join(directory, FILES[name])
     if not storage.exists(path):
         raise ModelError(
-            f"the export has no {FILES[name]}",
-            where=where,
-            expected="as howdah.json says",
-            remedy=again,
+            f"the export has no {FILES[name]}, which howdah.json lists", where=where, remedy=again
         )
-    if _HEADER not in described:  # its weights are in it
+    if _HEADER not in described:  # the graph contains its weights
         return storage.read_bytes(path)
     with storage.open_read(storage.join(directory, WEIGHTS)) as file:
-        # A file that is no safetensors has another hash.
+        # The bytes need not be a safetensors file: the hash would differ then.
         length = int.from_bytes(file.read(8), "little")
         header = length.to_bytes(8, "little") + file.read(min(length, 2**27))
     got = header_hash(header)
@@ -139,8 +138,7 @@ def of_file(
         raise ModelError(
             f"{WEIGHTS} is not the file that {FILE} points into",
             where=where,
-            expected=f"a header with the hash {described.get(_HEADER)}",
-            got=got,
+            got=f"a header with the hash {got} instead of {described.get(_HEADER)}",
             remedy=f"restore the export's files, or {again}",
         )
     size = storage.size(storage.join(directory, WEIGHTS))
@@ -149,40 +147,37 @@ def of_file(
     ends = [place.offset + place.length for place in places.values()]
     if size != max(ends, default=len(header)):
         raise ModelError(
-            f"{WEIGHTS} is not a whole safetensors file",
+            f"{WEIGHTS} does not have the size in its header; copy the file again",
             where=where,
             expected=f"{max(ends):,} bytes",
             got=f"{size:,}",
-            remedy="copy the file again; it may have been cut short",
         )
     return storage.read_bytes(path)
 
 
 def _require_sizes(places: Mapping[str, Place], config: Mapping[str, Any], where: str) -> None:
-    """Refuse a config.json that is of another model than the weights: a graph reads none of it, but
-    lengths and sizes are taken from it.
+    """Refuse a config.json that describes another model than the weights: the graph does not read
+    it, but lengths and sizes are taken from it.
 
     Raises:
-        ModelError: with the first tensor that is missing or has another shape.
+        ModelError: it names the first tensor that is missing or has another shape.
     """
     family = family_of(config)
     layers = config[family.keys.layers]
     beyond = family.layer_name(layers)
-    # Before the names are made: there are as many as config.json says.
+    # Checked before encoder_shapes, which builds as many names as config.json claims layers.
     if layers <= len(places) and not any(name.startswith(beyond) for name in places):
         shapes = family.encoder_shapes(config)
-        wrong = [
-            name for name, shape in shapes.items()
-            if name not in places or tuple(places[name].shape) != tuple(shape)
-        ]  # fmt: skip
+        sizes = {name: tuple(place.shape) for name, place in places.items()}
+        wrong = [name for name, shape in shapes.items() if sizes.get(name) != tuple(shape)]
         if not wrong:
             return
-        got = tuple(places[wrong[0]].shape) if wrong[0] in places else "none"
-        expected, actual = f"{wrong[0]} {tuple(shapes[wrong[0]])}", f"{got}"
+        expected = f"{wrong[0]} {tuple(shapes[wrong[0]])}"
+        actual = f"{sizes.get(wrong[0], 'none')}"
     else:
         expected, actual = f"{layers:,} layers", "another number"
     raise ModelError(
-        f"config.json is not of the model in {WEIGHTS}",
+        f"config.json does not describe the model in {WEIGHTS}",
         where=storage.join(where, "config.json"),
         expected=expected,
         got=actual,
@@ -193,7 +188,7 @@ def _require_sizes(places: Mapping[str, Place], config: Mapping[str, Any], where
 def in_memory(
     config: Mapping[str, Any], weights: Mapping[str, np.ndarray], *, first_type_ends: int | None
 ) -> bytes:
-    """The graph of a model whose directory has none; each weight must be given to the session.
+    """The graph of a model whose directory has none; the session needs each weight as an array.
 
     Args:
         config: config.json, defaults filled in.
@@ -204,10 +199,9 @@ def in_memory(
     forward_onnx.require(config)
     if importlib.util.find_spec("onnx") is None:
         raise ModelError(
-            f"the model has no {FILE}, and the package that makes one is not installed",
-            expected=f"an export with {FILE}, or the package `onnx`",
-            remedy="`howdah export` where `onnx` is installed writes it; or pip install onnx; or"
-            " give --framework torch",
+            f"the model has no {FILE}, and the package `onnx`, which builds it, is not installed",
+            remedy="pip install onnx; or run `howdah export` where it is installed; or use"
+            " --framework torch",
         )
     places = {
         name: Place(shape=array.shape, offset=0, length=array.nbytes)

@@ -1,8 +1,8 @@
-"""The ONNX graph with its weights in 8 bits, which it holds itself: a small file.
+"""The ONNX graph with 8-bit weights inside the file, which makes it small.
 
-Each linear layer's weights are integers with a scale for each block of a row. The runtime's product
-rounds a token's activations to 8 bits by themselves, so that no score depends on the other rows of
-a batch. Each row of the word embeddings has a scale as well. All else stays float32.
+Each linear layer's weights are integers with a scale for each block of a row. The runtime's matrix
+product quantises each token's activations separately, so a score does not depend on the other rows
+of a batch. Each row of the word embeddings has a scale as well. All else stays float32.
 
 The product, MatMulNBits, is onnxruntime's own operator (com.microsoft), not ONNX's.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Weights of a row that share a scale."""
 _MIDDLE = 128
-"""MatMulNBits' zero point of 8 bits where none is given."""
+"""Default 8-bit zero point of MatMulNBits."""
 _DOMAIN = "com.microsoft"
 
 
@@ -33,7 +33,7 @@ def build(
     first_type_ends: int | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> onnx.ModelProto:
-    """As howdah.models.forward.forward_onnx.build, but with `weights` in it.
+    """`howdah.models.forward.forward_onnx.build`, but the graph contains the weights.
 
     Args:
         weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
@@ -61,7 +61,7 @@ def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray
 
 
 class _Quantised(Graph):
-    """Holds its weights: matrices as integers, the others as they are."""
+    """A graph that contains its weights: matrices as integers, the others unchanged."""
 
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
         places = {n: Place(shape=a.shape, offset=0, length=a.nbytes) for n, a in weights.items()}
@@ -75,25 +75,24 @@ class _Quantised(Graph):
         weight_OI = self._weights[f"{name}.weight"]
         integers, scales = quantised(weight_OI, BLOCK)
         outputs, inputs = weight_OI.shape
-        return self.add(
-            "MatMulNBits",
-            x,
+        tensors = (
             self._held(f"{name}.weight.integers", integers),
             self._held(f"{name}.weight.scales", scales.reshape(-1)),
-            "", "", self.weight(f"{name}.bias"),
-            named=named, domain=_DOMAIN, K=inputs, N=outputs, bits=8, block_size=BLOCK,
-            accuracy_level=4,
-        )  # fmt: skip
+            *("", ""),  # no zero points, no group indices
+            self.weight(f"{name}.bias"),
+        )
+        sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
+        return self.add("MatMulNBits", x, *tensors, named=named, domain=_DOMAIN, **sizes)
 
     def rows(self, table: str, numbers: str) -> str:
         import onnx
 
         integers, scales = quantised(self._weights[table], self._weights[table].shape[1])
         signed = (integers[:, 0].astype(np.int16) - _MIDDLE).astype(np.int8)
-        found = self.add("Gather", self._held(f"{table}.integers", signed), numbers)
-        found = self.add("Cast", found, to=onnx.TensorProto.FLOAT)
+        rows = self.add("Gather", self._held(f"{table}.integers", signed), numbers)
+        rows = self.add("Cast", rows, to=onnx.TensorProto.FLOAT)
         of_rows = self.add("Gather", self._held(f"{table}.scales", scales), numbers)
-        return self.add("Mul", found, of_rows)
+        return self.add("Mul", rows, of_rows)
 
     def _held(self, name: str, array: np.ndarray) -> str:
         from onnx import numpy_helper

@@ -22,18 +22,18 @@ class RunInfo:
     """The run that made an export; `howdah.json` holds this as JSON."""
 
     run_id: str
-    """Of the run; in every prediction."""
+    """The run's id, which every prediction carries."""
     max_length: int
-    """Texts are truncated to so many tokens, special ones included."""
+    """Number of tokens that texts are truncated to, special ones included."""
     clean: dict[str, bool]
     """The cleaning steps of data.clean that were applied to the training data."""
     base: dict[str, str]
     """{source, hash} of the base model."""
     tokenizer_hash: str
     task: Task = "single_label"
-    """What it predicts (data.task)."""
+    """What the model predicts (data.task)."""
     pairs: bool = False
-    """Of pairs of texts."""
+    """True if the model takes pairs of texts."""
     run_name: str | None = None
     framework: str | None = None
     step: int | None = None
@@ -47,7 +47,7 @@ class RunInfo:
     training: dict[str, Any] = field(default_factory=dict)
     """Keys of the configuration that the model card shows."""
     stages: list[dict[str, Any]] = field(default_factory=list)
-    """[{steps, settings}] of a run that went on with other settings: what differs between them."""
+    """[{steps, settings}] if the run was resumed with other settings: the ones that changed."""
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     """ISO 8601, UTC."""
@@ -67,17 +67,17 @@ def describe_run(
 
     Args:
         metrics: {split: metrics} of the exported weights.
-        attempts: of run.json.
+        attempts: `attempts` of run.json.
     """
     manifest, training, model = dataset.manifest, config.training, config.model
     keys = (
         "framework", "global_batch_size", "num_train_epochs", "max_steps", "learning_rate",
-        "lr_scheduler_type", "warmup_ratio", "weight_decay",
-        "max_grad_norm", "precision", "label_smoothing_factor", "class_weights", "seed",
+        "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "precision",
+        "label_smoothing_factor", "class_weights", "seed",
     )  # fmt: skip
     shown = {key: getattr(training, key) for key in keys}
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
-    # The weights may be older than a change of settings.
+    # The weights may have been trained before a change of settings.
     had = settings_at(attempts, step)
     shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}
     return RunInfo(
@@ -88,7 +88,7 @@ def describe_run(
         framework=training.framework,
         step=step,
         max_length=manifest.max_length,
-        # How another writer's records were cleaned is not known: serving then applies no cleaning.
+        # How a third-party writer's records were cleaned is not known: serving does not clean then.
         clean={
             name: bool(manifest.cleaning.get(name, False)) for name in CleanOptions.model_fields
         },
@@ -109,9 +109,9 @@ def describe_run(
 
 
 def _columns(manifest: DatasetManifest, config: Config) -> dict:
-    """The columns that the dataset was made of, whatever the training's configuration says;
-    manifests of other writers do not name them."""
-    made_of = manifest.source.get("columns")
-    if made_of is None:
+    """The columns that the dataset was built from. They come from its manifest; only manifests of
+    third-party writers lack them, and then the configuration's are taken."""
+    columns = manifest.source.get("columns")
+    if columns is None:
         return config.data.columns.model_dump(mode="json")
-    return Columns(**made_of).model_dump(mode="json")
+    return Columns(**columns).model_dump(mode="json")

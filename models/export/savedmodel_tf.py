@@ -1,9 +1,9 @@
-"""Writes an export's saved_model/, in a process of its own: one process holds one framework.
+"""Writes an export's saved_model/ in a separate process, since a process holds one framework.
 
     python -m howdah.models.export.savedmodel_tf DIRECTORY PROBES LOGITS
 
-DIRECTORY is a local export; PROBES an .npz of batches (ids_0, mask_0, ids_1, ...), whose logits by
-the SavedModel as it is read back go to the .npz LOGITS (logits_0, ...).
+DIRECTORY is a local export; PROBES is an .npz of batches (ids_0, mask_0, ids_1, ...). The written
+SavedModel is read back, and its logits for the batches go to the .npz LOGITS (logits_0, ...).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INPUTS, OUTPUT = ("input_ids", "attention_mask"), "logits"
 
 
 def main(directory: str, probes: str, logits: str) -> None:
-    """Write saved_model/ into an export, and the logits of the batches by what was written."""
+    """Write saved_model/ into an export, then the logits that it computes for the batches."""
     env.prepare("tensorflow")
     with starting_tensorflow():
         import tensorflow as tf
@@ -51,20 +51,20 @@ def main(directory: str, probes: str, logits: str) -> None:
         return {OUTPUT: net(input_ids, attention_mask)}
 
     module = tf.Module()
-    module.variables_by_name = list(net.variables.values())  # what is saved is found from here
+    module.variables_by_name = list(net.variables.values())  # saves the variables reachable here
     module.serve = serving_default
     target = os.path.join(storage.local_path(directory), SAVED_MODEL)
     tf.saved_model.save(module, target, signatures={"serving_default": serving_default})
     read = tf.saved_model.load(target).signatures["serving_default"]
-    given = np.load(probes)
-    found = {}
-    for number in range(len(given.files) // 2):
+    batches = np.load(probes)
+    logits_by_name = {}
+    for number in range(len(batches.files) // 2):
         batch = {
-            name: tf.constant(given[f"{short}_{number}"], tf.int32)
+            name: tf.constant(batches[f"{short}_{number}"], tf.int32)
             for name, short in zip(INPUTS, ("ids", "mask"), strict=True)
         }
-        found[f"logits_{number}"] = read(**batch)[OUTPUT].numpy()
-    np.savez(logits, **found)
+        logits_by_name[f"logits_{number}"] = read(**batch)[OUTPUT].numpy()
+    np.savez(logits, **logits_by_name)
 
 
 if __name__ == "__main__":

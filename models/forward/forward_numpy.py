@@ -1,6 +1,6 @@
-"""A classifier's logits in float64 with numpy alone: what exports are held against.
+"""A classifier's logits in float64 with only numpy: the reference that exports are compared with.
 
-Some rows of some tokens: it is slow, and shares no code with the forward passes that it checks.
+It is slow, so use it for a few short rows. It shares no code with the forward passes it checks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def logits(
         config: config.json, defaults filled in.
         weights: by Hugging Face's torch names; the encoder's and the classifier's.
         ids_BT, mask_BT: integers.
-        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
+        first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Source: transformers' modeling_distilbert.py, modeling_bert.py, modeling_roberta.py.
     """
     family = family_of(config)

@@ -1,12 +1,12 @@
-"""Classifiers as an ONNX graph whose weights stay where the export has them: in model.safetensors.
+"""Classifiers as an ONNX graph whose weights stay in the export's model.safetensors.
 
 ONNX lets a graph's initializers name a file beside it, an offset and a length. safetensors stores
 the same bytes as ONNX does (float32, row by row), and a linear layer's weight [outputs, inputs] is
 what `Gemm` takes with transB=1. So the graph is written from the family's record without a
 framework, in milliseconds, and holds no weight (docs/decisions/exports.md).
 
-The operators are those of ONNX itself, no runtime's own, so that any runtime can read it. Inputs
-and output have the names that Hugging Face's exports have.
+The graph uses only operators of ONNX itself, so that any runtime can read it. Inputs and output
+have the names that Hugging Face's exports use.
 
 A family (data/family.py) names its tensors and its forward pass, one of FORWARD_PASSES.
 """
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     import onnx
 
 OPSET = 20
-"""The first one that has Gelu; onnxruntime reads it from 1.17 on."""
+"""The first opset with Gelu; onnxruntime reads it from version 1.17 on."""
 _IR_VERSION = 9
-"""The oldest that may hold this opset."""
+"""The oldest IR version that may hold this opset."""
 IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a tensor's bytes are: float32, little-endian, row by row."""
+    """Location of a tensor's bytes in a file: float32, little-endian, row by row."""
 
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
     length: int
-    """Bytes."""
+    """Number of bytes."""
 
 
 def build(
@@ -56,12 +56,13 @@ def build(
 
     Args:
         config: config.json, defaults filled in.
-        places: of every tensor by its Hugging Face torch name; the encoder's and the classifier's.
+        places: location of every tensor of the encoder and the classifier, by its Hugging Face
+            torch name.
         weights_file: the file's name, in the directory that the graph will be in.
-        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
-        metadata: keys and values for the model's own metadata.
+        first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.
+        metadata: keys and values for the ONNX model's metadata.
     Raises:
-        ModelError: a family without a graph, or an activation that it does not have.
+        ModelError: the family has no graph, or does not have the activation.
     """
     return assembled(Graph(places, weights_file), config, first_type_ends, metadata)
 
@@ -74,13 +75,13 @@ def assembled(
     *,
     domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """A model of the forward pass, as `build` describes it.
+    """The ONNX model of a forward pass; see `build`.
 
     Args:
-        graph: empty; it decides how weights are held.
-        domains: versions of operators that are not ONNX's own.
+        graph: an empty graph; its class decides how weights are stored.
+        domains: {domain: version} of operators that are not part of ONNX.
     Raises:
-        ModelError: as `build`.
+        ModelError: see `build`.
     """
     from onnx import TensorProto, helper
 
@@ -106,25 +107,23 @@ def assembled(
 
 
 def require(config: Mapping) -> ModelFamily:
-    """The model's family, which has a graph.
+    """The model's family, after a check that it has a graph.
 
     Raises:
-        ModelError: it has none, or not with this activation.
+        ModelError: the family has no graph, or does not have the activation.
     """
     family = family_of(config)
     family.check_activation(config)
     if family.forward not in FORWARD_PASSES:
         raise ModelError(
             f"a {family.title} has no ONNX graph",
-            expected="a model of texts",
-            got=f"a model of {family.kind}s",
-            remedy="take one of its frameworks: " + " or ".join(family.frameworks),
+            remedy="use one of its frameworks: " + " or ".join(family.frameworks),
         )
     return family
 
 
 class Graph:
-    """Nodes and initializers, as they are added; weights are in a file beside the graph."""
+    """Nodes and initializers of a graph that is being built; weights are in a file beside it."""
 
     def __init__(self, places: Mapping[str, Place], weights_file: str) -> None:
         self._places = places
@@ -134,7 +133,7 @@ class Graph:
         self.constants: dict[str, onnx.TensorProto] = {}
 
     def add(self, kind: str, *inputs: str, named: str | None = None, **attributes: Any) -> str:
-        """A node with one output; the output's name."""
+        """Add a node with one output; returns the output's name."""
         from onnx import helper
 
         output = named or f"{kind.lower()}_{len(self.nodes)}"
@@ -142,37 +141,35 @@ class Graph:
         return output
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's."""
+        """Shape of a tensor."""
         return self._places[name].shape
 
     def weight(self, name: str) -> str:
-        """A tensor of the weights' file, by its name there."""
+        """Add a tensor of the weights' file as an initializer; returns its name."""
         import onnx
 
         if name not in self.initializers:
             place = self._places[name]
-            tensor = onnx.TensorProto(
-                name=name, data_type=onnx.TensorProto.FLOAT, dims=place.shape,
-                data_location=onnx.TensorProto.EXTERNAL,
-            )  # fmt: skip
-            for key, value in (
-                ("location", self._file), ("offset", place.offset), ("length", place.length),
-            ):  # fmt: skip
+            types = onnx.TensorProto
+            tensor = types(name=name, dims=place.shape, data_type=types.FLOAT)
+            tensor.data_location = types.EXTERNAL
+            location = {"location": self._file, "offset": place.offset, "length": place.length}
+            for key, value in location.items():
                 tensor.external_data.add(key=key, value=str(value))
             self.initializers[name] = tensor
         return name
 
     def linear(self, x: str, name: str, *, named: str | None = None) -> str:
-        """x [rows, inputs] by the linear layer of this name."""
+        """Add the product of x [rows, inputs] with the linear layer of this name."""
         weight_OI, bias_O = (self.weight(f"{name}.{part}") for part in ("weight", "bias"))
         return self.add("Gemm", x, weight_OI, bias_O, transB=1, named=named)
 
     def rows(self, table: str, numbers: str) -> str:
-        """The rows of a large table, by their numbers."""
+        """Add a look-up of the rows of a large table by their numbers."""
         return self.add("Gather", self.weight(table), numbers)
 
     def constant(self, value: Any, dtype: type = np.int64) -> str:
-        """A small constant, held by the graph itself."""
+        """Add a small constant, which the graph itself contains."""
         from onnx import numpy_helper
 
         array = np.asarray(value, dtype)
@@ -197,10 +194,9 @@ class EncoderGraph:
         self.heads = int(config[self.family.keys.heads])
 
     def write(self) -> None:
-        """Add all nodes; the last one gives LOGITS."""
-        add, constant, family, part = (
-            self.graph.add, self.graph.constant, self.family, self.family.layer
-        )  # fmt: skip
+        """Add all nodes; the output of the last one is LOGITS."""
+        add, constant, family = self.graph.add, self.graph.constant, self.family
+        part = family.layer
         shape_2 = add("Shape", IDS)
         by_head = constant([self.heads, self.width // self.heads])
         self.split_4 = add("Concat", shape_2, by_head, axis=0)  # [B, T, heads, D / heads]
@@ -212,15 +208,15 @@ class EncoderGraph:
         layers = int(self.config[family.keys.layers])
         for number in range(layers):
             layer = family.layer_name(number)
-            # In the last layer the first token alone asks: the head reads no other.
+            # The last layer computes only the first token: the head reads no other.
             first_only = number == layers - 1
-            own_QD = self._first(hidden_ND) if first_only else hidden_ND
-            attended_QD = self._attend(own_QD, hidden_ND, blocked_B11T, layer, first_only)
-            own_QD = self._norm(add("Add", attended_QD, own_QD), layer + part.attention_norm)
-            inner_QH = self.graph.linear(own_QD, layer + part.inner)
+            query_QD = self._first(hidden_ND) if first_only else hidden_ND
+            attended_QD = self._attend(query_QD, hidden_ND, blocked_B11T, layer, first_only)
+            query_QD = self._norm(add("Add", attended_QD, query_QD), layer + part.attention_norm)
+            inner_QH = self.graph.linear(query_QD, layer + part.inner)
             inner_QH = self._activated(inner_QH, self.config[family.activation])
             outer_QD = self.graph.linear(inner_QH, layer + part.outer)
-            hidden_ND = self._norm(add("Add", outer_QD, own_QD), layer + part.output_norm)
+            hidden_ND = self._norm(add("Add", outer_QD, query_QD), layer + part.output_norm)
         inner, outer = family.classifier_layers
         first_BD = self._activated(self.graph.linear(hidden_ND, inner), family.head_activation)
         self.graph.linear(first_BD, outer, named=LOGITS)
@@ -242,7 +238,7 @@ class EncoderGraph:
         return self._norm(flat_ND, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _types(self) -> str:
-        """Token types: [B, T] of pairs, else a scalar."""
+        """Token types: [B, T] for pairs, else a scalar."""
         add, constant = self.graph.add, self.graph.constant
         if self.first_type_ends is None or int(self.config[self.family.keys.token_types]) == 1:
             return constant(0)
@@ -254,7 +250,7 @@ class EncoderGraph:
         return add("Cast", behind_BT, to=onnx.TensorProto.INT64)
 
     def _blocked(self) -> str:
-        """Added to the scores [B, heads, Q, T]: 0, of padding BLOCKED."""
+        """The mask added to the scores [B, heads, Q, T]: 0 for tokens, BLOCKED for padding."""
         import onnx
 
         add, constant = self.graph.add, self.graph.constant
@@ -270,19 +266,18 @@ class EncoderGraph:
         return add("Gather", hidden_BTD, self.graph.constant(0), axis=1)
 
     def _attend(
-        self, own_QD: str, hidden_ND: str, blocked_B11T: str, layer: str, first_only: bool
+        self, query_QD: str, hidden_ND: str, blocked_B11T: str, layer: str, first_only: bool
     ) -> str:
         add, part = self.graph.add, self.family.layer
         scale = self.graph.constant((self.width // self.heads) ** -0.5, np.float32)
 
         def split(x: str, name: str, order: list[int], shape: str) -> str:
-            by_head = add(
-                "Reshape", self.graph.linear(x, layer + name), shape
-            )  # [B, T, heads, D/heads]
+            projected = self.graph.linear(x, layer + name)
+            by_head = add("Reshape", projected, shape)  # [B, T, heads, D / heads]
             return add("Transpose", by_head, perm=order)
 
-        own_4 = self.first_split_4 if first_only else self.split_4
-        query = add("Mul", split(own_QD, part.query, [0, 2, 1, 3], own_4), scale)
+        query_split_4 = self.first_split_4 if first_only else self.split_4
+        query = add("Mul", split(query_QD, part.query, [0, 2, 1, 3], query_split_4), scale)
         key = split(hidden_ND, part.key, [0, 2, 3, 1], self.split_4)  # [B, heads, D / heads, T]
         value = split(hidden_ND, part.value, [0, 2, 1, 3], self.split_4)
         scores_BHQT = add("Add", add("MatMul", query, key), blocked_B11T)
@@ -307,4 +302,4 @@ class EncoderGraph:
 
 
 FORWARD_PASSES: dict[str, type[EncoderGraph]] = {"post-norm": EncoderGraph}
-"""By ModelFamily.forward (data/family.py)."""
+"""Classes by the name in `ModelFamily.forward` (data/family.py)."""

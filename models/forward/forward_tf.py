@@ -46,7 +46,7 @@ class EncoderClassifier:
         weights: float32 by name, all of them.
         trainable: names that training changes.
         rates: dropout of the transformer, the attention weights, and before the classifier.
-        compute_dtype: of matrix products and activations; norms and softmax are float32.
+        compute_dtype: dtype of matrix products and activations; norms and softmax are float32.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class EncoderClassifier:
 
         Args:
             ids_BT, mask_BT: int32.
-            seed_2: int64 [2], dropout's seed of this call; None: no dropout.
-            types_BT: int32, the token types; None: by `first_type_ends`. Not read where the model
-                has fewer than two.
+            seed_2: int64 [2], dropout's seed for this call; None: no dropout.
+            types_BT: int32, the token types; None: they follow from `first_type_ends`. Not read if
+                the model has fewer than two.
         """
         dropout, attention_dropout, classifier_dropout = self.rates
         dropouts = Dropouts(seed_2)
@@ -95,13 +95,13 @@ class EncoderClassifier:
         for number in range(layers):
             layer = family.layer_name(number)
             # Q: the tokens that the layer computes: T, or 1 in the last layer (the head's input).
-            own_BQD = hidden_BTD[:, :1] if number == layers - 1 else hidden_BTD
+            query_BQD = hidden_BTD[:, :1] if number == layers - 1 else hidden_BTD
             attended = self._attend(
-                own_BQD, hidden_BTD, blocked_B11T, layer, dropouts, attention_dropout
+                query_BQD, hidden_BTD, blocked_B11T, layer, dropouts, attention_dropout
             )
             if family.attended_dropout:
                 attended = dropouts(attended, dropout)
-            hidden_BTD = self._norm(attended + own_BQD, layer + part.attention_norm)
+            hidden_BTD = self._norm(attended + query_BQD, layer + part.attention_norm)
             inner_BTH = self._linear(hidden_BTD, layer + part.inner)
             inner_BTH = _ACTIVATIONS[self.config[family.activation]](inner_BTH)
             outer_BTD = dropouts(self._linear(inner_BTH, layer + part.outer), dropout)
@@ -127,17 +127,17 @@ class EncoderClassifier:
             count = types.shape[0]
             if types_BT is None and self.first_type_ends is not None:
                 ends_BT = tf.cast(ids_BT == self.first_type_ends, tf.int32)
-                # Behind the first end.
+                # 1 for the tokens after the first end token
                 types_BT = tf.cast(tf.cumsum(ends_BT, axis=1) > ends_BT, tf.int32)
             if types_BT is None or count == 1:
                 embedded_BTD += types[0]
-            else:  # a product: what a gather gives back is a sparse gradient, larger than the table
+            else:  # a product, since a gather's sparse gradient would be larger than the table
                 embedded_BTD += tf.tensordot(tf.one_hot(types_BT, count), types, 1)
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _attend(
         self,
-        own_BQD: tf.Tensor,
+        query_BQD: tf.Tensor,
         hidden_BTD: tf.Tensor,
         blocked_B11T: tf.Tensor,
         layer: str,
@@ -154,13 +154,13 @@ class EncoderClassifier:
             by_head = tf.reshape(projected, [shape[0], shape[1], heads, size])  # [B, T, H, D/H]
             return tf.transpose(by_head, [0, 2, 1, 3])
 
-        query = split(own_BQD, part.query)
+        query = split(query_BQD, part.query)
         key, value = split(hidden_BTD, part.key), split(hidden_BTD, part.value)
         scores_BHQT = tf.matmul(query * size**-0.5, key, transpose_b=True)
         weights_BHQT = tf.nn.softmax(tf.cast(scores_BHQT, tf.float32) + blocked_B11T)
         weights_BHQT = dropouts(tf.cast(weights_BHQT, self.compute_dtype), rate)
         context = tf.transpose(tf.matmul(weights_BHQT, value), [0, 2, 1, 3])  # [B, Q, H, D/H]
-        joined_BQD = tf.reshape(context, tf.shape(own_BQD))
+        joined_BQD = tf.reshape(context, tf.shape(query_BQD))
         return self._linear(joined_BQD, layer + part.attended)
 
     def _linear(self, x: tf.Tensor, name: str) -> tf.Tensor:
@@ -181,7 +181,7 @@ class EncoderClassifier:
 
 
 FORWARD_PASSES: dict[str, type[EncoderClassifier]] = {"post-norm": EncoderClassifier}
-"""By ModelFamily.forward (data/family.py)."""
+"""Classes by the name in `ModelFamily.forward` (data/family.py)."""
 
 
 class Dropouts:
@@ -196,7 +196,7 @@ class Dropouts:
             return x
         self._count += 1
         seed_2 = tf.stack([self._seed_2[0], self._seed_2[1] + self._count])
-        # A 32-bit draw serves two elements. One product, whose gradient is one product as well.
+        # A 32-bit draw serves two elements. The mask is one product, so its gradient is one too.
         count = tf.size(x)
         draws = tf.random.stateless_uniform(
             [(count + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32
@@ -217,12 +217,12 @@ def build(
     precision: str = "fp32",
     first_type_ends: int | None = None,
 ) -> EncoderClassifier:
-    """The model with these weights; a new classifier where they have none for `num_labels`.
+    """The model with these weights; a new classifier is added if they lack one for `num_labels`.
 
     Args:
-        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
+        first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Raises:
-        ModelError: an unknown family, or an activation that it does not have.
+        ModelError: the family is unknown, or does not have the activation.
         ConfigError: model.freeze_layers exceeds the model's layers.
     """
     family = family_of(base_config)
@@ -247,12 +247,12 @@ def weights(model: EncoderClassifier) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def import_weights(model: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Assign arrays that `weights` returned to the model's variables; all must be there."""
-    own = dict(model.variables)
+    """Assign the arrays that `weights` returned to the model's variables; none may be missing."""
+    remaining = dict(model.variables)
     for name, array in arrays:
-        own.pop(name).assign(array)
-    if own:
-        raise KeyError(f"the weights lack {sorted(own)[:5]}")
+        remaining.pop(name).assign(array)
+    if remaining:
+        raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
 
 
 def forward_fn(
@@ -287,8 +287,8 @@ def forward_fn(
     def run(
         ids_BT: np.ndarray, mask_BT: np.ndarray, types_BT: np.ndarray | None = None
     ) -> np.ndarray:
-        given = [ids_BT, mask_BT] if types_BT is None else [ids_BT, mask_BT, types_BT]
+        inputs = [ids_BT, mask_BT] if types_BT is None else [ids_BT, mask_BT, types_BT]
         forward = of_one_type if types_BT is None else of_types
-        return forward(*(tf.constant(array, tf.int32) for array in given)).numpy()
+        return forward(*(tf.constant(array, tf.int32) for array in inputs)).numpy()
 
     return run

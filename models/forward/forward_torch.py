@@ -1,8 +1,8 @@
 """Classifiers in torch, from plain arrays under Hugging Face's names.
 
 Used instead of transformers' class for speed. Importing that class takes each rank some seconds,
-twice as long as torch itself; and on a CPU a quarter of its step is spent on drawing dropout's
-numbers on one thread and on a softmax that checks for rows without any token, which do not occur
+twice as long as torch itself. On a CPU a quarter of its step goes into drawing dropout's random
+numbers on one thread and into a softmax that checks for rows without any token, which do not occur
 here (docs/decisions/training-speed.md).
 
 A family (data/family.py) names its tensors and its forward pass, one of FORWARD_PASSES.
@@ -36,15 +36,15 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _Node(torch.nn.Module):
-    """A module of the tree that the parameters' names spell: it holds them, and computes what it
-    is given."""
+    """A module of the tree that the parameters' dotted names describe. It holds parameters and runs
+    the function that it is called with."""
 
     def forward(self, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
         return compute(*inputs)
 
 
 Blocked = torch.Tensor | None
-"""[B, T], added to the attention's scores: 0 where a token may be read. None: all may be."""
+"""[B, T], added to the attention's scores: 0 for tokens. None: no token is masked."""
 
 
 class EncoderClassifier(torch.nn.Module):
@@ -58,11 +58,11 @@ class EncoderClassifier(torch.nn.Module):
         weights: float32 by name, all of them; copied.
         trainable: names that training changes.
         rates: dropout of the transformer, the attention weights, and before the classifier.
-        compute_dtype: of matrix products and of what lies between them; norms and softmax compute
-            in float32 inside.
+        compute_dtype: dtype of matrix products and activations; norms and softmax compute in
+            float32 internally.
         recompute: compute activations inside layers again in the backward pass, to save memory.
         device: torch's name of the device.
-        first_type_ends: rows are pairs of texts, and this token ends the first one: those behind it
+        first_type_ends: rows are pairs of texts, and this token ends the first text: later tokens
             have token type 1. None: all have type 0.
     """
 
@@ -92,19 +92,20 @@ class EncoderClassifier(torch.nn.Module):
         for name, array in weights.items():
             tensor = torch.from_numpy(np.array(array, np.float32)).to(device)
             parameter = torch.nn.Parameter(tensor, requires_grad=name in trainable)
-            module, own = _parent_module(self, name), name.rpartition(".")[2]
-            module.register_parameter(own, parameter)
-            self._places[name] = module, own
+            module, leaf = _parent_module(self, name), name.rpartition(".")[2]
+            module.register_parameter(leaf, parameter)
+            self._places[name] = module, leaf
 
     def _parameter(self, name: str) -> torch.Tensor:
-        """The parameter as it is now: FSDP2 puts the gathered one in the place of its part."""
-        module, own = self._places[name]
-        return getattr(module, own)
+        """The current parameter: while FSDP2 computes a module, the gathered one replaces this
+        rank's part."""
+        module, leaf = self._places[name]
+        return getattr(module, leaf)
 
     def _within(
         self, name: str, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
     ) -> torch.Tensor:
-        """Compute in the module of this name: what hooks it sees the call, inputs and output."""
+        """Compute in the module of this name, so that hooks on it (FSDP2's) see the call."""
         return self.get_submodule(name.rstrip("."))(compute, *inputs)
 
     def parts(self) -> list[str]:
@@ -124,8 +125,8 @@ class EncoderClassifier(torch.nn.Module):
         Args:
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
-            types_BT: int64, the token types; None: by `first_type_ends`. Not read where the model
-                has fewer than two.
+            types_BT: int64, the token types; None: they follow from `first_type_ends`. Not read if
+                the model has fewer than two.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
@@ -151,8 +152,8 @@ class EncoderClassifier(torch.nn.Module):
 
     def _embed(self, ids_BT: torch.Tensor, types_BT: torch.Tensor | None) -> torch.Tensor:
         family = self.family
-        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros. What is
-        # divided is reduced by FSDP2, which takes dense ones.
+        # A sparse gradient holds only the rows that a batch touches, not a dense table of zeros.
+        # FSDP2 reduces the gradients of divided parameters itself and needs them dense.
         words = self._parameter(family.word_embeddings)
         words_BTD = F.embedding(ids_BT, words, sparse=not self.divided)
         first = family.first_position(self.config)
@@ -162,7 +163,7 @@ class EncoderClassifier(torch.nn.Module):
             types = self._parameter(family.token_type_embeddings)
             if types_BT is None and self.first_type_ends is not None:
                 ends_BT = (ids_BT == self.first_type_ends).long()
-                types_BT = (ends_BT.cumsum(1) > ends_BT).long()  # behind the first end
+                types_BT = (ends_BT.cumsum(1) > ends_BT).long()  # 1 after the first end token
             one_type = types_BT is None or len(types) == 1
             embedded_BTD = embedded_BTD + (types[0] if one_type else F.embedding(types_BT, types))
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
@@ -170,31 +171,32 @@ class EncoderClassifier(torch.nn.Module):
     def _layer(
         self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
     ) -> torch.Tensor:
-        """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
+        """[B, Q, D] for all tokens; in the last layer only for the first: the head reads no
+        other."""
         part = self.family.layer
         query_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
         attended_BQD = self._attend(query_BQD, hidden_BTD, blocked_BT, layer)
         if self.family.attended_dropout:
             attended_BQD = self._dropped(attended_BQD, self.rates[0])
-        own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
-        own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
-        inner_BQH = self._linear(own_BQD, layer + part.inner)
+        residual_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
+        residual_BQD = self._norm(attended_BQD + residual_BQD, layer + part.attention_norm)
+        inner_BQH = self._linear(residual_BQD, layer + part.inner)
         inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
         outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
-        return self._norm(outer_BQD + own_BQD, layer + part.output_norm)
+        return self._norm(outer_BQD + residual_BQD, layer + part.output_norm)
 
     def _attend(
         self,
-        own_BQD: torch.Tensor,
+        query_BQD: torch.Tensor,
         hidden_BTD: torch.Tensor,
         blocked_BT: Blocked,
         layer: str,
     ) -> torch.Tensor:
         part = self.family.layer
-        if own_BQD is hidden_BTD:  # one product instead of three
+        if query_BQD is hidden_BTD:  # one product instead of three
             query, key, value = self._by_head(hidden_BTD, layer, part.query, part.key, part.value)
         else:
-            (query,) = self._by_head(own_BQD, layer, part.query)
+            (query,) = self._by_head(query_BQD, layer, part.query)
             key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
         attend = attend_fused if hidden_BTD.is_cuda else attend_plainly
         context = attend(query, key, value, blocked_BT, self.rates[1] if self.training else 0.0)
@@ -218,7 +220,7 @@ class EncoderClassifier(torch.nn.Module):
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
-        if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
+        if x.is_cuda:  # CUDA's kernel does not accept float32 weights for bf16 input
             x = x.float()
         epsilon = self.family.epsilon(self.config)
         return F.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon).to(self.compute_dtype)
@@ -228,7 +230,7 @@ class EncoderClassifier(torch.nn.Module):
 
 
 class VisionClassifier(EncoderClassifier):
-    """The forward pass "vision": patches of pixels, a norm before each sublayer and behind the last
+    """The forward pass "vision": patches of pixels, a norm before each sublayer and after the last
     layer; the head takes the class token.
 
     Source: transformers' `modeling_vit.py`. Config has the image processor's image_mean and
@@ -236,14 +238,14 @@ class VisionClassifier(EncoderClassifier):
     """
 
     _colours: tuple[torch.Tensor, torch.Tensor] | None = None
-    """image_mean and image_std on the device, made once."""
+    """image_mean and image_std on the device, created once."""
 
     def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, C] float32.
 
         Args:
             pixels_BN: uint8, an image in each row: N = height * width * channels.
-            mask_BT: not read: every token of an image is one.
+            mask_BT: not read, since images have no padding.
         """
         dropout, _, classifier_dropout = self.rates
         embeddings = self.family.prefix + self.family.embeddings
@@ -270,7 +272,7 @@ class VisionClassifier(EncoderClassifier):
             )
         mean_C, std_C = self._colours
         pixels = (pixels_BN.view(-1, side, side, channels).float() / 255 - mean_C) / std_C
-        # A convolution whose stride is its width: one product of the patches, [channels, y, x] each
+        # A convolution whose stride is its width is one product of patches [channels, y, x].
         patches = pixels.view(-1, across, patch, across, patch, channels).permute(0, 1, 3, 5, 2, 4)
         name = family.prefix + family.embeddings
         weight = self._parameter(f"{name}{family.projection}.weight").flatten(1)
@@ -286,11 +288,12 @@ class VisionClassifier(EncoderClassifier):
     def _layer(
         self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
     ) -> torch.Tensor:
-        """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
+        """[B, Q, D] for all tokens; in the last layer only for the first: the head reads no
+        other."""
         part, dropout = self.family.layer, self.rates[0]
         normed_BTD = self._norm(hidden_BTD, layer + part.attention_norm)
-        own_BQD = normed_BTD[:, :1] if first_only else normed_BTD
-        attended_BQD = self._attend(own_BQD, normed_BTD, blocked_BT, layer)
+        query_BQD = normed_BTD[:, :1] if first_only else normed_BTD
+        attended_BQD = self._attend(query_BQD, normed_BTD, blocked_BT, layer)
         hidden_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
         hidden_BQD = self._dropped(attended_BQD, dropout) + hidden_BQD
         inner_BQH = self._linear(
@@ -304,11 +307,11 @@ FORWARD_PASSES: dict[str, type[EncoderClassifier]] = {
     "post-norm": EncoderClassifier,
     "vision": VisionClassifier,
 }
-"""By ModelFamily.forward (data/family.py)."""
+"""Classes by the name in `ModelFamily.forward` (data/family.py)."""
 
 
 def _parent_module(net: torch.nn.Module, name: str) -> torch.nn.Module:
-    """The module that holds the parameter of this dotted name; made where it is missing."""
+    """The module that holds the parameter of this dotted name; created if it is missing."""
     module = net
     for part in name.split(".")[:-1]:
         if part not in module._modules:
@@ -332,15 +335,15 @@ def build(
 
     Args:
         base_config: config.json as a dict, defaults filled in.
-        weights: by Hugging Face's torch names; a new classifier is added where they have none for
-            `num_labels`.
-        num_labels: classes.
+        weights: arrays by Hugging Face's torch names; a new classifier is added if they lack one
+            for `num_labels`.
+        num_labels: number of classes.
         training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
-        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
+        first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Raises:
-        ModelError: an unknown family, or an activation that it does not have.
+        ModelError: the family is unknown, or does not have the activation.
         ConfigError: model.freeze_layers exceeds the model's layers.
     """
     family = family_of(base_config)
@@ -371,14 +374,14 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 
 @torch.no_grad()
 def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Copy weights into the model in place, or this rank's part of them; names and shapes must be
-    the model's."""
-    own = dict(net.named_parameters())
+    """Copy weights, or this rank's part of them, into the model in place; names and shapes must be
+    the model's, and none may be missing."""
+    remaining = dict(net.named_parameters())
     for name, array in arrays:
-        here, rows = part_of(own.pop(name))
-        here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
-    if own:
-        raise KeyError(f"the weights lack {sorted(own)[:5]}")
+        target, rows = part_of(remaining.pop(name))
+        target.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
+    if remaining:
+        raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
 
 
 def on_device(ids_BT: np.ndarray, device: str | torch.device) -> torch.Tensor:
@@ -407,14 +410,14 @@ def forward_fn(
         if as_served:
             net.compute_dtype = torch.float32
         try:
-            # What FSDP2 gathers in inference mode could not be used in training afterwards.
+            # Parameters that FSDP2 gathers in inference mode cannot be used in training afterwards.
             with torch.no_grad() if net.divided else torch.inference_mode():
-                given = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
+                types = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
                 mask = torch.from_numpy(mask_BT).to(device)
-                logits_BC = net(on_device(ids_BT, device), mask, **given)
+                logits_BC = net(on_device(ids_BT, device), mask, **types)
         finally:
             if net.divided:
-                net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass
+                net.reshard()  # FSDP2 keeps the root module gathered for a backward pass
             net.train(training)
             net.compute_dtype = dtype
         return logits_BC.cpu().numpy()

@@ -1,7 +1,7 @@
 """GELU and LayerNorm in TensorFlow with custom gradients: fewer passes over activations.
 
-On a CPU each operation of a graph reads and writes all its elements. TensorFlow's own gradients of
-these two take a third to a half longer (docs/decisions/training-speed.md).
+On a CPU each operation of a graph reads and writes all its elements. TensorFlow's built-in
+gradients of these two take a third to a half longer (docs/decisions/training-speed.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PEAK = 1 / math.sqrt(2 * math.pi)
 
 @tf.custom_gradient
 def gelu(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """x times the standard normal distribution's share below x; exact, as torch's GELU.
+    """x times the standard normal distribution function at x; exact, like torch's GELU.
 
     Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """
@@ -34,7 +34,7 @@ def gelu(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 def layer_norm(
     x_ND: tf.Tensor, weight_D: tf.Tensor, bias_D: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, Callable]:
-    """Each row less its mean, over its standard deviation, times weight, plus bias. float32.
+    """Each row minus its mean, divided by its standard deviation, times weight, plus bias. float32.
 
     Args:
         epsilon: added to the variance; a plain number.

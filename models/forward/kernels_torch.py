@@ -32,14 +32,14 @@ def linear(
     """Several linear layers of the same input in one product.
 
     In bf16 on a CPU with AMX the backward pass itself adds the weights' gradients to their `.grad`,
-    in float32: they are there after `backward()`; `torch.autograd.grad` does not return them.
+    in float32: `.grad` is set after `backward()`, but `torch.autograd.grad` does not return them.
 
     Args:
-        x: [..., K], of the dtype to compute in.
+        x: [..., K] in the dtype to compute in.
         weights: [N, K] float32 each.
         biases: [N] float32 each.
-        accumulate: the backward pass may add to `.grad` itself; False where something else takes
-            gradients as they arise (FSDP2).
+        accumulate: the backward pass may add to `.grad` itself; False if other code takes the
+            gradients as they are computed (FSDP2).
     Returns:
         [..., sum of N] in x's dtype.
     """
@@ -55,8 +55,8 @@ def linear(
 class _Linear(torch.autograd.Function):
     """bf16 products whose weights' gradients are computed in float32 and accumulated in place.
 
-    torch rounds them to bf16, converts and accumulates them, each in a pass through memory; its
-    linear layer also writes the bias to the whole output before it adds the product.
+    torch rounds them to bf16, then converts and accumulates them, each in a pass through memory.
+    Its linear layer also writes the bias to the whole output before it adds the product.
     """
 
     @staticmethod
@@ -78,8 +78,8 @@ class _Linear(torch.autograd.Function):
         gradient_MN, x_MK = gradient.flatten(0, -2).contiguous(), x.flatten(0, -2)
         widths = [len(each) for each in ctx.weights]
         parts = zip(ctx.weights, gradient_MN.split(widths, 1), needs_weight, strict=True)
-        for parameter, part_MN, wanted in parts:
-            if wanted:
+        for parameter, part_MN, needs_gradient in parts:
+            if needs_gradient:
                 _add_product(part_MN, x_MK, parameter)
         # autograd ignores the gradient of a frozen bias.
         bias_gradients = (
@@ -105,7 +105,7 @@ def _add_product(
 
 @cache
 def mkl_product() -> Callable[..., None] | None:
-    """MKL's bf16 product accumulated in a float32 matrix; None where it is missing or no faster.
+    """MKL's bf16 product that accumulates in a float32 matrix; None if it is missing or not faster.
 
     A torch built with MKL exports it from its library, but has no CPU operation for it: `addmm`
     with `out_dtype` exists for CUDA only.
@@ -128,7 +128,8 @@ def mkl_product() -> Callable[..., None] | None:
 
 
 def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The parts, converted and concatenated in one pass: half the time of `cat`. No gradient."""
+    """The parts converted and concatenated in one pass, in half the time of `cat`. It has no
+    gradient."""
     joined = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=dtype)
     for part, target in zip(parts, joined.split([len(part) for part in parts]), strict=True):
         target.copy_(part)
@@ -137,15 +138,15 @@ def _joined(parts: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
 
 # ------------------------------------------------------------------------------------- dropout
 def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
-    """Dropout's factor of each element: 0, or 1 / (1 - rate). Seeded by torch's generator.
+    """Dropout's factor for each element: 0, or 1 / (1 - rate). Seeded by torch's generator.
 
     Args:
-        like: has the shape and dtype of the result; on a CPU.
+        like: CPU tensor with the shape and dtype of the result.
         rate: share of zeros, to a precision of 1 / 65,536.
     """
     count = like.numel()
-    # A 64-bit draw serves four elements. numpy's generator, seeded by torch's, is faster, which
-    # counts because one thread draws alone.
+    # A 64-bit draw serves four elements. numpy's generator, seeded by torch's, is faster. That
+    # matters because a single thread draws.
     seed = torch.randint(2**63 - 1, ()).item()
     draws = np.random.Generator(np.random.SFC64(seed)).integers(
         2**64, size=-(-count // 4), dtype=np.uint64
@@ -154,14 +155,14 @@ def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
     least, factor = parameters.dropout_draw(rate)
     kept = values.ge_(least)  # 0 and 1, in place
     if like.dtype.itemsize == kept.dtype.itemsize:
-        # Multiply the factor's bits as integers: no element is converted.
+        # Multiplying the factor's bits as integers avoids a conversion of each element.
         bits = torch.tensor(factor, dtype=like.dtype).view(kept.dtype).item()
         return kept.mul_(bits).view(like.dtype)
     return kept.to(like.dtype).mul_(factor)
 
 
 def dropped(x: torch.Tensor, rate: float) -> torch.Tensor:
-    """Dropout."""
+    """x after dropout."""
     if rate == 0.0:
         return x
     return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
@@ -175,11 +176,11 @@ def attend_fused(
     blocked_BT: torch.Tensor | None,
     rate: float,
 ) -> torch.Tensor:
-    """[B, heads, Q, D / heads], by the GPU's fused kernel, dropout included.
+    """Attention [B, heads, Q, D / heads] by the GPU's fused kernel, dropout included.
 
     Args:
         query, key, value: [B, heads, Q or T, D / heads].
-        blocked_BT: added to the scores; None: nothing is. With any mask, of zeros too, a GPU
+        blocked_BT: added to the scores; None: no mask. With any mask, even one of zeros, a GPU
             cannot choose flash attention.
         rate: dropout of the attention weights.
     """
@@ -194,7 +195,8 @@ def attend_plainly(
     blocked_BT: torch.Tensor | None,
     rate: float,
 ) -> torch.Tensor:
-    """The same, step by step: the CPU's fused kernel has no dropout. N is B * heads."""
+    """The same as `attend_fused`, step by step, since the CPU's fused kernel has no dropout. N is
+    B * heads."""
     by_head = query.shape  # [B, heads, Q, D / heads]
     query, key, value = (part.flatten(0, 1) for part in (query, key, value))
     if blocked_BT is None:

@@ -1,7 +1,7 @@
 """A model whose parameters are divided among the ranks by FSDP2 (training.parallel.shard: full).
 
-Each rank keeps its rows of every parameter; FSDP2 gathers those of one module when it computes, and
-sums its gradients to the ranks whose rows they are. What follows from that:
+Each rank keeps its rows of every parameter. FSDP2 gathers a module's parameters when it computes,
+and sums its gradients on the ranks that keep the rows. For the consequences see
 docs/decisions/sharding.md.
 
 Source: torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP" (2023).
@@ -16,12 +16,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 def shard(net: torch.nn.Module, parts: Iterable[str], mesh: DeviceMesh, device: str) -> None:
-    """Divide a model's parameters among the ranks of a mesh; their values are undefined then.
+    """Divide a model's parameters among the ranks of a mesh; their values are undefined afterwards.
 
     Args:
-        net: on torch's device "meta", so that no rank needs room for all of it.
+        net: a model on torch's device "meta", so that no rank needs memory for all of it.
         parts: names of the modules that are gathered one by one; the rest is gathered as one.
-        mesh: of one dimension; every rank of it enters each forward and backward pass.
+        mesh: a mesh of one dimension; all its ranks enter each forward and backward pass.
         device: torch's name of the device of the parts.
     """
     from torch.distributed.fsdp import fully_shard
@@ -31,7 +31,8 @@ def shard(net: torch.nn.Module, parts: Iterable[str], mesh: DeviceMesh, device: 
     fully_shard(net, mesh=mesh)
     for module in net.modules():
         if hasattr(module, "set_gradient_divide_factor"):
-            # The loss is divided by the weight of all ranks' rows: gradients are summed, no mean.
+            # The loss is already divided by the weight of all ranks' rows, so gradients are summed,
+            # not averaged.
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     net.to_empty(device=device)
@@ -39,7 +40,7 @@ def shard(net: torch.nn.Module, parts: Iterable[str], mesh: DeviceMesh, device: 
 
 
 def part_of(parameter: torch.Tensor) -> tuple[torch.Tensor, slice]:
-    """(this rank's own memory of a parameter or its gradient, which rows of the whole it is)."""
+    """(this rank's memory of a parameter or its gradient, the rows of the whole that it holds)."""
     if not hasattr(parameter, "to_local"):
         return parameter.detach(), slice(None)
     mesh = parameter.device_mesh

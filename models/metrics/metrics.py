@@ -1,6 +1,6 @@
 """Classification metrics from labels and logits. Pure numpy: no I/O, no framework.
 
-By scikit-learn's definitions (the tests compare); calibration by Guo et al., 2017.
+The definitions are scikit-learn's (the tests compare); calibration is that of Guo et al., 2017.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ __all__ = [
 
 ECE_BINS = 15
 MOST_IN_MATRIX = 200
-"""Classes up to which the confusion matrix is given; 2,000 would be 12 MB of JSON each time."""
+"""Most classes that a confusion matrix is returned for; 2,000 would be 12 MB of JSON each time."""
 MOST_CONFUSED = 50
 TOP = (3, 5)
-"""k of the top-k accuracies; one of as many classes or fewer is undefined: it would be 1."""
+"""k of the top-k accuracies; with k classes or fewer it is undefined, since it would be 1."""
 ACCURACY_OF_COVERAGE = 0.95
-"""Accuracy that the rows of `coverage_at_95` have."""
+"""Accuracy of the rows that `coverage_at_95` counts."""
 
 
 class Ranks(Protocol):
-    """What sums over the ranks of an evaluation need of its world (training's Comm has it)."""
+    """The collectives that sums over the ranks of an evaluation need (training's Comm has them)."""
 
     rank: int
 
@@ -44,8 +44,8 @@ class Ranks(Protocol):
 
 
 def no_labels(task: Task, classes: int) -> np.ndarray:
-    """The labels of no rows, in the type in which an evaluation keeps them: int64 [0] class
-    numbers; of several labels float32 [0, C]; of a regression float32 [0]."""
+    """An empty array of labels in a task's type: int64 [0] class numbers for single_label, float32
+    [0, C] for multi_label, float32 [0] for a regression."""
     if task == "single_label":
         return np.zeros(0, np.int64)
     if task == "multi_label":
@@ -68,8 +68,8 @@ def classification_metrics(
     of rows that are right 95 times in 100, if the most confident ones are kept. 0/0 counts as 0.
 
     Args:
-        labels_N: int, class numbers.
-        logits_NC: float, scores before the softmax.
+        labels_N: class numbers, int.
+        logits_NC: scores before the softmax, float.
         label_names: C names in the order of the columns.
     Returns:
         Plain JSON: `rows`, the METRICS, `labels`, `per_class` (precision, recall, f1, support,
@@ -77,8 +77,8 @@ def classification_metrics(
         None above 200 classes), `confused` (the most frequent wrong pairs: label, prediction,
         rows), `reliability` (the bins of `ece`: lower, upper, rows, confidence, accuracy).
     Raises:
-        DataError: no rows, or a label outside 0 .. C-1.
-        ModelError: logits with NaN or infinity, or of another number of classes.
+        DataError: there are no rows, or a label is outside 0 .. C-1.
+        ModelError: logits have NaN or infinity, or another number of classes.
     """
     labels, logits = _checked(labels_N, logits_NC, label_names)
     classes = len(label_names)
@@ -115,11 +115,12 @@ def assembled(
 
     Args:
         loss: mean over the rows.
-        pairs: (keys int64[M], rows int64[M]): of each pair that occurs, label * C + prediction.
+        pairs: (keys int64[M], rows int64[M]): label * C + prediction of each pair that occurs, and
+            its number of rows.
         areas: `areas` of each class.
         bins: float64[3, ECE_BINS], sums of `calibration_bins`.
-        within: [len(TOP)], rows whose label has one of the k highest scores.
-        confidence: [2, M], wrong and right rows in bins of ascending confidence.
+        within: [len(TOP)], number of rows whose label has one of the k highest scores.
+        confidence: [2, M], numbers of wrong and right rows in bins of ascending confidence.
     """
     classes = len(label_names)
     keys, counts = pairs
@@ -177,7 +178,7 @@ def assembled(
 def counted(
     keys: np.ndarray, counts: np.ndarray, classes: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(hits, support, guesses), float[C] each, of counted pairs; see `class_scores`."""
+    """(hits, support, guesses), float[C] each, from counted pairs; see `class_scores`."""
     of_label, of_prediction = keys // classes, keys % classes
     right = of_label == of_prediction
     return (
@@ -193,9 +194,9 @@ def pair_metrics(
     """The METRICS that follow from counted pairs of label and prediction (see `assembled`).
 
     Args:
-        whole: of rows drawn again from a sample, the sample's `class_scores`: macro averages go
-            over the sample's classes, and one that the draw has no row of keeps its value. Else
-            the draws of a rare class would be averages of other classes than the sample's.
+        whole: `class_scores` of the sample that the rows are a bootstrap draw from. Macro averages
+            then cover the sample's classes, and a class without a row in the draw keeps its value;
+            otherwise draws without a rare class would average over other classes than the sample.
     """
     hits, support, guesses = counted(keys, counts, classes)
     scores = class_scores(hits, support, guesses)
@@ -221,14 +222,14 @@ def pair_metrics(
 
 
 ClassScores = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""(precision, recall, F1, whether it occurs at all) of each class."""
+"""(precision, recall, F1, True if it occurs at all) of each class."""
 
 
 def class_scores(hits: np.ndarray, support: np.ndarray, guesses: np.ndarray) -> ClassScores:
-    """(precision, recall, F1, whether it occurs at all) of each class.
+    """(precision, recall, F1, True if it occurs at all) of each class.
 
     Args:
-        hits, support, guesses: float[C], rows rightly predicted, labelled, predicted.
+        hits, support, guesses: float[C], numbers of rows rightly predicted, labelled, predicted.
     """
     named = support + guesses
     return ratio(hits, guesses), ratio(hits, support), ratio(2 * hits, named), named > 0
@@ -257,15 +258,15 @@ def _checked(
 
 
 def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> None:
-    """Fail on rows that have no metrics.
+    """Raise if metrics cannot be computed for the rows.
 
     Args:
-        bad: (rows whose label is not among the labels, one of these labels).
-        broken: rows with NaN or infinity.
+        bad: (number of rows whose label is not among the labels, one of these labels).
+        broken: number of rows with NaN or infinity.
     """
     if rows == 0:
         raise DataError(
-            "there is nothing to evaluate: the split has no rows",
+            "nothing to evaluate: the split has no rows",
             remedy="give the split a share in data.split, or evaluate another one",
         )
     if bad[0]:
@@ -276,7 +277,7 @@ def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> Non
         )
     if broken:
         raise ModelError(
-            "the model gives NaN or infinity",
+            "the model's output contains NaN or infinity",
             got=f"{broken} of {rows} rows",
             remedy="the training diverged: lower training.learning_rate or use precision fp32",
         )
@@ -288,11 +289,11 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
 
 def label_ranks(labels_N: np.ndarray, logits_NC: np.ndarray) -> np.ndarray:
-    """int[N]: how many classes come before a row's label, by score. Of equal scores the class with
-    the higher number comes first, as in scikit-learn's top_k_accuracy_score."""
-    own_N1 = np.take_along_axis(logits_NC, labels_N[:, None], axis=1)
+    """int[N]: how many classes rank before a row's label by score. If scores are equal, the class
+    with the higher number ranks first, as in scikit-learn's top_k_accuracy_score."""
+    label_N1 = np.take_along_axis(logits_NC, labels_N[:, None], axis=1)
     later_NC = np.arange(logits_NC.shape[1]) > labels_N[:, None]
-    return ((logits_NC > own_N1) | ((logits_NC == own_N1) & later_NC)).sum(axis=1)
+    return ((logits_NC > label_N1) | ((logits_NC == label_N1) & later_NC)).sum(axis=1)
 
 
 def _mcc(right: float, support: np.ndarray, guesses: np.ndarray) -> float:
@@ -306,7 +307,8 @@ def coverage_at(accuracy: float, wrong: np.ndarray, right: np.ndarray) -> float:
     """The largest share of rows that reaches an accuracy, if the most confident ones are kept.
 
     Args:
-        wrong, right: rows in bins of ascending confidence; rows of one bin are kept together.
+        wrong, right: numbers of rows in bins of ascending confidence; the rows of a bin are kept
+            together.
 
     >>> coverage_at(0.9, np.array([3, 1, 0]), np.array([1, 9, 6]))  # the upper two: 15 of 16
     0.8
@@ -317,7 +319,7 @@ def coverage_at(accuracy: float, wrong: np.ndarray, right: np.ndarray) -> float:
 
 
 def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | None, float | None]:
-    """`areas` of rows, each score a bin of its own."""
+    """`areas` of rows, where each distinct score is a bin."""
     scores, inverse = np.unique(score_N, return_inverse=True)
     positives = np.bincount(inverse[positive_N], minlength=len(scores))
     return areas(np.bincount(inverse, minlength=len(scores)) - positives, positives)
@@ -326,12 +328,12 @@ def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | 
 def areas(
     negatives: np.ndarray, positives: np.ndarray, *, ties: bool = True
 ) -> tuple[float | None, float | None]:
-    """(area under the ROC curve, average precision) of rows in bins of ascending score. None:
-    undefined, without rows of a kind.
+    """(area under the ROC curve, average precision) of rows in bins of ascending score; None for
+    one that is undefined because positive or negative rows are missing.
 
     Args:
-        ties: rows of one bin have equal scores; False: scores that were put together, whose rows
-            are taken to be evenly mixed.
+        ties: True: rows of one bin have equal scores; False: a bin joins different scores, and its
+            rows are assumed to be evenly mixed.
     """
     without, having = float(negatives.sum()), float(positives.sum())
     if not having:
@@ -339,8 +341,8 @@ def areas(
     above = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
     if not ties:  # the precision that a bin's middle positive row has
         above = tuple(
-            total - np.maximum(own[::-1] - part, 0.0) / 2
-            for total, own, part in zip(above, (positives, negatives), (1.0, 0.0), strict=True)
+            total - np.maximum(counts[::-1] - part, 0.0) / 2
+            for total, counts, part in zip(above, (positives, negatives), (1.0, 0.0), strict=True)
         )
     precision = ratio(above[0].astype(float), (above[0] + above[1]).astype(float))
     average = float((positives[::-1] * precision).sum() / having)
@@ -351,8 +353,8 @@ def areas(
 
 
 def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndarray:
-    """float64[3, ECE_BINS]: rows, sum of confidences and right rows in bins of equal width over the
-    predicted class's probability."""
+    """float64[3, ECE_BINS]: number of rows, sum of confidences and number of right rows, in bins of
+    equal width over the predicted class's probability."""
     bin_N = np.minimum((confidence_N * ECE_BINS).astype(int), ECE_BINS - 1)
     return np.stack(
         [
@@ -364,10 +366,10 @@ def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndar
 
 
 def calibration(bins: np.ndarray) -> tuple[list[dict], float]:
-    """(the bins as JSON, expected calibration error), of sums of `calibration_bins`."""
+    """(the bins as JSON, expected calibration error) from sums of `calibration_bins`."""
     rows, confidence, accuracy = bins[0], ratio(bins[1], bins[0]), ratio(bins[2], bins[0])
     ece = float((rows * np.abs(accuracy - confidence)).sum() / rows.sum())
-    said = [
+    reliability = [
         {
             "lower": b / ECE_BINS,
             "upper": (b + 1) / ECE_BINS,
@@ -377,4 +379,4 @@ def calibration(bins: np.ndarray) -> tuple[list[dict], float]:
         }
         for b in range(ECE_BINS)
     ]
-    return said, ece
+    return reliability, ece

@@ -1,7 +1,7 @@
 """Metrics of rows that have any number of labels, each predicted above a probability of 0.5. Numpy.
 
-By scikit-learn's definitions (the tests compare). `LabelSums` is what many rows become: see
-models/metrics/tally.py.
+The definitions are scikit-learn's (the tests compare). `LabelSums` replaces the rows once there are
+too many to keep: see models/metrics/tally.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOG_ODDS = 20.0
 
 
 def binary_loss(labels_NC: np.ndarray, logits_NC: np.ndarray) -> np.ndarray:
-    """float64[N]: binary cross entropy of each row, the mean over its C labels."""
+    """float64[N]: binary cross entropy of each row, averaged over its C labels."""
     x = np.asarray(logits_NC, np.float64)
     return (np.maximum(x, 0) - x * labels_NC + np.log1p(np.exp(-np.abs(x)))).mean(axis=1)
 
@@ -29,19 +29,19 @@ def multi_label_metrics(
 ) -> dict:
     """Metrics over a whole split.
 
-    Macro averages cover the labels that occur or are predicted; `roc_auc` those with rows of both
-    kinds, `mean_average_precision` those that occur. 0/0 counts as 0.
+    Macro averages cover the labels that occur or are predicted; `roc_auc` covers those with rows of
+    both kinds, `mean_average_precision` those that occur. 0/0 counts as 0.
 
     Args:
         labels_NC: 1 where a row has the label, else 0.
-        logits_NC: float, scores before the sigmoid.
+        logits_NC: scores before the sigmoid, float.
         label_names: C names in the order of the columns.
     Returns:
         Plain JSON: `task`, `rows`, the METRICS of the task, `labels`, `per_class` (precision,
         recall, f1, support, roc_auc, average_precision by name).
     Raises:
-        DataError: no rows.
-        ModelError: logits with NaN or infinity, or of another number of labels.
+        DataError: there are no rows.
+        ModelError: logits have NaN or infinity, or another number of labels.
     """
     if np.shape(logits_NC) != (len(labels_NC), len(label_names)):
         raise ModelError(
@@ -56,18 +56,19 @@ def multi_label_metrics(
 
 
 class LabelSums:
-    """Sums over rows, which sums over ranks are sums of.
+    """Sums over rows; the sums of several ranks can be added.
 
     Args:
-        classes: C.
-        exact: areas are of the rows of one call of `add`; else of histograms of the log-odds.
+        classes: number of labels, C.
+        exact: compute areas from the rows of a single call of `add`; False: from histograms of the
+            log-odds.
     """
 
     def __init__(self, classes: int, *, exact: bool = False) -> None:
         self.classes = classes
         self.width = min(_MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
         self.counts = np.zeros((3, classes))
-        """Rows of each label that have it and are predicted to, have it, are predicted to."""
+        """For each label, numbers of rows: rightly predicted, having it, predicted to have it."""
         self.histogram = None if exact else np.zeros((2, classes, self.width))
         self.areas: list[tuple[float | None, float | None]] = []
         self.loss = self.whole = 0.0
@@ -98,22 +99,22 @@ class LabelSums:
         """The sums over all ranks, on every rank. Every rank enters."""
         total = LabelSums(self.classes)
         total.histogram = comm.sum(self.histogram)
-        # Each rank's, added in the order of the ranks: the same bits on every rank.
-        own = [self.loss, self.whole, self.rows, self.broken, *self.counts.reshape(-1)]
-        sums = comm.gather(np.array([own], np.float64)).sum(axis=0)
+        # Summed in the order of the ranks, so that every rank gets the same bits.
+        rank_sums = [self.loss, self.whole, self.rows, self.broken, *self.counts.reshape(-1)]
+        sums = comm.gather(np.array([rank_sums], np.float64)).sum(axis=0)
         total.loss, total.whole = float(sums[0]), float(sums[1])
         total.rows, total.broken = int(sums[2]), int(sums[3])
         total.counts = sums[4:].reshape(self.counts.shape)
         return total
 
     def metrics(self, label_names: Sequence[str]) -> dict:
-        """As `multi_label_metrics`."""
+        """The metrics of the rows counted so far; see `multi_label_metrics`."""
         refuse(self.classes, rows=self.rows, bad=(0, 0), broken=self.broken)
         hits, support, guesses = self.counts
-        found = self.areas
+        class_areas = self.areas
         if self.histogram is not None:
-            found = [areas(*self.histogram[:, c], ties=False) for c in range(self.classes)]
-        precision, recall, f1, seen = class_scores(hits, support, guesses)
+            class_areas = [areas(*self.histogram[:, c], ties=False) for c in range(self.classes)]
+        precision, recall, f1, occurs = class_scores(hits, support, guesses)
         named = float(support.sum() + guesses.sum())
         return {
             "task": "multi_label",
@@ -121,11 +122,11 @@ class LabelSums:
             "loss": self.loss / self.rows,
             "subset_accuracy": self.whole / self.rows,
             "micro_f1": float(2 * hits.sum() / named) if named else 0.0,
-            "macro_precision": _mean(precision[seen]) or 0.0,
-            "macro_recall": _mean(recall[seen]) or 0.0,
-            "macro_f1": _mean(f1[seen]) or 0.0,
-            "roc_auc": _mean([area for area, _ in found if area is not None]),
-            "mean_average_precision": _mean([one for _, one in found if one is not None]),
+            "macro_precision": _mean(precision[occurs]) or 0.0,
+            "macro_recall": _mean(recall[occurs]) or 0.0,
+            "macro_f1": _mean(f1[occurs]) or 0.0,
+            "roc_auc": _mean([area for area, _ in class_areas if area is not None]),
+            "mean_average_precision": _mean([one for _, one in class_areas if one is not None]),
             "labels": list(label_names),
             "per_class": {
                 name: {
@@ -133,8 +134,8 @@ class LabelSums:
                     "recall": float(recall[c]),
                     "f1": float(f1[c]),
                     "support": int(support[c]),
-                    "roc_auc": found[c][0],
-                    "average_precision": found[c][1],
+                    "roc_auc": class_areas[c][0],
+                    "average_precision": class_areas[c][1],
                 }
                 for c, name in enumerate(label_names)
             },

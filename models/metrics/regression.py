@@ -1,7 +1,7 @@
 """Metrics of predicted numbers. Pure numpy.
 
-`TargetSums` is what many rows become (models/metrics/tally.py): sums give all but the rank
-correlation, which needs the rows.
+`TargetSums` replaces the rows once there are too many to keep (models/metrics/tally.py). All
+metrics except the rank correlation follow from sums.
 """
 
 from __future__ import annotations
@@ -20,46 +20,48 @@ def regression_metrics(
     """Metrics over a whole split.
 
     Args:
-        targets_N: float.
-        outputs_N1: float, the predicted numbers.
+        targets_N: the true numbers, float.
+        outputs_N1: the predicted numbers, float.
         label_names: the target's name.
     Returns:
         Plain JSON: `task`, `rows`, the METRICS of the task, `labels`, `targets` and `predictions`
         (mean, deviation of each). `r2` is None if all targets are equal, the correlations also if
         all predictions are.
     Raises:
-        DataError: no rows.
-        ModelError: NaN or infinity, or another number of outputs.
+        DataError: there are no rows.
+        ModelError: outputs have NaN or infinity, or are not one number per row.
     """
     if np.shape(outputs_N1) != (len(targets_N), 1):
         raise ModelError(
-            "the model's output is not one number a row",
+            "the model's output is not one number per row",
             expected=f"outputs of shape ({len(targets_N)}, 1)",
             got=str(np.shape(outputs_N1)),
             remedy="model and dataset must be of task regression",
         )
     sums = TargetSums()
     sums.add(targets_N, outputs_N1)
-    found = sums.metrics(label_names)
-    return found | {"spearman": _spearman(np.asarray(targets_N), np.asarray(outputs_N1)[:, 0])}
+    # Spearman's correlation is Pearson's correlation of the ranks.
+    ranks = TargetSums()
+    ranks.add(_ranks(np.asarray(targets_N)), _ranks(np.asarray(outputs_N1)[:, 0])[:, None])
+    return sums.metrics(label_names) | {"spearman": ranks.metrics(["rank"])["pearson"]}
 
 
 class TargetSums:
-    """Means and sums about them, which those of several ranks are joined to.
+    """Means, and sums of products about the means; those of several ranks can be joined.
 
-    Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983): sums of squares
-    alone would cancel where the mean is far from 0.
+    Source: Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983). Plain
+    sums of squares would cancel if the mean is far from 0.
 
     Args:
-        classes: not used: there is one output.
+        classes: not used, since there is one output; every task's sums take it.
     """
 
     def __init__(self, classes: int = 1) -> None:
         self.rows = self.broken = 0
         self.means = np.zeros(2)
-        """Of targets and predictions."""
+        """Means of the targets and of the predictions."""
         self.products = np.zeros(3)
-        """About the means: of targets, of predictions, of both."""
+        """Sums of products about the means: target^2, prediction^2, target x prediction."""
         self.errors = np.zeros(2)
         """Sums of absolute and of squared errors."""
 
@@ -96,19 +98,19 @@ class TargetSums:
 
     def over(self, comm: Ranks) -> TargetSums:
         """The sums over all ranks, on every rank. Every rank enters."""
-        own = [self.rows, self.broken, *self.means, *self.products, *self.errors]
+        rank_sums = [self.rows, self.broken, *self.means, *self.products, *self.errors]
         total = TargetSums()
-        for row in comm.gather(np.array([own], np.float64)):  # in the order of the ranks
+        for row in comm.gather(np.array([rank_sums], np.float64)):  # in the order of the ranks
             total.broken += int(row[1])
             total._join(int(row[0]), row[2:4], row[4:7], row[7:9])
         return total
 
     def metrics(self, label_names: Sequence[str]) -> dict:
-        """As `regression_metrics`, `spearman` aside: None."""
+        """The metrics of `regression_metrics`, but `spearman` is None."""
         refuse(1, rows=self.rows + self.broken, bad=(0, 0), broken=self.broken)
         mae, mse = (self.errors / self.rows).tolist()
-        own, predicted, shared = self.products.tolist()
-        spread = (own * predicted) ** 0.5
+        labelled, predicted, shared = self.products.tolist()
+        spread = (labelled * predicted) ** 0.5
         deviations = (self.products[:2] / self.rows) ** 0.5
         about = [
             {"mean": float(mean), "deviation": float(deviation)}
@@ -120,7 +122,7 @@ class TargetSums:
             "loss": mse,
             "mse": mse,
             "mae": mae,
-            "r2": 1 - float(self.errors[1]) / own if own else None,
+            "r2": 1 - float(self.errors[1]) / labelled if labelled else None,
             "pearson": max(-1.0, min(1.0, shared / spread)) if spread else None,
             "spearman": None,
             "labels": list(label_names),
@@ -129,13 +131,7 @@ class TargetSums:
         }
 
 
-def _spearman(targets_N: np.ndarray, outputs_N: np.ndarray) -> float | None:
-    """Correlation of the ranks; equal values share their mean rank."""
-    sums = TargetSums()
-    sums.add(_ranks(targets_N), _ranks(outputs_N)[:, None])
-    return sums.metrics(["rank"])["pearson"]
-
-
 def _ranks(values_N: np.ndarray) -> np.ndarray:
+    """The rank of each value; equal values share their mean rank."""
     _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]

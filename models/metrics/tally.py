@@ -1,12 +1,12 @@
-"""What an evaluation keeps of the rows it has seen: the rows while they are few, else sums.
+"""Accumulates the rows of an evaluation: the rows themselves while they are few, then sums.
 
-Ten million rows of a hundred classes are 4 GB of logits on each rank, if all are gathered. Here a
-rank keeps the logits of up to `EXACT_VALUES` values, and the world gathers no more than that.
-Beyond it, rows become counts: pairs of label and prediction, bins of the calibration, and
-histograms of scores for the areas under the curves of each class, and of confidence. Only those
-areas and `coverage_at_95` are estimates then: of scores in one bin of log-odds the order is lost.
-The areas were within 1e-5 (ROC) and 1e-4 of the exact ones wherever the two were compared, the
-coverage within 1e-3 (tests/models/metrics/test_tally.py).
+Ten million rows of a hundred classes would be 4 GB of logits on each rank if all were gathered. So
+a rank keeps up to `EXACT_VALUES` logits, and the world gathers no more than that. Beyond it, rows
+become counts: pairs of label and prediction, calibration bins, and histograms of the scores of each
+class (for the areas under the curves) and of the confidence. Only those areas and `coverage_at_95`
+become estimates, since the order of scores within a bin of log-odds is lost. Wherever both were
+computed, the areas were within 1e-5 (ROC) and 1e-4 of the exact ones, the coverage within 1e-3
+(tests/models/metrics/test_tally.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from howdah.models.metrics.multi_label import LabelSums, multi_label_metrics
 from howdah.models.metrics.regression import TargetSums, regression_metrics
 
 EXACT_VALUES = 2**22
-"""Logits (rows x classes) up to which nothing is estimated: 16 MiB in float32."""
+"""Number of logits (rows x classes) up to which nothing is estimated: 16 MiB in float32."""
 _HISTOGRAM_VALUES = 2**22
 _MOST_BINS = 4_096
 _LOG_ODDS = 20.0
@@ -36,7 +36,8 @@ class Tally:
 
     Args:
         label_names: C names in the order of the logits' columns.
-        task: what the labels are: class numbers; 0 or 1 for each class; numbers.
+        task: single_label: labels are class numbers; multi_label: 0 or 1 for each class;
+            regression: numbers.
     """
 
     def __init__(self, label_names: Sequence[str], task: Task = "single_label") -> None:
@@ -47,19 +48,19 @@ class Tally:
         self.logits = [np.zeros((0, classes), np.float32)]
         self.kept = 0
         self.sums: _Sums | LabelSums | TargetSums | None = None
-        """None: the rows themselves are kept."""
+        """None while the rows themselves are kept."""
 
     def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
-        """Take in a batch's rows."""
+        """Add a batch's rows."""
         self.labels.append(np.asarray(labels_B, self.labels[0].dtype))
         self.logits.append(np.asarray(logits_BC, np.float32))
         self.kept += len(labels_B)
-        # Once there are sums, rows are kept for a while still: sums of many at once cost less.
+        # Even after the first fold rows are buffered: summing many at once is cheaper.
         if self.kept * len(self.names) > EXACT_VALUES:
             self._fold()
 
     def _fold(self) -> _Sums | LabelSums | TargetSums:
-        """Turn the rows that are kept into sums."""
+        """Add the buffered rows to the sums."""
         if self.sums is None:
             self.sums = self._sums_of(len(self.names))
         self.sums.add(np.concatenate(self.labels), np.concatenate(self.logits))
@@ -70,10 +71,10 @@ class Tally:
     def metrics(self, comm: Ranks) -> dict | None:
         """The task's metrics over all ranks' rows, on rank 0; None elsewhere.
 
-        Every rank enters. Every rank gets past the collectives before rank 0 raises.
+        Every rank enters. Rank 0 raises only after the collectives, so no other rank waits for it.
 
         Raises:
-            DataError, ModelError: no rows, or some that have no metrics.
+            DataError, ModelError: there are no rows, or metrics cannot be computed for some.
         """
         values = float("inf") if self.sums is not None else self.kept * len(self.names)
         if comm.sum(np.array([values], np.float64))[0] <= EXACT_VALUES:
@@ -87,10 +88,10 @@ class Tally:
 
 
 class _Sums:
-    """Sums over rows, which sums over ranks are sums of.
+    """Sums over rows; the sums of several ranks can be added.
 
     Args:
-        classes: C.
+        classes: number of classes, C.
     """
 
     def __init__(self, classes: int) -> None:
@@ -104,8 +105,8 @@ class _Sums:
         self.confidence = np.zeros((2, _MOST_BINS))
         # (negative or positive rows of the class, class, bin of its log-odds)
         self.histogram = np.zeros((2, classes, self.width))
-        # sum of the losses; rows, rows with a wrong label, such a label, rows with NaN or infinity
-        self.loss = 0.0
+        self.loss = 0.0  # sum over the rows
+        # rows, rows with an invalid label, one such label, rows with NaN or infinity
         self.rows, self.bad, self.bad_label, self.broken = 0, 0, 0, 0
 
     def add(self, labels_N: np.ndarray, logits_NC: np.ndarray) -> None:
@@ -150,11 +151,11 @@ class _Sums:
         total = _Sums(self.classes)
         total._count(comm.gather(self.keys), comm.gather(self.counts))
         total.histogram = comm.sum(self.histogram)
-        # Each rank's, added in the order of the ranks: the same bits on every rank.
+        # Summed in the order of the ranks, so that every rank gets the same bits.
         parts = (self.bins, self.within, self.confidence)
         flat = np.concatenate([part.reshape(-1) for part in parts])
-        own = np.array([[self.loss, self.rows, self.bad, self.broken, *flat]])
-        sums = comm.gather(own).sum(axis=0)
+        rank_sums = np.array([[self.loss, self.rows, self.bad, self.broken, *flat]])
+        sums = comm.gather(rank_sums).sum(axis=0)
         total.loss = float(sums[0])
         total.rows, total.bad, total.broken = (int(value) for value in sums[1:4])
         ends = np.cumsum([part.size for part in parts])[:-1]
@@ -167,7 +168,7 @@ class _Sums:
         return total
 
     def metrics(self, names: Sequence[str]) -> dict:
-        """As `classification_metrics`."""
+        """The metrics of the rows counted so far; see `classification_metrics`."""
         metrics.refuse(
             self.classes, rows=self.rows, bad=(self.bad, self.bad_label), broken=self.broken
         )
@@ -183,7 +184,7 @@ class _Sums:
 
 
 def _bins(odds: np.ndarray, width: int) -> np.ndarray:
-    """int64, the bin of each of some log-odds."""
+    """The bin of each log-odds value, int64."""
     place = (odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS))
     return np.clip(place, 0, width - 1).astype(np.int64)
 
@@ -193,7 +194,7 @@ MEASURES: dict[Task, tuple] = {
     "multi_label": (multi_label_metrics, LabelSums),
     "regression": (regression_metrics, TargetSums),
 }
-"""By task: (metrics of rows, what many rows become)."""
+"""{task: (function of rows that returns metrics, class of the sums that replace many rows)}."""
 _SAMPLES: dict[Task, tuple[np.ndarray, np.ndarray]] = {
     "single_label": (np.array([0, 1]), np.eye(2)),
     "multi_label": (np.eye(2), np.eye(2)),
@@ -205,7 +206,7 @@ def require(metric: str, task: Task = "single_label") -> None:
     """Refuse, before training, a metric that evaluations of a task do not compute.
 
     Raises:
-        ConfigError: it is not in METRICS, or not computed here.
+        ConfigError: the metric is not in METRICS, or is not computed here.
     """
     labels, logits = _SAMPLES[task]
     names = [str(number) for number in range(logits.shape[1])]
@@ -217,22 +218,19 @@ def require(metric: str, task: Task = "single_label") -> None:
         where="evaluation.metric",
         expected=", ".join(name for name in METRICS if name in measured),
         got=metric,
-        remedy="choose another one; training/evaluation/ must compute what"
-        " howdah/config/metric_table.py lists",
     )
 
 
 def require_rows(metric: str, rows: int) -> None:
-    """Refuse, before training, to choose by a metric that is not computed of so many rows.
+    """Refuse, before training, a metric that cannot be computed over this number of rows.
 
     Raises:
-        ConfigError: it needs the rows themselves.
+        ConfigError: the metric needs the rows themselves, and they are too many to gather.
     """
     if metric == "spearman" and rows > EXACT_VALUES:
         raise ConfigError(
-            "the rank correlation is not computed of so many rows: they would be gathered",
+            f"the rank correlation is only computed for up to {EXACT_VALUES:,} rows",
             where="evaluation.metric",
-            expected=f"at most {EXACT_VALUES:,} rows",
-            got=f"{rows:,}",
+            got=f"{rows:,} rows",
             remedy="choose pearson or mse, or set evaluation.max_rows",
         )

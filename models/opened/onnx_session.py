@@ -1,9 +1,9 @@
-"""Runs an ONNX graph with onnxruntime, its weights mapped from the export's own file.
+"""Runs an ONNX graph with onnxruntime, with the weights mapped from the export's file.
 
-Nothing of a framework is imported. onnxruntime maps the weights itself where the file really lies
-in the graph's directory. It refuses links out of it, and those are what YARN gives its containers:
-such a file is mapped here, once and read-only, and its arrays are handed over; they cost more
-memory (docs/decisions/exports.md).
+No framework is imported. onnxruntime maps the weights itself if the file lies in the graph's
+directory. It refuses links that lead out of it, and YARN localises files in containers as such
+links: such a file is mapped here, once and read-only, and its arrays are passed to onnxruntime,
+which costs more memory (docs/decisions/exports.md).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from howdah.models.weights.tensors import FormatError, read_tensors
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _ERROR = 3
-"""onnxruntime's severity: warnings are about its own optimisations."""
+"""onnxruntime's log severity: its warnings only concern its internal optimisations."""
 
 
 def mapped_tensors(path: str) -> dict[str, np.ndarray]:
-    """The tensors of a local safetensors file, read-only views of one mapping of it.
+    """The tensors of a local safetensors file as read-only views of one mapping.
 
     Raises:
-        ModelError: the file is not whole, or not of float32.
+        ModelError: the file is truncated, or has types that are not supported.
     """
     try:
         with open(storage.local_path(path), "rb") as file:
@@ -37,10 +37,9 @@ def mapped_tensors(path: str) -> dict[str, np.ndarray]:
         tensors = read_tensors(memoryview(data))
     except (FormatError, ValueError) as error:  # ValueError: mmap of an empty file
         raise ModelError(
-            "weights are not a whole safetensors file",
+            "the weights are not a complete safetensors file; copy the file again",
             where=path,
             got=str(error),
-            remedy="copy the file again; it may have been cut short",
         ) from None
     return tensors
 
@@ -57,13 +56,14 @@ def open_session(
 
     Args:
         graph: a serialised ModelProto, or the path of a file with one.
-        weights: the initializers that the graph names in another file, all of them; kept as long
-            as the result is. None: onnxruntime reads them.
-        folder: where the graph's other file is, if `graph` is not a path and has one; no link.
+        weights: all initializers that the graph names in another file; they live as long as the
+            result. None: onnxruntime reads them.
+        folder: the directory of the graph's other file, if `graph` is bytes and names one; the
+            file must not be a link.
         threads: compute threads.
         where: the model, for messages.
     Raises:
-        ModelError: onnxruntime does not take the graph with these weights.
+        ModelError: onnxruntime does not accept the graph with these weights.
     """
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
@@ -72,7 +72,7 @@ def open_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _ERROR
-    # Threads that wait for work sleep: spinning takes the cores that other processes need.
+    # Idle threads sleep: spinning would take the cores that other processes need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if folder is not None:
         options.add_session_config_entry(_FOLDER, storage.local_path(folder))
@@ -87,11 +87,11 @@ def open_session(
             graph, options, providers=["CPUExecutionProvider"]
         )
     except (
-        errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf,
-        errors.NoSuchFile, errors.NotImplemented, errors.RuntimeException,
-    ) as error:  # fmt: skip
+        *(errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.InvalidProtobuf),
+        *(errors.NoSuchFile, errors.NotImplemented, errors.RuntimeException),
+    ) as error:
         raise ModelError(
-            "onnxruntime does not take the model",
+            "onnxruntime cannot load the model",
             where=where,
             got=str(error).splitlines()[0],
             remedy="`howdah export` writes the run's export again",
@@ -104,8 +104,8 @@ def open_session(
 class _Opened:
     session: Any
     weights: Mapping[str, Any]
-    """Kept, since the session reads their memory and holds no reference to it."""
+    """Arrays that must stay alive: the session reads their memory and holds no reference to it."""
 
     def __call__(self, ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
-        given = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
-        return self.session.run([LOGITS], given)[0]
+        inputs = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
+        return self.session.run([LOGITS], inputs)[0]

@@ -1,7 +1,7 @@
-"""Opens an export to classify with: cleaning, encoder, forward pass; of texts or of images.
+"""Opens an export to classify texts or images with: cleaning, encoder, forward pass.
 
-`howdah evaluate` and `howdah predict` use it, so that texts are cleaned, truncated and encoded as
-the training data was.
+All code that scores rows uses it, so that texts are cleaned, truncated and encoded as the training
+data was.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ __all__ = [
     "open_model", "patterns_of", "serving_framework",
 ]  # fmt: skip
 
-EXPORT_PATTERNS = [
-    "config.json", "model*.safetensors*", onnx_graph.FILE, *TOKENIZER_FILES, *IMAGE_FILES, INFO,
-]  # fmt: skip
+EXPORT_PATTERNS = ["config.json", "model*.safetensors*", onnx_graph.FILE, INFO]
+EXPORT_PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]
 
 _RAW_CHARACTERS = 8
-"""Characters before cleaning for one that is encoded: markup can be most of a text."""
+"""Raw characters that are cleaned per character that can be encoded; most may be markup."""
 _BATCH_TOKENS = {"cpu": 1024, "gpu": 8192}
-"""Padded tokens of a batch. On a CPU more of them leave its cache (docs/decisions/exports.md)."""
+"""Padded tokens of a batch. More do not fit a CPU's cache (docs/decisions/exports.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,40 +58,41 @@ class ServedModel:
     """An export in memory, ready to classify."""
 
     path: str
-    """As the user named it."""
+    """Address of the model as the user wrote it."""
     framework: str
     labels: list[str]
     """Label names by number."""
     run_id: str
-    """From howdah.json; for a foreign model `sha256:` and the hash of its files."""
+    """Run id from howdah.json; for a third-party model, `sha256:` and the hash of its files."""
     max_length: int
-    """Texts are truncated to so many tokens."""
+    """Number of tokens that texts are truncated to."""
     clean: CleanOptions
-    """The cleaning of the training data; all off for a foreign model."""
+    """The cleaning of the training data; all steps are off for a third-party model."""
     columns: Columns
     """The columns that the training texts were made from."""
     encoder: AnyEncoder
     gpu: bool
-    """Whether it runs on a GPU."""
+    """True if it runs on a GPU."""
     forward: Forward
-    """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout; of images pixels uint8
+    """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout; images are pixels uint8
     [B, values] in place of the ids."""
     positions: int
-    """The model's positions: no batch is wider."""
+    """Number of positions of the model, which is the maximum width of a batch."""
     kind: InputKind = "text"
-    """What it classifies."""
+    """Kind of rows that it classifies."""
     task: Task = "single_label"
-    """What it predicts of a row; `scores` are probabilities, of a regression its numbers."""
+    """What it predicts for a row; `scores` are probabilities, or the numbers of a regression."""
     pairs: bool = False
-    """Texts are pairs, joined (data/clean.py)."""
+    """True if texts are pairs, joined (data/clean.py)."""
     decision: Decision = field(default_factory=Decision)
-    """What `howdah model threshold` has put into the export; `scores` have its temperature."""
+    """The decision in the export (`howdah model threshold`); `scores` include its temperature."""
     own_width: bool = False
-    """Rows of one batch have one width, each its own: no score depends on which rows are near."""
+    """True if a batch holds only rows of one padded width, so that a row's score does not depend on
+    the other rows."""
 
     @property
     def temperature(self) -> float:
-        """Logits are divided by it; 1: as they are."""
+        """Divisor of the logits; 1 leaves them unchanged."""
         return self.decision.temperature
 
     @property
@@ -102,41 +102,35 @@ class ServedModel:
 
     @cached_property
     def rule(self) -> Rule:
-        """The decision for the model's labels: answers and margins of many rows."""
+        """The decision for the model's labels: it returns answers and margins of many rows."""
         return self.decision.rule(self.task, self.labels)
 
     def decided(self, scores_C: np.ndarray) -> Answer:
-        """What is predicted of a row by its `scores`: the label (None: rejected), the labels, or
-        the number."""
+        """The prediction for a row with these `scores`: its label (None: rejected), its labels, or
+        its number."""
         return self.rule.answers(np.asarray(scores_C)[None])[0]
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
-        """Refuse a model of another kind of rows.
+        """Refuse a model that classifies another kind of rows.
 
         Raises:
             UsageError: it classifies something else.
         """
         if self.kind != kind:
-            raise UsageError(
-                f"the model classifies {self.kind}s, not {kind}s",
-                where=f"{where}: {self.path}",
-                expected=f"a model of {kind}s",
-                got=f"a model of {self.kind}s",
-                remedy=remedy,
-            )
+            message = f"the model classifies {self.kind}s, not {kind}s"
+            raise UsageError(message, where=f"{where}: {self.path}", remedy=remedy)
 
     def require_labels(self, *, where: str, remedy: str) -> None:
-        """Refuse a model that does not predict one label of one text.
+        """Refuse a model that does not predict a single label of a single text.
 
         Raises:
             UsageError: it predicts something else.
         """
         if self.task != "single_label" or self.pairs:
             raise UsageError(
-                "the model does not predict one label of one text",
+                "the model does not predict a single label of a single text",
                 where=f"{where}: {self.path}",
-                expected="task single_label, of single texts",
-                got=self.task + (", of pairs" if self.pairs else ""),
+                got=f"task {self.task}" + (", pairs of texts" if self.pairs else ""),
                 remedy=remedy,
             )
 
@@ -152,9 +146,10 @@ class ServedModel:
         return scores_NC
 
     def clean_text(self, text: str) -> str:
-        """The text, or both of a pair, cleaned as by the ETL.
+        """The text, or both texts of a pair, cleaned as the ETL cleans them.
 
-        Of a very long one only the beginning is cleaned, eight times what is encoded of it at most.
+        Only the beginning of a very long text is cleaned: eight times the characters that can be
+        encoded of it.
         """
         most = _RAW_CHARACTERS * most_characters(self.max_length)
         if len(text) > most:
@@ -163,12 +158,12 @@ class ServedModel:
         return (clean_pair if self.pairs else clean_text)(text, self.clean)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of cleaned texts, truncated to `max_length`: an int array [T] of each."""
+        """Token ids of cleaned texts, truncated to `max_length`: an int array [T] for each."""
         return self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """Scores float32 [N, C] of cleaned texts, in their order: probabilities, of a regression
-        its numbers."""
+        """Scores float32 [N, C] of cleaned texts, in their order: probabilities, or the numbers of
+        a regression."""
         return self.scores_of_ids(self.encode(texts) if texts else [])
 
     def scores_of_ids(self, ids_N: Sequence[np.ndarray]) -> np.ndarray:
@@ -194,7 +189,7 @@ class ServedModel:
         return scores_NC
 
     def _width(self, ids: np.ndarray) -> int:
-        """The width of a batch whose longest row this is."""
+        """The width of a batch in which this is the longest row."""
         return padded_length(len(ids), pad_multiple(self.gpu), self.positions)
 
     @property
@@ -203,13 +198,13 @@ class ServedModel:
 
 
 def patterns_of(framework: str | None) -> list[str]:
-    """The files of an export that are needed to run it.
+    """Patterns of the files of an export that are needed to run it.
 
     Args:
-        framework: of RUNTIMES; None: any that does not need more than the usual files.
+        framework: one of RUNTIMES; None: any that needs only the usual files.
     """
-    own = onnx_graph.FILES.get(framework or "")
-    return list(dict.fromkeys([*EXPORT_PATTERNS, *([own] if own else [])]))
+    graph_file = onnx_graph.FILES.get(framework or "")
+    return list(dict.fromkeys([*EXPORT_PATTERNS, *([graph_file] if graph_file else [])]))
 
 
 def open_model(
@@ -222,16 +217,16 @@ def open_model(
     """Open an export, a run directory with one, or any classifier's directory of a known family.
 
     Args:
-        path: on any storage.
-        framework: tensorflow, torch, or onnx: onnxruntime, with no framework imported. None: the
+        path: address of the model, on any storage.
+        framework: tensorflow, torch, or onnx (onnxruntime, with no framework imported). None: the
             one that it was trained with, if installed.
         threads: compute threads; None: all cores.
-        files: of a published version's manifest, where `path` has copies of its files; None: the
-            manifest in `path` is asked, if there is one.
+        files: `files` of a published version's manifest, if `path` has copies of its files; None:
+            the manifest in `path` is read, if there is one.
     Raises:
-        ModelError: no export, no classifier in it, or nothing installed to run it; a published
-            version whose files are not those of its manifest.
-        UsageError: `framework` is not known, or not installed.
+        ModelError: there is no export, it has no classifier, or nothing is installed to run it; or
+            the files of a published version differ from its manifest.
+        UsageError: `framework` is unknown, or not installed.
     """
     version = open_version(path)
     directory = version.path
@@ -244,7 +239,7 @@ def open_model(
 
 
 def _opened(version: Version, local: str, chosen: str, threads: int | None) -> ServedModel:
-    """The export in `local`, a copy of the version's directory or itself."""
+    """The model in `local`, which is a copy of the version's directory or that directory."""
     directory = version.path
     info_path = storage.join(directory, INFO)
     copied = replace(version, path=local)
@@ -267,16 +262,14 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
         raise ModelError(
             f"the export's {part} is not the one that the model was trained with",
             where=directory,
-            expected=info["tokenizer_hash"],
-            got=encoder.hash,
+            got=f"hash {encoder.hash} instead of {info['tokenizer_hash']}",
             remedy="restore the export's files, or export the run again",
         )
     pairs = bool(info.get("pairs", False))
     decision = Decision.of(info, labels, task, where=info_path)
-    forward, gpu = forward_of(
-        chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
-        first_type_ends=encoder.first_type_ends if pairs else None,
-    )  # fmt: skip
+    ends = encoder.first_type_ends if pairs else None
+    settings = {"classes": len(labels), "threads": count, "first_type_ends": ends}
+    forward, gpu = forward_of(chosen, base, info, local=local, where=directory, **settings)
     cleaned = info.get("clean") or {}
     return ServedModel(
         path=version.address,

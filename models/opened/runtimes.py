@@ -1,4 +1,4 @@
-"""What a model is run with: a framework, or onnxruntime; and its forward pass there."""
+"""Chooses what a model is run with, a framework or onnxruntime, and builds its forward pass."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from howdah.process import env
 from howdah.process.quiet import starting_tensorflow
 
 FRAMEWORKS = ("torch", "tensorflow")
-"""What models are trained with."""
+"""Frameworks that models are trained with."""
 ONNX = "onnx"
-"""onnxruntime with the export's own weights, in place of a framework."""
+"""onnxruntime with the export's model.safetensors, in place of a framework."""
 RUNTIMES = (*FRAMEWORKS, *onnx_graph.FILES)
-"""What models are run with."""
+"""Names of all runtimes that models are run with."""
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -40,16 +40,15 @@ def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
     process, else `trained_with`, else any, else onnxruntime.
 
     Raises:
-        UsageError: an unknown framework, or one that is not installed.
+        UsageError: the requested framework is unknown, or not installed.
         ModelError: no framework is installed.
     """
     if requested is not None and requested not in RUNTIMES:
         raise UsageError("unknown framework", expected=" or ".join(RUNTIMES), got=requested)
     if requested is not None and not _installed(requested):
         raise UsageError(
-            "that framework is not installed",
+            f"the framework {requested} is not installed",
             expected=" or ".join(name for name in RUNTIMES if _installed(name)) or "none installed",
-            got=requested,
         )
     loaded = [name for name in FRAMEWORKS if name in sys.modules]
     for name in (requested, *loaded, trained_with, *FRAMEWORKS, ONNX):
@@ -63,11 +62,11 @@ def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
 
 
 def serving_framework(version: Version, requested: str | None = None) -> str:
-    """What a server or a scoring job runs a model with: the requested one, else onnx where the
-    export has its graph and onnxruntime is installed, else as `choose_framework`.
+    """The runtime of a server or a scoring job: the requested one, else onnx if the export has its
+    graph and onnxruntime is installed, else the choice of `choose_framework`.
 
     Raises:
-        As `open_model`.
+        UsageError, ModelError: see `choose_framework`.
     """
     info = version.info
     if requested is None and onnx_graph.entry(info, ONNX) is not None and _installed(ONNX):
@@ -82,10 +81,10 @@ def _installed(name: str) -> bool:
 
 # ------------------------------------------------------------------------------------- running
 def prepare(chosen: str, threads: int | None) -> int:
-    """Set what must be set before it is imported; the number of compute threads.
+    """Set the environment that the runtime reads at import. Returns the number of compute threads.
 
     Args:
-        threads: None: the cores of this process.
+        threads: compute threads; None: the cores of this process.
     """
     if chosen in onnx_graph.FILES:
         return threads or env.threads_per_rank(env.rank_env().local_size)
@@ -93,7 +92,7 @@ def prepare(chosen: str, threads: int | None) -> int:
 
 
 def without_weights(chosen: str, info: Mapping) -> bool:
-    """Whether it needs no weights as arrays: the export has a graph for it, which reads its own."""
+    """True if no weights are needed as arrays, because the export has a graph that reads them."""
     return onnx_graph.entry(info, chosen) is not None
 
 
@@ -108,17 +107,17 @@ def forward_of(
     threads: int,
     first_type_ends: int | None,
 ) -> tuple[Forward, bool]:
-    """The forward pass, and whether it runs on a GPU.
+    """(forward pass, True if it runs on a GPU).
 
     Args:
-        base: with its weights, unless `without_weights`.
-        info: howdah.json; empty for a foreign model.
+        base: the model, with its weights unless `without_weights`.
+        info: howdah.json; empty for a third-party model.
         local: the export's directory on this machine.
         where: the export, for messages.
-        threads: of `prepare`.
-        first_type_ends: of pairs; None: all tokens have type 0.
+        threads: the number that `prepare` returned.
+        first_type_ends: for pairs; None: all tokens have type 0.
     Raises:
-        ModelError: the model does not run with it, or its files do not fit each other.
+        ModelError: the model does not run with this runtime, or its files do not fit each other.
     """
     if chosen in onnx_graph.FILES:
         forward_onnx.require(base.config)
@@ -128,7 +127,6 @@ def forward_of(
             f"a {base.family.title} does not run with {chosen}",
             where=where,
             expected=" or ".join(base.family.frameworks),
-            got=chosen,
             remedy=f"leave --framework out, or install {base.family.frameworks[0]}",
         )
     return _forward(chosen, base.config, base.weights, classes, first_type_ends=first_type_ends)
@@ -143,7 +141,7 @@ def _forward_onnx(
     threads: int,
     first_type_ends: int | None,
 ) -> Forward:
-    """By the export's own graph, else by one that is made now."""
+    """The forward pass of the export's graph, else of a graph that is built now."""
     from howdah.models.opened.onnx_session import mapped_tensors, open_session
 
     if onnx_graph.entry(info, chosen) is not None:
@@ -158,7 +156,6 @@ def _forward_onnx(
     raise ModelError(
         f"the export has no {onnx_graph.FILES[chosen]}",
         where=where,
-        expected=f"an export with the format {chosen}",
         remedy=f"`howdah export --set export.formats=[hf,{chosen}]` adds it to the run's export",
     )
 
@@ -171,9 +168,8 @@ def _grow_memory(devices: Any) -> None:
     Args:
         devices: `tf.config`.
     """
-    gpus = devices.list_physical_devices("GPU")
-    for gpu in gpus:
-        # After TensorFlow's start it cannot be changed: a caller's own program has decided.
+    for gpu in devices.list_physical_devices("GPU"):
+        # It cannot be changed once TensorFlow has started, which the calling program may have done.
         with contextlib.suppress(RuntimeError):
             devices.experimental.set_memory_growth(gpu, True)
 
@@ -186,8 +182,8 @@ def _forward(
     *,
     first_type_ends: int | None,
 ) -> tuple[Forward, bool]:
-    """The forward pass, and whether it runs on a GPU."""
-    # Full precision: scores must not depend on the machine.
+    """(forward pass, True if it runs on a GPU)."""
+    # Full precision, so that scores do not depend on the machine.
     settings = {
         "num_labels": classes,
         "training": TrainingSection(framework=framework, precision="fp32"),
@@ -199,8 +195,8 @@ def _forward(
 
 
 def _forward_torch(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
-    # OpenMP's threads spin while they wait for each other: beside other processes, whose core they
-    # take, a text costs several times the processor time. It reads this once, when it is loaded.
+    # OpenMP's threads spin while they wait for each other. Beside other processes, whose cores they
+    # take, a text then costs several times the processor time. OpenMP reads this when it is loaded.
     with environ({_WAITING: os.environ.get(_WAITING, "PASSIVE")}):
         import torch
 
@@ -218,6 +214,6 @@ def _forward_tensorflow(config: dict, weights: dict, settings: dict) -> tuple[Fo
         from howdah.models.forward import forward_tf
 
         _grow_memory(tf.config)
-        tf.constant(0)  # starts the runtime, which looks for GPUs and logs what it misses
+        tf.constant(0)  # starts the runtime, which looks for GPUs and logs missing libraries
         gpu = bool(tf.config.list_logical_devices("GPU"))
     return forward_tf.forward_fn(forward_tf.build(config, weights, **settings)), gpu

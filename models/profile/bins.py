@@ -1,9 +1,10 @@
-"""What is counted into which bin: fixed by a model's reference, for all that is compared with it.
+"""The bins that rows are counted in. A model's reference fixes them for all that is compared with
+it.
 
-label        one bin a class, by the model's decision; one for rows that it rejects
-confidence   deciles of the validation split (of a regression: of the predicted number)
+label        one bin per class, by the model's decision, and one for rows that it rejects
+confidence   deciles of the validation split (for a regression: of the predicted number)
 length       deciles of the training split's token counts
-tokens       the TOP most frequent tokens of training have a cell each, all others share OTHERS
+tokens       the TOP most frequent tokens of training have a cell each; all others share OTHERS
              cells by their number
 """
 
@@ -28,18 +29,18 @@ from howdah.errors import ModelError
 from howdah.models.decision import Decision, Rule
 
 TOP = 1024
-"""Tokens with a cell of their own."""
+"""Number of tokens that have a separate cell."""
 OTHERS = 1024
-"""Cells that all other tokens share: a token's number modulo this."""
+"""Number of cells that all other tokens share: a token's number modulo this."""
 SKIPPED = TOP + OTHERS
 """Cell of special tokens, which are not counted."""
 KNOWN_BITS = 2**17
-"""Tokens of larger vocabularies (XLM-RoBERTa's) share bits, by their number modulo this."""
+"""Tokens of larger vocabularies (XLM-RoBERTa's) share bits by their number modulo this."""
 NANO = 10**9
 
 
 def pack(values: np.ndarray, dtype: str) -> str:
-    """An array as JSON holds it: little-endian, compressed, base64."""
+    """An array as a string for JSON: little-endian, compressed, base64."""
     return base64.b64encode(zlib.compress(values.astype(dtype).tobytes(), 9)).decode("ascii")
 
 
@@ -47,9 +48,9 @@ def unpack(text: Any, dtype: str, most: int) -> np.ndarray:
     """The array that `pack` wrote.
 
     Args:
-        most: values; more are refused before they are decompressed.
+        most: number of values; more are refused before they are decompressed.
     Raises:
-        ValueError: it is not one.
+        ValueError: the text is not such an array.
     """
     try:
         size = most * np.dtype(dtype).itemsize
@@ -62,14 +63,13 @@ def unpack(text: Any, dtype: str, most: int) -> np.ndarray:
 
 
 def damaged(where: str | None, got: object) -> ModelError:
-    """The error for a file that is no profile."""
+    """The error for a file that is not a profile."""
     return ModelError(
-        "this is no profile that this version of Howdah reads",
+        "the file is not a profile that this version of Howdah reads (format 1)",
         where=where,
-        expected="a profile.json of format 1",
         got=str(got),
-        remedy="make the model's again with `howdah drift --make-reference`, a partition's with"
-        " `howdah score`",
+        remedy="make a model's profile again with `howdah drift --make-reference`, a partition's"
+        " with `howdah score`",
     )
 
 
@@ -85,22 +85,22 @@ class Known:
 
     @classmethod
     def of(cls, tokens: np.ndarray, vocabulary: int) -> Known:
-        """Of the numbers of tokens that occurred."""
+        """The set of the tokens with these numbers."""
         bits = np.zeros(max(1, min(vocabulary, KNOWN_BITS)), bool)
         bits[np.asarray(tokens, np.int64) % len(bits)] = True
         return cls(bits)
 
     def has(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether each token occurred: bool, of the shape of `tokens`."""
+        """True for each token that occurred: bool, with the shape of `tokens`."""
         return self.bits[tokens % len(self.bits)]
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain JSON."""
         return {"size": len(self.bits), "bits": pack(np.packbits(self.bits), "u1")}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Known:
-        """What `as_dict` gave."""
+        """The tokens that `as_dict` wrote."""
         size = int(fields["size"])
         if not 0 < size <= KNOWN_BITS:
             raise ValueError(f"{size} known tokens")
@@ -112,11 +112,11 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bins:
-    """The bins of one model. Equal `id`: counts may be added and compared."""
+    """The bins of one model. Counts may be added and compared if the `id` is equal."""
 
     task: Task
     labels: tuple[str, ...]
-    """C names by number; of a regression, its column's."""
+    """C names by number; for a regression, the column's name."""
     confidence: tuple[float, ...]
     """Ascending edges between bins; a value at an edge belongs to the bin above."""
     slope: float
@@ -124,21 +124,21 @@ class Bins:
     """Probability that a prediction is right = sigmoid(slope x log odds of its confidence +
     intercept), fitted on the validation split."""
     length: tuple[int, ...] = ()
-    """Ascending edges, in tokens, special ones included; empty with no `vocabulary`."""
+    """Ascending edges, in tokens, special ones included; empty if `vocabulary` is 0."""
     vocabulary: int = 0
-    """Tokens that exist; 0: a model without tokens (of images)."""
+    """Number of tokens that exist; 0 for a model without tokens (images)."""
     top: tuple[int, ...] = ()
-    """Numbers of the tokens with a cell of their own, most frequent first."""
+    """Numbers of the tokens with a separate cell, most frequent first."""
     special: tuple[int, ...] = ()
     """Numbers of the tokens that are not counted: start, end, padding."""
     unknown: int | None = None
-    """Number of the token for what the vocabulary cannot spell; None: there is none."""
+    """Number of the token for text that the vocabulary cannot spell; None if there is none."""
     decision: Decision = field(default_factory=Decision)
-    """What made the scores that are counted, and gives each row its label."""
+    """The decision that made the counted scores and that gives each row its label."""
 
     @cached_property
     def id(self) -> str:
-        """Hash of all of it."""
+        """Hash of all fields."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
@@ -148,7 +148,7 @@ class Bins:
 
     @property
     def classes(self) -> int:
-        """Bins of labels (`Rule.counted`); 0 of a regression, which has none."""
+        """Number of label bins (`Rule.counted`); 0 for a regression."""
         return len(self.rule.counted)
 
     @cached_property
@@ -160,13 +160,14 @@ class Bins:
         return cells
 
     def outputs(self, scores_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is counted of a model's output: rows of each label int64 [classes], and each row's
-        confidence float64 [N].
+        """(rows of each label int64 [classes], each row's confidence float64 [N]) of a model's
+        scores.
 
-        Confidence is the highest probability; of several labels that of the least certain one; of a
-        regression the predicted number.
+        Confidence is the highest probability; for several labels, that of the least certain label;
+        for a regression, the predicted number.
         """
-        scores_NC = np.asarray(scores_NC, np.float32)  # as served: an edge decides alike
+        # float32 as in serving, so that a score at a bin's edge falls on the same side.
+        scores_NC = np.asarray(scores_NC, np.float32)
         counts = self.rule.counts(scores_NC)
         scores_NC = scores_NC.astype(np.float64)
         if self.task == "regression":
@@ -184,10 +185,10 @@ class Bins:
         return np.where(odds_N >= 0, 1.0, small) / (1.0 + small)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain JSON."""
         decision = self.decision.as_dict()
         return {
-            **({"decision": decision} if decision else {}),  # else the id is that of older profiles
+            **({"decision": decision} if decision else {}),  # left out: the id of older profiles
             "task": self.task,
             "labels": list(self.labels),
             "confidence": list(self.confidence),
@@ -202,16 +203,16 @@ class Bins:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Bins:
-        """What `as_dict` gave.
+        """The bins that `as_dict` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: the fields are not valid.
         """
         task = fields["task"]
         if task not in ("single_label", "multi_label", "regression"):
             raise ValueError(f"task {task!r}")
         unknown, labels = fields["unknown"], tuple(str(label) for label in fields["labels"])
-        made = cls(
+        bins = cls(
             task=task,
             labels=labels,
             decision=Decision.of(fields, labels, task, "profile"),
@@ -224,20 +225,20 @@ class Bins:
             special=tuple(int(token) for token in fields["special"]),
             unknown=None if unknown is None else int(unknown),
         )
-        if not 0 <= made.vocabulary < 2**31:
-            raise ValueError(f"a vocabulary of {made.vocabulary}")
-        if not (math.isfinite(made.slope) and math.isfinite(made.intercept)):
+        if not 0 <= bins.vocabulary < 2**31:
+            raise ValueError(f"a vocabulary of {bins.vocabulary}")
+        if not (math.isfinite(bins.slope) and math.isfinite(bins.intercept)):
             raise ValueError("a calibration that is not finite")
-        tokens = (*made.top, *made.special)
-        if tokens and not 0 <= min(tokens) <= max(tokens) < made.vocabulary:
+        tokens = (*bins.top, *bins.special)
+        if tokens and not 0 <= min(tokens) <= max(tokens) < bins.vocabulary:
             raise ValueError("a token outside the vocabulary")
-        for edges in (made.confidence, made.length):
+        for edges in (bins.confidence, bins.length):
             if not all(a < b for a, b in itertools.pairwise(edges)):
                 raise ValueError("edges of bins that do not ascend")
-        return made
+        return bins
 
 
 def log_odds(confidence_N: np.ndarray) -> np.ndarray:
-    """log(p / (1 - p)) float64 [N], of probabilities that float32 rounded to 1, too."""
+    """log(p / (1 - p)) float64 [N]; finite even where float32 has rounded p to 0 or 1."""
     p = np.clip(np.asarray(confidence_N, np.float64), 1e-7, 1 - 1e-7)
     return np.log(p) - np.log1p(-p)

@@ -1,8 +1,8 @@
-"""A profile: counts of what a model was given and what it answered, of one set of rows.
+"""A profile: counts of a model's inputs and outputs over a set of rows.
 
-Counts alone, all of them whole numbers: parts that were counted apart (by Spark's tasks, a server's
-hours) add up to exactly the profile of all rows, in any order. No text is in it: which tokens
-occurred, and how often the most frequent ones did.
+All counts are whole numbers, so parts that were counted separately (by Spark's tasks, or a server's
+hours) add up to exactly the profile of all rows, in any order. It contains no text, only which
+tokens occurred and how often the most frequent ones did.
 
     reference = reference_of(model_directory)         # profile.json of the export
     part = Profile.like(reference)
@@ -11,7 +11,7 @@ occurred, and how often the most frequent ones did.
     total = Profile.like(reference)
     total.merge(Profile.from_dict(part.as_dict()))    # each part
 
-Its size as written: at most some 40 kB (the names of the labels aside), of 10 rows or of a billion.
+The file has at most some 40 kB (without the label names), for 10 rows or for a billion.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from howdah.models.registry import decision_hash, profile_path
 PROFILE = "profile.json"
 """Name of the file in an export, and beside a scored partition's marker."""
 NO_PROFILE = f"no {PROFILE}"
-"""Why `find_reference` finds none: most often."""
+"""The most frequent reason that `find_reference` returns."""
 FORMAT_VERSION = 1
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """Whole numbers; those of two sets of rows add up to those of both."""
+    """Whole numbers that can be added: the counts of two sets of rows are those of their union."""
 
     rows: int = 0
     """Rows with a prediction."""
@@ -47,19 +47,19 @@ class Counts:
     errors: int = 0
     """Rows that failed otherwise."""
     labels: np.ndarray
-    """int64 [C] rows that each label was predicted for."""
+    """int64 [C]: rows that each label was predicted for."""
     confidence: np.ndarray
-    """int64 [bins of confidence]."""
+    """int64 [bins of confidence]: rows in each bin."""
     confidence_nano: int = 0
-    """Sum of the rows' confidence, in units of 1e-9 (each row's is rounded to it)."""
+    """Sum of the rows' confidences in units of 1e-9; each row's is rounded."""
     calibrated_nano: int = 0
-    """Sum of their calibrated confidence, likewise."""
+    """Sum of their calibrated confidences in the same units."""
     squared_nano: int = 0
-    """Sum of its squares, likewise."""
+    """Sum of the squares of the calibrated confidences in the same units."""
     texts: int = 0
     """Rows whose tokens are counted."""
     length: np.ndarray
-    """int64 [bins of length]."""
+    """int64 [bins of length]: rows in each bin."""
     ids: int = 0
     """Tokens, special ones included."""
     tokens: int = 0
@@ -67,13 +67,13 @@ class Counts:
     unseen: int = 0
     """Tokens that never occurred in training."""
     unknown: int = 0
-    """Tokens that stand for what the vocabulary cannot spell ([UNK])."""
+    """Tokens for text that the vocabulary cannot spell ([UNK])."""
     cells: np.ndarray
-    """int64 [SKIPPED] tokens in each cell (models/profile/bins.py)."""
+    """int64 [SKIPPED]: tokens in each cell (models/profile/bins.py)."""
 
     @classmethod
     def none(cls, bins: Bins) -> Counts:
-        """Of no rows."""
+        """The counts of an empty set of rows."""
         tokens = bool(bins.vocabulary)
         return cls(
             labels=np.zeros(bins.classes, np.int64),
@@ -83,28 +83,28 @@ class Counts:
         )
 
     def add(self, other: Counts) -> None:
-        """Add another's."""
+        """Add another set's counts."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         lists = {name: values[name].tolist() for name in ("labels", "confidence", "length")}
         return values | lists | {"cells": pack(self.cells, "<i8")}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any], bins: Bins | None) -> Counts:
-        """What `as_dict` gave.
+    def from_dict(cls, entries: Mapping[str, Any], bins: Bins | None) -> Counts:
+        """The counts that `as_dict` wrote.
 
         Args:
-            bins: whose shapes it must have; None: not known here.
+            bins: the bins whose shapes the counts must have; None: the bins are not available.
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: the entries are not valid.
         """
         values: dict[str, Any] = {}
         for each in fields(cls):
-            value = given[each.name]
+            value = entries[each.name]
             if each.name == "cells":
                 value = unpack(value, "<i8", SKIPPED)
             elif isinstance(value, list):
@@ -116,44 +116,46 @@ class Counts:
             if np.min(value, initial=0) < 0:
                 raise ValueError(f"{each.name} is negative")
             values[each.name] = value
-        made = cls(**values)
-        shapes = cls.none(bins) if bins is not None else made
+        result = cls(**values)
+        shapes = cls.none(bins) if bins is not None else result
         for name in ("labels", "confidence", "length", "cells"):
-            found, expected = getattr(made, name), getattr(shapes, name)
-            if not isinstance(found, np.ndarray) or found.shape != expected.shape:
-                raise ValueError(f"{name} has {np.size(found)} bins instead of {len(expected)}")
-        return made
+            counts, expected = getattr(result, name), getattr(shapes, name)
+            if not isinstance(counts, np.ndarray) or counts.shape != expected.shape:
+                raise ValueError(f"{name} has {np.size(counts)} bins instead of {len(expected)}")
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What only a model's own profile has: facts of training that others are held against."""
+    """The part that only a model's profile has: facts of training that other profiles are compared
+    with."""
 
-    known: Known
+    known_tokens: Known
     """The tokens that occurred in training."""
     split: str
     """The split of `rows`, `labels` and `confidence`: validation, unless there was none."""
     right: int | None = None
-    """Its rows with a right prediction; None of a regression."""
+    """Rows of the split with a right prediction; None for a regression."""
     answered: int | None = None
-    """Its rows with a prediction, which `right` is of; None: all (the decision rejects none)."""
+    """Rows of the split that got an answer, among which `right` counts; None: all (the decision
+    does not reject)."""
     unseen: tuple[int, int, float] = (0, 0, 0.0)
-    """Of that split: tokens, those that training never had, and the spread of a row's part in it
-    (models/profile/reference.py)."""
+    """(tokens of the split, those that never occurred in training, spread of a row's share of them
+    (models/profile/reference.py))."""
     spread: tuple[tuple[float, float, float], ...] = ()
-    """(tokens, mean, standard deviation) of the distance of token counts between a sample of so
-    many tokens of one half of the training rows and the other half, by ascending size."""
+    """(tokens, mean, standard deviation), by ascending number of tokens: the distance of token
+    counts between a sample of that size from one half of the training rows and the other half."""
     expected_empty: float = 0.0
     """Share of empty rows in the source of the training data."""
     sampled_tokens: int | None = None
-    """Tokens of the scored rows that the cells are of; None: they are of the training split."""
+    """Number of tokens if the cells count scored rows; None: they count the training split."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """run id, dataset's hash, rows that were read: for those who look."""
+    """Run id, hash of the dataset, rows that were read; only informative."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Plain JSON."""
         return {
-            "known": self.known.as_dict(),
+            "known": self.known_tokens.as_dict(),
             "split": self.split,
             "right": self.right,
             **({} if self.answered is None else {"answered": self.answered}),
@@ -165,23 +167,23 @@ class Reference:
         }
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any]) -> Reference:
-        """What `as_dict` gave.
+    def from_dict(cls, entries: Mapping[str, Any]) -> Reference:
+        """The reference that `as_dict` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: the entries are not valid.
         """
-        tokens, unseen, spread = given["unseen"]
+        tokens, unseen, spread = entries["unseen"]
         return cls(
-            known=Known.from_dict(given["known"]),
-            split=str(given["split"]),
-            right=None if given["right"] is None else int(given["right"]),
-            answered=None if given.get("answered") is None else int(given["answered"]),
+            known_tokens=Known.from_dict(entries["known"]),
+            split=str(entries["split"]),
+            right=None if entries["right"] is None else int(entries["right"]),
+            answered=None if entries.get("answered") is None else int(entries["answered"]),
             unseen=(int(tokens), int(unseen), float(spread)),
-            spread=tuple((float(n), float(mean), float(sd)) for n, mean, sd in given["spread"]),
-            expected_empty=float(given["expected_empty"]),
-            sampled_tokens=given.get("sampled_tokens"),
-            about=dict(given["about"]),
+            spread=tuple((float(n), float(mean), float(sd)) for n, mean, sd in entries["spread"]),
+            expected_empty=float(entries["expected_empty"]),
+            sampled_tokens=entries.get("sampled_tokens"),
+            about=dict(entries["about"]),
         )
 
 
@@ -189,10 +191,10 @@ class Profile:
     """Counts of rows, in a model's bins.
 
     Args:
-        bins: the model's; None: not known here, only their `bins_id` (a part's, read again).
-        reference: what a model's own profile has beside; None: a profile of other rows.
-        known: the tokens that occurred in training; None: those of `reference`, if there is one.
-            Without any, rows cannot be added, only profiles.
+        bins: the model's bins; None: only their `bins_id` is known (a part that was read again).
+        reference: the additional part of a model's profile; None: a profile of other rows.
+        known_tokens: the tokens that occurred in training; None: those of `reference`. Without
+            either, profiles can be added, but not rows.
     """
 
     def __init__(
@@ -201,7 +203,7 @@ class Profile:
         *,
         counts: Counts | None = None,
         reference: Reference | None = None,
-        known: Known | None = None,
+        known_tokens: Known | None = None,
         bins_id: str | None = None,
     ) -> None:
         if bins is None and (counts is None or bins_id is None):
@@ -210,27 +212,29 @@ class Profile:
         self.bins_id = bins_id if bins is None else bins.id
         self.counts = counts if counts is not None else Counts.none(bins)
         self.reference = reference
-        self._known = known or (reference.known if reference is not None else None)
+        if known_tokens is None and reference is not None:
+            known_tokens = reference.known_tokens
+        self._known_tokens = known_tokens
 
     @classmethod
     def like(cls, reference: Profile) -> Profile:
-        """An empty profile in the bins of `reference`, which knows its tokens."""
+        """An empty profile with the bins and the known tokens of `reference`."""
         if reference.bins is None:
             raise ValueError("a part that was read again has no bins: take the model's profile")
-        return cls(reference.bins, known=reference._known)
+        return cls(reference.bins, known_tokens=reference._known_tokens)
 
     @property
     def rows(self) -> int:
-        """Rows, those without a prediction included."""
+        """Number of rows, those without a prediction included."""
         return self.counts.rows + self.counts.empty + self.counts.errors
 
     def add(self, scores_NC: np.ndarray, ids_N: Sequence[np.ndarray] | None = None) -> None:
         """Count predicted rows.
 
         Args:
-            scores_NC: as `ServedModel.scores_of_ids` gives them: probabilities; of a regression the
-                numbers. Rows with NaN or infinity count as errors.
-            ids_N: the rows' token ids, as `ServedModel.encode` gives them; None for images.
+            scores_NC: the result of `ServedModel.scores_of_ids`: probabilities, or the numbers of a
+                regression. Rows with NaN or infinity count as errors.
+            ids_N: the rows' token ids, the result of `ServedModel.encode`; None for images.
         """
         if self.bins is None:
             raise ValueError("rows are added to a profile of Profile.like(reference)")
@@ -266,7 +270,7 @@ class Profile:
     def _add_tokens(self, ids_N: Sequence[np.ndarray]) -> None:
         if not len(ids_N):
             return
-        if self._known is None:
+        if self._known_tokens is None:
             raise ValueError("tokens are added to a profile of Profile.like(reference)")
         counts, bins = self.counts, self.bins
         length_N = np.array([len(ids) for ids in ids_N], np.int64)
@@ -276,7 +280,7 @@ class Profile:
                 "a token is not in the vocabulary of the model's profile",
                 expected=f"0 to {bins.vocabulary - 1}",
                 got=f"{ids.min()} to {ids.max()}",
-                remedy="the model and its profile.json are of different exports: restore the files",
+                remedy="restore the export's files: its profile.json belongs to another export",
             )
         cell = bins.cells[ids]
         counted = ids[cell != SKIPPED]
@@ -285,7 +289,7 @@ class Profile:
         counts.length = counts.length + np.bincount(place_N, minlength=len(bins.length) + 1)
         counts.ids += len(ids)
         counts.tokens += len(counted)
-        counts.unseen += int((~self._known.has(counted)).sum())
+        counts.unseen += int((~self._known_tokens.has(counted)).sum())
         if bins.unknown is not None:
             counts.unknown += int((counted == bins.unknown).sum())
         counts.cells = counts.cells + np.bincount(cell, minlength=SKIPPED + 1)[:SKIPPED]
@@ -293,7 +297,7 @@ class Profile:
     def add_failed(self, *, empty: int = 0, errors: int = 0) -> None:
         """Count rows without a prediction: those without text, and those that failed otherwise."""
         if empty < 0 or errors < 0:
-            raise ValueError("counts are not negative")
+            raise ValueError("counts must not be negative")
         self.counts.empty += int(empty)
         self.counts.errors += int(errors)
 
@@ -301,19 +305,18 @@ class Profile:
         """Add the counts of another profile in the same bins.
 
         Raises:
-            DataError: its bins are of another model.
+            DataError: its bins belong to another model.
         """
         if other.bins_id != self.bins_id:
             raise DataError(
-                "profiles of different models are not added up",
+                "profiles of different model versions cannot be added",
                 expected=f"bins {self.bins_id}",
                 got=f"bins {other.bins_id}",
-                remedy="count both with the profile.json of one model version",
             )
         self.counts.add(other.counts)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON. The bins themselves are in a model's own profile alone; others name their id."""
+        """Plain JSON. Only a model's profile holds the bins themselves; others hold their id."""
         written: dict[str, Any] = {"format_version": FORMAT_VERSION, "bins_id": self.bins_id}
         if self.reference is not None and self.bins is not None:
             written["bins"] = self.bins.as_dict()
@@ -321,26 +324,26 @@ class Profile:
         return written | {"counts": self.counts.as_dict()}
 
     @classmethod
-    def from_dict(cls, given: Mapping[str, Any], *, where: str | None = None) -> Profile:
-        """What `as_dict` gave: a model's own profile whole; of others, the counts.
+    def from_dict(cls, entries: Mapping[str, Any], *, where: str | None = None) -> Profile:
+        """The profile that `as_dict` wrote: with bins if it is a model's, else only the counts.
 
         Args:
-            where: named in the error.
+            where: location for the error.
         Raises:
-            ModelError: it is not that, or of another format.
+            ModelError: the entries are not valid, or have another format.
         """
         try:
-            if given["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format {given['format_version']!r}")
-            bins = Bins.from_dict(given["bins"]) if "bins" in given else None
-            if bins is not None and bins.id != given["bins_id"]:
-                raise ValueError(f"bins {bins.id} instead of {given['bins_id']}")
-            reference = given.get("reference")
+            if entries["format_version"] != FORMAT_VERSION:
+                raise ValueError(f"format {entries['format_version']!r}")
+            bins = Bins.from_dict(entries["bins"]) if "bins" in entries else None
+            if bins is not None and bins.id != entries["bins_id"]:
+                raise ValueError(f"bins {bins.id} instead of {entries['bins_id']}")
+            reference = entries.get("reference")
             return cls(
                 bins,
-                counts=Counts.from_dict(given["counts"], bins),
+                counts=Counts.from_dict(entries["counts"], bins),
                 reference=None if reference is None else Reference.from_dict(reference),
-                bins_id=str(given["bins_id"]),
+                bins_id=str(entries["bins_id"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             got = f"no {error}" if isinstance(error, KeyError) else error
@@ -352,7 +355,7 @@ class Profile:
 
 
 def _nano(values_N: np.ndarray) -> int:
-    # Each row is rounded by itself: the sum does not depend on how rows were batched.
+    # Each row is rounded separately, so that the sum does not depend on how rows were batched.
     return int(np.rint(values_N * NANO).astype(np.int64).sum())
 
 
@@ -361,24 +364,24 @@ def read(path: str) -> Profile:
 
     Raises:
         NotFound: there is no such file.
-        ModelError: it is no profile.
+        ModelError: it is not a profile.
     """
     return Profile.from_dict(storage.read_object(path), where=path)
 
 
 def find_reference(model_directory: str) -> tuple[Profile | None, str]:
-    """The profile of an export, counted with the decision that the export has now; else None, and
-    why.
+    """(the export's profile that was counted with its current decision, ""); without one, (None,
+    the reason).
 
-    A profile that was counted with another decision (a temperature was fitted since) has other
-    scores than the model gives: compared with it, unchanged rows would seem to have drifted.
+    A profile that was counted with another decision (before a temperature was fitted) holds other
+    scores than the model's: compared with it, unchanged rows would seem to have drifted.
 
     Args:
-        model_directory: an export's, on any storage: a run's `export`, a version `v=N`.
+        model_directory: an export on any storage: a run's `export`, or a version `v=N`.
     Raises:
-        ModelError: the file is no model's profile.
+        ModelError: the file is not a model's profile.
     """
-    # One that was made for a published version later lies beside the versions, and comes first.
+    # A profile made later for a published version lies beside the versions and takes precedence.
     paths = [profile_path(model_directory, PROFILE), storage.join(model_directory, PROFILE)]
     why = NO_PROFILE
     for path in dict.fromkeys(paths):
@@ -390,7 +393,7 @@ def find_reference(model_directory: str) -> tuple[Profile | None, str]:
             raise damaged(path, "a partition's profile")
         if profile.bins.decision.hash == _decision_of(model_directory):
             return profile, ""
-        why = f"{path} was counted with another decision than `howdah model threshold` put there"
+        why = f"{path} was counted with another decision than the export's current one"
     return None, why
 
 
@@ -402,5 +405,5 @@ def reference_of(model_directory: str) -> Profile | None:
 def _decision_of(model_directory: str) -> str | None:
     try:
         return decision_hash(read_info(model_directory))
-    except NotFound:  # a model of others
+    except NotFound:  # a third-party model
         return None

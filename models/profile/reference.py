@@ -1,11 +1,11 @@
-"""Makes a model's own profile: from its scores on the validation split, and from tokens of the
-training split.
+"""Makes a model's profile from its scores on the validation split and the tokens of the training
+split.
 
-    outputs      labels, confidence, its calibration: all rows of validation
-    tokens       which ones occurred, their counts, lengths: rows of training (a sample, where there
-                 are more than `MOST_ROWS`)
-    noise        unseen tokens: of validation's rows. Token counts: of samples of one half of the
-                 training rows beside the other half
+    outputs      labels, confidence and its calibration, from all rows of validation
+    tokens       which tokens occurred, their counts, lengths, from rows of training (a sample if
+                 there are more than `MOST_ROWS`)
+    noise        unseen tokens: measured on validation's rows. Token counts: measured between
+                 samples of one half of the training rows and the other half
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from howdah.models.profile.profile import Profile, Reference
 from howdah.models.profile.statistics import js_distance
 
 MOST_ROWS = 100_000
-"""Rows of each split whose tokens are read: further ones would change no limit that matters."""
+"""Most rows of each split whose tokens are read; more would not change any limit noticeably."""
 _DECILES = np.arange(1, 10) / 10
 _ROUNDING = 5
-"""Decimals that edges between bins of confidence have. Frameworks agree to six: a row must not
-change its bin by being scored by another one."""
+"""Decimals of the edges between bins of confidence. Frameworks agree to six, and a row must not
+change its bin because another framework scores it."""
 _SIZES = (100, 200, 400, 1000, 2000, 5000, 10_000, 20_000)
-"""Rows of the samples by which the noise of token counts is measured."""
+"""Numbers of rows of the samples that the noise of token counts is measured with."""
 _DRAWS = 40
 _DRAWN_TOKENS = 30_000_000
-"""Tokens drawn at each size at most: fewer draws of large samples."""
+"""Most tokens drawn at each size; large samples are drawn less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    """What of a tokenizer the bins need."""
+    """The facts of a tokenizer that the bins need."""
 
     vocabulary: int
     special: tuple[int, ...]
-    """Start, end, padding."""
+    """Numbers of the tokens for start, end and padding."""
     unknown: int | None
 
 
@@ -57,7 +57,7 @@ class Tokens:
 
     @classmethod
     def of(cls, ids_N: Sequence[np.ndarray]) -> Tokens:
-        """Of a list of rows."""
+        """The tokens of a list of rows."""
         flat = np.concatenate(ids_N) if len(ids_N) else np.zeros(0, np.int64)
         return cls(ids=flat, lengths=np.array([len(ids) for ids in ids_N], np.int64))
 
@@ -80,35 +80,33 @@ def make(
     """The profile of a model.
 
     Args:
-        scores_NC: `Decision.scores`, of the rows of `split`.
-        right_N: bool, whether each row's answer would be right (`Rule.right`); None for a
-            regression.
+        scores_NC: `Decision.scores` of the rows of `split`.
+        right_N: bool, True if a row's answer is right (`Rule.right`); None for a regression.
         labels: C names.
         split: the split that was scored: validation, unless there was none.
-        decision: of the model; None: the default.
+        decision: the model's decision; None: the default.
         train, held_out, tokenizer: tokens of the training split and of `split`; None for images.
         expected_empty: share of rows without text in the source of the training data.
-        about: kept for those who look.
-        seed: of the samples that noise is measured by.
+        about: only informative.
+        seed: seed of the samples that noise is measured with.
     """
     bins = replace(
         _output_bins(scores_NC, right_N, task, labels, decision or Decision()),
         **_token_bins(train, tokenizer),
     )
-    known = Known.of(np.zeros(0, np.int64), bins.vocabulary)
-    if train is not None:
-        known = Known.of(np.unique(train.ids), bins.vocabulary)
-    counting = Profile(bins, known=known)
+    token_ids = np.zeros(0, np.int64) if train is None else np.unique(train.ids)
+    known_tokens = Known.of(token_ids, bins.vocabulary)
+    counting = Profile(bins, known_tokens=known_tokens)
     counting._add_scores(np.asarray(scores_NC))
     if train is not None:
         counting._add_tokens(_rows_of(train))
     right, answered = _right(bins, scores_NC, right_N)
     reference = Reference(
-        known=known,
+        known_tokens=known_tokens,
         split=split,
         right=right,
         answered=answered,
-        unseen=_unseen(bins, known, held_out),
+        unseen=_unseen(bins, known_tokens, held_out),
         spread=_spread(bins, train, seed),
         expected_empty=expected_empty,
         about=about or {},
@@ -124,22 +122,20 @@ def redecided(
     split: str,
     decision: Decision,
 ) -> Profile:
-    """The profile of the same model with another decision: what it says of outputs is counted anew,
-    what it says of tokens stays.
+    """The profile of the same model with another decision: outputs are counted again, counts of
+    tokens stay.
 
     Args:
-        profile: the model's own, of the decision before.
-        scores_NC, right_N, split, decision: as of `make`.
+        profile: the model's profile with the previous decision.
+        scores_NC, right_N, split, decision: see `make`.
     """
     if profile.bins is None or profile.reference is None:
         raise ValueError("the profile must be a model's own")
     old = profile.bins
     outputs = _output_bins(scores_NC, right_N, old.task, old.labels, decision)
-    bins = replace(
-        old, confidence=outputs.confidence, slope=outputs.slope, intercept=outputs.intercept,
-        decision=decision,
-    )  # fmt: skip
-    counting = Profile(bins, known=profile.reference.known)
+    fit = {name: getattr(outputs, name) for name in ("confidence", "slope", "intercept")}
+    bins = replace(old, **fit, decision=decision)
+    counting = Profile(bins, known_tokens=profile.reference.known_tokens)
     counting._add_scores(np.asarray(scores_NC))
     counts = counting.counts
     for name in ("texts", "length", "ids", "tokens", "unseen", "unknown", "cells"):
@@ -153,14 +149,14 @@ def redecided(
 
 
 def from_partitions(profile: Profile, partitions: Sequence[Profile]) -> Profile:
-    """The profile of a model, with rows that it has scored in place of those of its dataset: what
-    comes later is compared with rows as they come, copies and all.
+    """The profile of a model with counts of scored rows in place of its dataset's: later partitions
+    are then compared with rows as they arrive, duplicates included.
 
-    Bins, calibration, and what only training knows stay.
+    Bins, calibration and the facts of training stay.
 
     Args:
-        profile: the model's own.
-        partitions: what was counted with it.
+        profile: the model's profile.
+        partitions: profiles that were counted with it.
     """
     if profile.bins is None or profile.reference is None:
         raise ValueError("the profile must be a model's own")
@@ -191,8 +187,8 @@ def _output_bins(
     decision: Decision,
 ) -> Bins:
     """Bins of confidence and its calibration, without those of tokens."""
-    probe = Bins(task=task, labels=tuple(labels), confidence=(), slope=1.0, intercept=0.0,
-                 decision=decision)  # fmt: skip
+    fixed = {"task": task, "labels": tuple(labels), "decision": decision}
+    probe = Bins(**fixed, confidence=(), slope=1.0, intercept=0.0)
     confidence_N = probe.outputs(scores_NC)[1]
     slope, intercept = (1.0, 0.0) if right_N is None else fit_calibration(confidence_N, right_N)
     return replace(probe, confidence=_edges(confidence_N), slope=slope, intercept=intercept)
@@ -201,7 +197,7 @@ def _output_bins(
 def _right(
     bins: Bins, scores_NC: np.ndarray, right_N: np.ndarray | None
 ) -> tuple[int | None, int | None]:
-    """(right rows, rows with a prediction) as `Reference` has them."""
+    """(`right`, `answered`) of `Reference`."""
     if right_N is None:
         return None, None
     answered_N = bins.rule.answered(np.asarray(scores_NC, np.float32))
@@ -210,22 +206,22 @@ def _right(
 
 
 def _edges(values_N: np.ndarray) -> tuple[float, ...]:
-    """Edges between the deciles of values, of which many may be equal: fewer bins then."""
+    """Edges between the deciles of values; there are fewer bins if many values are equal."""
     values_N = np.round(np.asarray(values_N, np.float64), _ROUNDING)
     half = 0.5 * 10.0**-_ROUNDING
     edges = np.unique(np.quantile(values_N, _DECILES, method="higher"))
-    # Half a step below: what is rounded to an edge is above it, and rounding is never repeated.
-    found = [float(edge - half) for edge in edges if edge > values_N.min()]
-    # All rows alike: bins below and above them, which are empty now.
+    # Half a rounding step below: values that round to an edge lie above it without being rounded.
+    upper_edges = [float(edge - half) for edge in edges if edge > values_N.min()]
+    # If all values are equal, there are empty bins below and above them.
     only = float(values_N.min())
-    return tuple(found) or (only - half, only + half)
+    return tuple(upper_edges) or (only - half, only + half)
 
 
 def _length_edges(lengths_N: np.ndarray) -> tuple[int, ...]:
     edges = np.unique(np.quantile(lengths_N, _DECILES, method="higher")).astype(int)
-    found = tuple(int(edge) for edge in edges if edge > lengths_N.min())
+    upper_edges = tuple(int(edge) for edge in edges if edge > lengths_N.min())
     only = int(lengths_N.min())
-    return found or (only, only + 1)
+    return upper_edges or (only, only + 1)
 
 
 def _token_bins(train: Tokens | None, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -252,9 +248,9 @@ def fit_calibration(confidence_N: np.ndarray, right_N: np.ndarray) -> tuple[floa
     """(slope, intercept) of Platt's scaling: P(right) = sigmoid(slope x log odds + intercept).
 
     Maximum likelihood with Platt's targets, so that a split without a wrong row has a finite
-    answer (Platt 1999; Newton's method as Lin, Lin and Weng 2007). The mean of the calibrated
-    confidence is then the accuracy, all but for the targets. A slope below 0 (more sure, more often
-    wrong) is not believed: every row gets the mean then.
+    answer (Platt 1999; Newton's method as in Lin, Lin and Weng 2007). The mean of the calibrated
+    confidence then equals the accuracy, except for the targets. A slope below 0 (more confident
+    rows are more often wrong) is rejected: every row gets the mean then.
     """
     x_N = log_odds(confidence_N)
     wins, losses = float(np.sum(right_N)), float(len(right_N) - np.sum(right_N))
@@ -294,27 +290,27 @@ def fit_calibration(confidence_N: np.ndarray, right_N: np.ndarray) -> tuple[floa
     return (slope, intercept) if slope > 0 else (0.0, flat)
 
 
-def _unseen(bins: Bins, known: Known, held_out: Tokens | None) -> tuple[int, int, float]:
-    """(tokens, unseen ones, spread): the share of n rows varies by spread / sqrt(n) around
-    unseen / tokens (the variance of a ratio of two means)."""
+def _unseen(bins: Bins, known_tokens: Known, held_out: Tokens | None) -> tuple[int, int, float]:
+    """(tokens, unseen tokens, spread): the share of unseen tokens in n rows varies by spread /
+    sqrt(n) around unseen / tokens (the variance of a ratio of two means)."""
     if held_out is None or not len(held_out.lengths):
         return (0, 0, 0.0)
     counted = bins.cells[held_out.ids] != SKIPPED
-    new = counted & ~known.has(held_out.ids.astype(np.int64))
+    new = counted & ~known_tokens.has(held_out.ids.astype(np.int64))
     row = np.repeat(np.arange(len(held_out.lengths)), held_out.lengths)
     tokens_N = np.bincount(row, counted, len(held_out.lengths))
     unseen_N = np.bincount(row, new, len(held_out.lengths))
-    total, found = int(tokens_N.sum()), int(unseen_N.sum())
+    total, unseen = int(tokens_N.sum()), int(unseen_N.sum())
     if not total:
         return (0, 0, 0.0)
-    residual_N = unseen_N - found / total * tokens_N
+    residual_N = unseen_N - unseen / total * tokens_N
     spread = math.sqrt(float((residual_N**2).mean())) / float(tokens_N.mean())
-    return (total, found, spread)
+    return (total, unseen, spread)
 
 
 def _spread(bins: Bins, train: Tokens | None, seed: int) -> tuple[tuple[float, float, float], ...]:
-    """The noise of token counts by sample size: rows as a whole are drawn, so that words which
-    come together in a text count as what they are."""
+    """The noise of token counts by sample size. Whole rows are drawn, since the words of a text do
+    not occur independently."""
     if train is None or len(train.lengths) < 2 * _SIZES[0]:
         return ()
     random = np.random.default_rng(seed)
@@ -330,7 +326,7 @@ def _spread(bins: Bins, train: Tokens | None, seed: int) -> tuple[tuple[float, f
 
     others = counts(other)
     mean_length = float(train.lengths.mean())
-    found = []
+    noise = []
     for size in _SIZES:
         if size > len(half):
             break
@@ -340,5 +336,5 @@ def _spread(bins: Bins, train: Tokens | None, seed: int) -> tuple[tuple[float, f
             return ()
         distances = [js_distance(others, sample) for sample in samples]
         tokens = float(np.mean([sample.sum() for sample in samples]))
-        found.append((tokens, float(np.mean(distances)), float(np.std(distances, ddof=1))))
-    return tuple(found)
+        noise.append((tokens, float(np.mean(distances)), float(np.std(distances, ddof=1))))
+    return tuple(noise)

@@ -11,17 +11,18 @@ from statistics import NormalDist
 import numpy as np
 
 _LEAST_EXPECTED = 20.0
-"""Rows that a bin must be expected to have on the side with fewer rows: the quantile of a PSI's
-noise is that of chi-squared only then. The usual 5 (Cochran 1954) is for a test at 5 %; at 0.1 %
-the PSI's longer tail gave up to 20 false alarms in 1,000 partitions, at 20 up to 3."""
+"""Minimum number of rows expected in a bin on the side with fewer rows. With fewer, the noise of a
+PSI does not have chi-squared quantiles. The usual 5 (Cochran 1954) is for a test at 5 %: at 0.1 %
+the PSI's longer tail gave up to 20 false alarms in 1,000 partitions; with 20 rows there were up to
+3."""
 _TRIES = 200
 
 
 def psi(reference_B: np.ndarray, current_B: np.ndarray) -> float:
-    """Population stability index of two histograms over the same bins: 0 where they are equal.
+    """Population stability index of two histograms over the same bins; 0 if they are equal.
 
-    sum over bins of (q - p) ln(q / p). A bin without rows counts as half a row; bins that are empty
-    on both sides are left out.
+    It is the sum over bins of (q - p) ln(q / p). A bin without rows counts as half a row; bins that
+    are empty on both sides are left out.
     """
     both = (reference_B > 0) | (current_B > 0)
     p, q = (
@@ -32,9 +33,10 @@ def psi(reference_B: np.ndarray, current_B: np.ndarray) -> float:
 
 
 def psi_noise(bins: int, reference_rows: int, current_rows: int, quantile: float) -> float:
-    """The PSI of two samples of one distribution is below this with the given probability.
+    """Quantile of the PSI of two samples of the same distribution.
 
-    (1/n + 1/m) times the quantile of chi-squared with bins - 1 degrees of freedom (Yurdakul 2018).
+    It is (1/n + 1/m) times the chi-squared quantile with bins - 1 degrees of freedom (Yurdakul
+    2018).
     """
     if bins < 2:
         return 0.0
@@ -42,12 +44,12 @@ def psi_noise(bins: int, reference_rows: int, current_rows: int, quantile: float
 
 
 def pool(reference_B: np.ndarray, current_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both histograms with neighbouring rare bins put together until each has enough rows.
+    """Both histograms with neighbouring rare bins joined until each has enough rows.
 
-    A bin is rare where fewer than 20 rows are expected of it, by the shares of both sides together,
-    on the side with fewer rows: a reference bin with 0 or 3 rows is as uncertain as one of a
-    partition. With a hundred labels and 200 rows most labels have one row or none: alone they are
-    noise, and all in one bin they would hide every shift among them.
+    A bin is rare if fewer than 20 rows are expected in it on the side with fewer rows, by the joint
+    shares of both sides: a reference bin with 0 or 3 rows is as uncertain as a partition's. With a
+    hundred labels and 200 rows, most labels have one row or none: as separate bins they are noise,
+    and in a single bin they would hide every shift among them.
 
     >>> old, new = pool(np.array([60, 7, 8, 9, 16]), np.array([58, 9, 8, 10, 15]))
     >>> old.tolist(), new.tolist()
@@ -62,11 +64,11 @@ def pool(reference_B: np.ndarray, current_B: np.ndarray) -> tuple[np.ndarray, np
     total = np.cumsum(expected_B[rare])
     ends, before = [], 0.0
     while total[-1] - before >= _LEAST_EXPECTED:
-        # Rounding must not look beyond the last one.
+        # Rounding must not lead beyond the last bin.
         last = min(int(np.searchsorted(total, before + _LEAST_EXPECTED)), len(rare) - 1)
         ends.append(last + 1)
         before = total[last]
-    # What is left is too little for a bin: it belongs to the last one.
+    # The remaining rows are too few for a bin: they belong to the last one.
     ends = [*ends[:-1], len(rare)]
     group = np.searchsorted(ends, np.arange(len(rare)), side="right")
     frequent = np.delete(np.arange(len(expected_B)), rare)
@@ -77,9 +79,10 @@ def pool(reference_B: np.ndarray, current_B: np.ndarray) -> tuple[np.ndarray, np
 
 
 def js_distance(reference_B: np.ndarray, current_B: np.ndarray) -> float:
-    """Jensen-Shannon distance, to base 2: 0 equal, 1 nothing in common.
+    """Jensen-Shannon distance to base 2: 0 for equal histograms, 1 for disjoint ones.
 
-    The square root of the divergence, as scipy.spatial.distance.jensenshannon(p, q, base=2).
+    It is the square root of the divergence, like scipy.spatial.distance.jensenshannon(p, q,
+    base=2).
     """
     p, q = (np.asarray(counts, float) / counts.sum() for counts in (reference_B, current_B))
     middle = (p + q) / 2
@@ -91,7 +94,7 @@ def js_distance(reference_B: np.ndarray, current_B: np.ndarray) -> float:
 
 
 def normal_quantile(quantile: float) -> float:
-    """Standard deviations above the mean."""
+    """Quantile of the standard normal distribution, in standard deviations above the mean."""
     return NormalDist().inv_cdf(quantile)
 
 
@@ -146,10 +149,10 @@ def _gamma_p(a: float, x: float) -> float:
 
 
 def interpolated(points: Sequence[tuple[float, float, float]], size: float) -> tuple[float, float]:
-    """(mean, standard deviation) at a sample size, by its logarithm between the measured ones.
+    """(mean, standard deviation) at a sample size, interpolated over its logarithm.
 
-    Beyond the largest size those of the largest: a larger sample has less noise, so it is not
-    understated. Below the smallest, deviations grow as 1 / sqrt(size), the mean likewise.
+    Beyond the largest measured size the values of the largest are returned: a larger sample has
+    less noise, so the noise is not understated. Below the smallest, both grow as 1 / sqrt(size).
     """
     if size <= points[0][0]:
         grown = math.sqrt(points[0][0] / max(size, 1.0))

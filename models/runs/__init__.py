@@ -1,1 +1,1 @@
-"""What a run has written: run.json, its identity, settings, hours, metrics."""
+"""Records of a run: run.json, its identity, settings, hours, metrics."""

@@ -1,10 +1,11 @@
-"""The applications of a run on YARN: which there were, and what YARN says that they have used.
+"""The YARN applications of a run, and the resources that YARN reports for them.
 
-    <run.directory>/job/applications/<id>.json    submitted, by which command; later its figures
+    <run.directory>/job/applications/<id>.json    when and by which command it was submitted; later
+                                                  its figures
 
 Each submission writes its file, so that an application that ended before its first rank began is
-counted too. YARN's figures are final only when an application has ended; then the command that sees
-its end (`howdah status`, `submit --wait`, `kill`) writes them here and into run.json's `hours`.
+counted too. YARN's figures are final only when an application has ended. The command that sees its
+end (`howdah status`, `submit --wait`, `kill`) then writes them here and into run.json's `hours`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from howdah.errors import HowdahError, NotFound
 from howdah.hadoop.resourcemanager import OVER
 from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
+from howdah.models.runs.run_json import utc_now
 from howdah.run_files import RUN_JSON
 
 if TYPE_CHECKING:
@@ -29,26 +31,22 @@ if TYPE_CHECKING:
 _DIRECTORY = ("job", "applications")
 _PAUSE_SECONDS = 0.5
 _SETTLED_SECONDS = 10.0
-"""After its end YARN still adds what its last containers have used."""
+"""Seconds after an application's end in which YARN may still add its last containers' usage."""
 _FIGURES = ("vcore_seconds", "mib_seconds", "gpu_seconds")
 
 
 def note_submission(run_directory: str, application: str) -> None:
     """Write down that an application was submitted for the run."""
-    body = {
-        "application": application,
-        "submitted": _now(),
-        "user": user(),
-        "command": began_by(),
-    }
-    _write(_path(run_directory, application), body)
+    body = {"application": application, "submitted": utc_now(), "user": user()}
+    _write(_path(run_directory, application), {**body, "command": began_by()})
 
 
 def complete(manager: ResourceManager, run_directory: str) -> dict[str, Any] | None:
-    """Put YARN's figures of all applications of the run into run.json; its `hours`.
+    """Put YARN's figures of all applications of the run into run.json. Returns its `hours`; None if
+    there is no run.json.
 
-    Figures that are final are not asked for again. A run.json that another process is writing is
-    left alone: the next call completes it. None: there is no run.json.
+    Final figures are not requested again. If another process is writing run.json, it is left alone,
+    and the next call completes it.
 
     Raises:
         HowdahError: YARN or storage does not answer, or may not be read or written.
@@ -62,14 +60,14 @@ def complete(manager: ResourceManager, run_directory: str) -> dict[str, Any] | N
         if not name.startswith("application_"):
             continue
         entry = noted.get(name, {"application": name})
-        known = entry.get("hours") or {}
-        if not known.get("final"):
-            with contextlib.suppress(NotFound):  # YARN keeps the newest applications only
-                known = _asked(manager, name)
-                if known != entry.get("hours"):
-                    _write(_path(run_directory, name), {**entry, "hours": known})
-        if known:
-            figures[name] = known
+        figures_of = entry.get("hours") or {}
+        if not figures_of.get("final"):
+            with contextlib.suppress(NotFound):  # YARN keeps only the newest applications
+                figures_of = _figures(manager, name)
+                if figures_of != entry.get("hours"):
+                    _write(_path(run_directory, name), {**entry, "hours": figures_of})
+        if figures_of:
+            figures[name] = figures_of
     if before is None:
         return None
     return _put(run_directory, before, run, figures, noted)
@@ -81,9 +79,9 @@ def _put(
     run["hours"] = {**(run.get("hours") or {}), "applications": figures}
     run["hours"] = hours.of_run(run)
     for attempt in run.get("attempts") or []:
-        said = noted.get(attempt.get("submission"), {}).get("command")
-        if said is not None:
-            attempt["command"] = said
+        command = noted.get(attempt.get("submission"), {}).get("command")
+        if command is not None:
+            attempt["command"] = command
     after = (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
     newest = (run.get("attempts") or [{}])[-1].get("submission")
     live = run.get("status") == "running" and not figures.get(newest, {}).get("final")
@@ -92,19 +90,19 @@ def _put(
     return run["hours"]
 
 
-def _asked(manager: ResourceManager, application: str) -> dict[str, Any]:
-    """YARN's figures; of one that has just ended once they stay the same."""
+def _figures(manager: ResourceManager, application: str) -> dict[str, Any]:
+    """YARN's figures of an application. If it has just ended, this waits until they are stable."""
     report = manager.application(application)
-    found = hours.of_application(report, final=report.get("state") in OVER)
+    figures = hours.of_application(report, final=report.get("state") in OVER)
     until = time.monotonic() + _SETTLED_SECONDS
     ended = (report.get("finishedTime") or 0) / 1000
-    recent = found["final"] and manager.clock() - ended < _SETTLED_SECONDS
+    recent = figures["final"] and manager.clock() - ended < _SETTLED_SECONDS
     while recent and time.monotonic() < until:
         time.sleep(_PAUSE_SECONDS)
         again = hours.of_application(manager.application(application), final=True)
-        recent = [again[key] for key in _FIGURES] != [found[key] for key in _FIGURES]
-        found = again
-    return found
+        recent = [again[key] for key in _FIGURES] != [figures[key] for key in _FIGURES]
+        figures = again
+    return figures
 
 
 def _noted(run_directory: str) -> Iterator[dict[str, Any]]:
@@ -113,10 +111,11 @@ def _noted(run_directory: str) -> Iterator[dict[str, Any]]:
     except NotFound:
         return
     for entry in entries:
-        with contextlib.suppress(HowdahError):  # one that cannot be read is asked for again
-            found = storage.read_json(entry.path)
-            if isinstance(found, dict) and isinstance(found.get("application"), str):
-                yield found
+        # A file that cannot be read is left out: its figures are requested again.
+        with contextlib.suppress(HowdahError):
+            body = storage.read_json(entry.path)
+            if isinstance(body, dict) and isinstance(body.get("application"), str):
+                yield body
 
 
 def _run(run_directory: str) -> bytes | None:
@@ -133,7 +132,3 @@ def _path(run_directory: str, application: str) -> str:
 def _write(path: str, body: dict[str, Any]) -> None:
     storage.make_dirs(storage.parent(path))
     storage.write_whole(path, (json.dumps(body, indent=1) + "\n").encode())
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())

@@ -1,11 +1,11 @@
 """baseline.json: metrics of the simple model that a run is compared with (`howdah baseline`).
 
-    <run.directory>/baseline.json, baseline.npz                  what this run is compared with
-    <data.dataset>/baselines/<dataset hash>/<options hash>/...   the same files, found again by all
-                                                                 runs on that version
+    <run.directory>/baseline.json, baseline.npz                  the baseline of this run
+    <data.dataset>/baselines/<dataset hash>/<options hash>/...   the same files, for all runs on
+                                                                 that version
 
-baseline.npz has what the baseline predicts of each row, in the order of the version's shards, so
-that a model is compared with it row by row. It holds class numbers alone.
+baseline.npz has the class number that the baseline predicts for each row, in the order of the
+version's shards, so that a model can be compared with it row by row.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Baseline:
     metrics: dict[str, dict[str, Any]]
     """{split: result of `classification_metrics`}."""
     about: dict[str, Any]
-    """The whole file."""
+    """The contents of baseline.json."""
     directory: str
-    """Directory of its files."""
+    """Directory of the baseline's files."""
 
     def predicted(self, split: str) -> np.ndarray | None:
-        """int[N]: what it predicts of each row of a split, in the order of the version's shards.
-        None: there is no such file, or it belongs to another baseline.json."""
+        """int[N]: the class predicted for each row of a split, in the order of the version's
+        shards. None if there is no such file, or it belongs to another baseline.json."""
         import numpy as np
 
         try:
@@ -61,17 +61,17 @@ class Baseline:
         if hashlib.sha256(data).hexdigest() != self.about.get("predictions_sha256"):
             return None
         try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as kept:
-                return kept.get(split)
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                return arrays.get(split)
         except (ValueError, OSError, zipfile.BadZipFile):
             return None
 
     def value(self, split: str, metric: str) -> float | None:
-        """A metric; None where the split was not measured, or the metric is undefined."""
+        """A metric; None if the split was not measured, or the metric is undefined."""
         return (self.metrics.get(split) or {}).get(metric)
 
     def beside(self, split: str, model: Mapping[str, Any]) -> list[str]:
-        """A line for each metric that is shown: the baseline's value and the model's.
+        """A line for each displayed metric, with the baseline's value and the model's.
 
         Args:
             model: the model's metrics of the split.
@@ -87,7 +87,7 @@ class Baseline:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """What of a configuration decides a baseline's metrics, besides the dataset."""
+    """The parts of a configuration that affect a baseline's metrics, besides the dataset."""
     return {
         **config.baseline.model_dump(mode="json"),
         "class_weights": config.training.class_weights,
@@ -97,7 +97,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def directory_of(dataset: str, dataset_hash: str, config: Config) -> str:
-    """Where the baseline of a dataset version is kept for all runs on it.
+    """Directory of the baseline that all runs on a dataset version share.
 
     Args:
         dataset: path of the version; the directory lies beside it.
@@ -107,11 +107,11 @@ def directory_of(dataset: str, dataset_hash: str, config: Config) -> str:
 
 
 def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.ndarray]) -> str:
-    """Write a baseline's files into a directory; the path of baseline.json.
+    """Write a baseline's files into a directory. Returns the path of baseline.json.
 
     Args:
         about: the contents of baseline.json.
-        predicted: see `Baseline.predicted`, by split.
+        predicted: {split: result of `Baseline.predicted`}.
     """
     import numpy as np
 
@@ -131,13 +131,14 @@ def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.n
 def find(
     directory: str, dataset: str | None, dataset_hash: str | None, config: Config | None
 ) -> Baseline | None:
-    """The baseline that a run is compared with: its own, else the one that is kept beside the
-    dataset version; None: there is none.
+    """The baseline that a run is compared with: the one in its directory, else the one beside the
+    dataset version; None if there is none.
 
     Args:
-        directory: the run's.
-        dataset, dataset_hash: of the version that the run was trained on; None: not known.
-        config: the run's; None: not known.
+        directory: the run directory.
+        dataset, dataset_hash: path and hash of the version that the run was trained on; None: not
+            known.
+        config: the run's configuration; None: not known.
     Raises:
         ModelError, DataError: see `read`.
     """
@@ -149,11 +150,11 @@ def find(
 
 
 def read(directory: str) -> Baseline | None:
-    """The baseline in a run directory (any storage); None: there is none.
+    """The baseline in a run directory (any storage); None if there is none.
 
     Raises:
         ModelError: the file is not one that `howdah baseline` has written.
-        DataError: it is no JSON.
+        DataError: it is not JSON.
     """
     path = storage.join(directory, FILE_NAME)
     try:
@@ -166,16 +167,13 @@ def read(directory: str) -> Baseline | None:
         return Baseline(
             dataset=str(about["dataset"]),
             dataset_hash=str(about["dataset_hash"]),
-            metrics={split: dict(found) for split, found in about["metrics"].items()},
+            metrics={split: dict(values) for split, values in about["metrics"].items()},
             about=about,
             directory=directory,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ModelError(
-            "the file is no baseline's",
-            where=path,
-            expected="dataset, dataset_hash and metrics of each split",
-            remedy=f"remove it, then {_REMEDY}",
+            "the file is not a baseline", where=path, remedy=f"remove it, then {_REMEDY}"
         ) from None
 
 
@@ -185,34 +183,30 @@ def require(
     """The baseline's value of a metric, on the dataset that a run was measured on.
 
     Args:
-        directory: the run's.
+        directory: the run directory.
         dataset: {path, hash} of that version.
     Raises:
-        ModelError: no baseline, one of another dataset, or without this metric of this split.
+        ModelError: there is no baseline, or it was measured on another dataset or lacks the metric.
     """
     path = storage.join(directory, FILE_NAME)
     dataset_hash = dataset.get("hash")
     baseline = find(directory, dataset.get("path"), dataset_hash, config)
     if baseline is None:
-        raise ModelError(
-            "gate.min_over_baseline needs the baseline's metrics, and there are none",
-            where=path,
-            remedy=_REMEDY,
-        )
+        message = "gate.min_over_baseline needs a baseline's metrics, but there is no baseline"
+        raise ModelError(message, where=path, remedy=_REMEDY)
     if baseline.dataset_hash != dataset_hash:
         raise ModelError(
             "the baseline was measured on another dataset than the run",
             where=path,
             expected=f"dataset {dataset_hash}",
             got=f"dataset {baseline.dataset_hash}",
-            remedy=f"{_REMEDY}, and data.dataset the run's version",
+            remedy=f"{_REMEDY} and the run's version as data.dataset",
         )
     value = baseline.value(split, metric)
     if value is None:
         raise ModelError(
             f"the baseline has no {metric} on {split}",
             where=path,
-            expected=f"metrics.{split}.{metric}",
             got=f"metrics of {', '.join(baseline.metrics) or 'no split'}",
             remedy="name a measured split as gate.split, and a defined metric as"
             f" evaluation.metric; then {_REMEDY}",

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from howdah import redact
 
 VARIABLE = "HOWDAH_COMMAND"
-"""Environment variable in which `howdah train` and its like give it to the ranks."""
+"""Environment variable in which commands such as `howdah train` pass it to the ranks."""
 _NAME = re.compile(r"[\w.-]+(?=[\"']?\s*[:=])")
 _MOST = 4_000
-"""Characters."""
+"""Most characters of a command that are recorded."""
 
 
 def shown_command(argv: Sequence[str]) -> str:
@@ -28,15 +28,15 @@ def shown_command(argv: Sequence[str]) -> str:
     if name == "__main__.py":  # of python -m
         package = os.path.basename(folder)
         name = "howdah" if package == "cli" else f"python -m howdah.{package}"
-    # each word by itself: joined, what stands behind a secret would be taken for a part of it
+    # Each word is masked separately: in the joined text, words after a secret would be taken for a
+    # part of it.
     words = [_masked(word) for word in rest]
-    return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[
-        :_MOST
-    ]
+    shown = " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])
+    return shown[:_MOST]
 
 
 def _masked(word: str) -> str:
-    """A word of a command without secrets: of --set also values in YAML that hold one."""
+    """A word of a command without secrets; a --set value in YAML that contains one is masked."""
     key, equals, _ = word.partition("=")
     if equals and any(map(redact.is_secret_name, _NAME.findall(word))):
         return f"{key}={redact.LEFT_OUT}"
@@ -44,5 +44,5 @@ def _masked(word: str) -> str:
 
 
 def began_by() -> str:
-    """The command of the user that this process is a part of, else this process's own."""
+    """The user's command that started this process, else this process's command line."""
     return os.environ.get(VARIABLE) or shown_command(sys.argv)

@@ -1,12 +1,11 @@
-"""What a run has used: hours of wall time, CPU and GPU. Pure.
+"""The hours of wall time, CPU and GPU that a run has used. Pure functions.
 
-Two sources, which are kept apart:
+There are two separate sources:
 
-- attempts: what ranks and launchers measure. CPU is user and system time of the processes
-  (getrusage(2)); GPU is the wall time of an attempt times the GPUs that its ranks see.
-- applications: what YARN says that it has given: vcoreSeconds, memorySeconds and
-  resourceSecondsMap of each application of the run, killed containers included. These are its own
-  figures, final once the application has ended.
+- attempts: measured by ranks and launchers. CPU is the user and system time of the processes
+  (getrusage(2)); GPU is the wall time of an attempt times the number of GPUs that its ranks see.
+- applications: YARN's vcoreSeconds, memorySeconds and resourceSecondsMap of each application of the
+  run, killed containers included. They are final once the application has ended.
 """
 
 from __future__ import annotations
@@ -24,38 +23,41 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
     """`hours` of a run.json.
 
     Args:
-        run: with `attempts` and, of `hours` as it was, `applications`.
-        now: for a newest attempt that has no end yet; None: it counts nothing. Nor does an older
-            one without an end: it was killed together with all that could have written it.
+        run: the run.json, with `attempts` and, in its previous `hours`, `applications`.
+        now: end of the newest attempt if it has no end yet; None: that attempt does not count. An
+            older attempt without an end never counts: it was killed, and no process was left to
+            write its end.
     Returns:
-        {wall, cpu, gpu: hours; vcore, gib: hours of vcores and GiB that YARN gave, null without
-        YARN; complete: all figures are final; attempts: the same by attempt; applications: by
-        application}.
+        {wall, cpu, gpu: hours; vcore, gib: hours of vcores and GiB that YARN allocated, null
+        without YARN; complete: true if all figures are final; attempts: the same by attempt;
+        applications: by application}.
     """
     applications = dict((run.get("hours") or {}).get("applications") or {})
     listed = run.get("attempts") or []
     attempts = [_attempt(one, now if one is listed[-1] else None) for one in listed]
-    asked = {one.get("submission") for one in listed} - {None}
-    of_yarn = {name for name in asked if str(name).startswith("application_")} | set(applications)
-    given = [applications.get(name) or {} for name in sorted(of_yarn)]
+    submissions = {one.get("submission") for one in listed} - {None}
+    of_yarn = {name for name in submissions if str(name).startswith("application_")} | set(
+        applications
+    )
+    reports = [applications.get(name) or {} for name in sorted(of_yarn)]
     measured = [
         one for one, of in zip(attempts, listed, strict=True) if of.get("submission") not in of_yarn
     ]
     return {
         "wall": _sum(one["wall"] for one in attempts),
         "cpu": _sum(one["cpu"] for one in attempts),
-        "gpu": _sum([*(one["gpu"] for one in measured), *(one.get("gpu") for one in given)]),
-        "vcore": _sum(one.get("vcore") for one in given) if given else None,
-        "gib": _sum(one.get("gib") for one in given) if given else None,
+        "gpu": _sum([*(one["gpu"] for one in measured), *(one.get("gpu") for one in reports)]),
+        "vcore": _sum(one.get("vcore") for one in reports) if reports else None,
+        "gib": _sum(one.get("gib") for one in reports) if reports else None,
         "complete": all(one["ended"] for one in measured)
-        and all(one.get("final", False) for one in given),
+        and all(one.get("final", False) for one in reports),
         "attempts": attempts,
         "applications": applications,
     }
 
 
 def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str, Any]:
-    """{attempt, wall, cpu, gpu, ended}; null where it was not measured."""
+    """{attempt, wall, cpu, gpu, ended}; a figure that was not measured is null."""
     seconds, usage = one.get("seconds"), one.get("usage") or {}
     if seconds is None and now is not None and one.get("started"):
         seconds = (now - datetime.datetime.fromisoformat(one["started"])).total_seconds()
@@ -70,10 +72,10 @@ def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str,
 
 
 def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
-    """The hours of an application, of the ResourceManager's report.
+    """The hours of an application, from the ResourceManager's report.
 
-    The report has memorySeconds in MiB seconds and, since Hadoop 3.0, resourceSecondsMap: a
-    mapping, or a list of {key, value}, by the version.
+    The report has memorySeconds in MiB seconds and, since Hadoop 3.0, resourceSecondsMap, which is
+    a mapping or a list of {key, value}, depending on the version.
     """
     more = report.get("resourceSecondsMap") or {}
     entries = more.get("entry", more) if isinstance(more, Mapping) else more
@@ -81,13 +83,14 @@ def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
         entries = [entries]
     if not isinstance(entries, Mapping):
         entries = {one.get("key"): one.get("value") for one in entries}
+    mib_seconds = report.get("memorySeconds")
     return {
         "wall": _hours((report.get("elapsedTime") or 0) / 1000),
         "vcore": _hours(report.get("vcoreSeconds")),
-        "gib": _hours(_mib(report.get("memorySeconds"))),
+        "gib": _hours(None if mib_seconds is None else mib_seconds / 1024),
         "gpu": _hours(float(entries.get(GPU) or 0)),
         "vcore_seconds": report.get("vcoreSeconds"),
-        "mib_seconds": report.get("memorySeconds"),
+        "mib_seconds": mib_seconds,
         "gpu_seconds": int(entries.get(GPU) or 0),
         "state": report.get("state"),
         "user": report.get("user"),
@@ -95,12 +98,8 @@ def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
     }
 
 
-def _mib(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds / 1024
-
-
 def shown(hours: Mapping[str, Any] | None) -> str:
-    """`"1.20 h wall, 3.41 h CPU, 8.00 vcore h"`; "" of nothing."""
+    """`"1.20 h wall, 3.41 h CPU, 8.00 vcore h"`; "" without hours."""
     if not hours:
         return ""
     names = {"wall": "h wall", "cpu": "h CPU", "gpu": "GPU h", "vcore": "vcore h", "gib": "GiB h"}
@@ -113,7 +112,7 @@ def shown(hours: Mapping[str, Any] | None) -> str:
 
 
 def tags_of(hours: Mapping[str, Any] | None) -> dict[str, str]:
-    """Tags of a run in a tracker: `howdah.hours.cpu` and so on."""
+    """Tags of a run for a tracker: `howdah.hours.cpu` and so on."""
     return {
         f"howdah.hours.{key}": f"{hours[key]:.4f}"
         for key in ("wall", "cpu", "gpu", "vcore", "gib")
@@ -126,5 +125,5 @@ def _hours(seconds: float | None) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return round(sum(known), _DIGITS) if known else None
+    values_present = [value for value in values if value is not None]
+    return round(sum(values_present), _DIGITS) if values_present else None

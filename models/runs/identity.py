@@ -1,4 +1,4 @@
-"""The identity of a checkpoint's run, and the refusal of a checkpoint of another run."""
+"""The identity of a run's checkpoints, and the refusal of another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from howdah.errors import CheckpointError, DataError, NotFound
 
 @dataclass(frozen=True)
 class Identity:
-    """What a run's checkpoints depend on: a run resumes only from checkpoints of equal identity."""
+    """The facts that checkpoints depend on: a run resumes only from those of equal identity."""
 
     base_model: str
     """Hash of the base model."""
@@ -24,16 +24,16 @@ class Identity:
     labels: tuple[str, ...]
     """Label names in their order."""
     plan: str
-    """Plan hash; may change between epochs, never inside one."""
+    """Hash of the plan, which may change between epochs, but not inside one."""
     plan_inputs: tuple[tuple[str, str], ...] = ()
     """(key, value) pairs that the plan hash is computed from; errors name those that differ."""
     manifest: str = ""
-    """Hash of the dataset's manifest alone: for run.json, not compared."""
+    """Hash of only the dataset's manifest, for run.json; it is not compared."""
     dataset_path: str = ""
-    """Where the dataset lies: for messages, not compared."""
+    """Path of the dataset, for messages; it is not compared."""
 
     def as_dict(self) -> dict:
-        """Plain JSON, as in a checkpoint's manifest."""
+        """Plain JSON, for a checkpoint's manifest."""
         return json.loads(json.dumps(asdict(self)))
 
 
@@ -57,24 +57,24 @@ def check_identity(path: str, manifest: dict, expect: Identity) -> None:
                 where=path,
                 expected=f"{what} {_short(ours[field])} (this run's {key})",
                 got=got,
-                remedy=f"{back}, choose another run.directory, or start anew with"
+                remedy=f"{back}, choose another run.directory, or start from the beginning with"
                 " `--set checkpoint.resume=never`",
             )
 
 
 class OtherPlan(CheckpointError):
-    """A checkpoint inside an epoch that another plan has begun."""
+    """The checkpoint is inside an epoch that another plan began."""
 
-    def naming_epoch_end(self, found: Sequence[Any]) -> OtherPlan:
-        """Add to the remedy the newest checkpoint at an epoch's end: any plan may continue there.
+    def naming_epoch_end(self, checkpoints: Sequence[Any]) -> OtherPlan:
+        """Add the newest checkpoint at an epoch's end to the remedy: any plan may continue there.
 
         Args:
-            found: the run's checkpoints (`Saved`), newest first.
+            checkpoints: the run's checkpoints (`Saved`), newest first.
         """
-        path = next((saved.path for saved in found if _at_epoch_end(saved.path)), None)
+        path = next((saved.path for saved in checkpoints if _at_epoch_end(saved.path)), None)
         if path is not None:
             self.remedy += (
-                ", or continue from the newest at an epoch's end"
+                ", or continue from the newest checkpoint at an epoch's end"
                 f" (`--set checkpoint.resume={path}`)"
             )
         return self
@@ -88,7 +88,7 @@ def _at_epoch_end(path: str) -> bool:
 
 
 def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
-    """Raise OtherPlan for a checkpoint inside an epoch that another plan has begun."""
+    """Raise OtherPlan if a checkpoint is inside an epoch that another plan began."""
     identity = manifest.get("identity", {})
     inside = int(meta.get("plan", {}).get("step", 0)) != 0
     if identity.get("plan") == expect.plan or not inside:
@@ -97,13 +97,13 @@ def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
     ours = dict(expect.plan_inputs)
     changed = [key for key in ours if theirs.get(key) != ours[key]]
     raise OtherPlan(
-        "the checkpoint was taken in the middle of an epoch, under another plan of batches",
+        "the checkpoint was saved in the middle of an epoch, with another plan of batches",
         where=path,
         expected=", ".join(f"{key}={ours[key]}" for key in changed) or f"plan {expect.plan}",
         got=", ".join(f"{key}={theirs.get(key)}" for key in changed)
         or f"plan {identity.get('plan')}",
-        remedy="set these back until the epoch is over (rows would be lost or repeated), start"
-        " anew with `--set checkpoint.resume=never`",
+        remedy="set these back until the epoch is over (otherwise rows would be lost or repeated),"
+        " start from the beginning with `--set checkpoint.resume=never`",
     )
 
 

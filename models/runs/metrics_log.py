@@ -1,4 +1,4 @@
-"""metrics.jsonl: one line a logged step or evaluation, with the attempt that wrote it."""
+"""metrics.jsonl: one line per logged step or evaluation, with the attempt that wrote it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FILE_NAME = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends lines to a local file; of a remote run what is there already is fetched first.
+    """Appends lines to a local file; for a remote run, earlier attempts' lines are fetched first.
 
     Args:
         path: local file.
         published: its path in the run directory; the same as `path` for a local run.
         attempt: number of this attempt.
-        check: called before what changes the published file; raises where this process may not
-            write any more. (Of a remote run the mirror asks before it publishes.)
+        check: called before the published file changes; raises if this process may not write any
+            more. (For a remote run, the mirror checks before it publishes.)
     """
 
     def __init__(
@@ -39,19 +39,19 @@ class MetricsLog:
         self._path, self._published = path, published
         self._check = check
         self._at_once = storage.is_local(published)
-        """What is written to `path` is published by that."""
+        """True if writing to `path` publishes the line, without a mirror."""
         if not storage.is_local(published):
             growing.fetch(published, path)
         with typed(published, "write"):
             self.last = _end_last_line(path)
-            """Position of the last line that was there already."""
+            """Position of the last line that earlier attempts wrote."""
             self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
         self._attempt = attempt
 
     def write(self, **values: Any) -> None:
-        """Add a line; numbers that JSON does not know (NaN) become null."""
+        """Add a line; NaN and infinity, which JSON does not have, become null."""
         plain = {key: _plain(value) for key, value in values.items()}
-        # Not `_plain`: seven digits of it are steps of a thousand seconds.
+        # `_plain` keeps seven digits, which would round the time to a thousand seconds.
         line = {"attempt": self._attempt, **plain, "time": round(time.time(), 3)}
         if self._at_once:
             self._check()
@@ -59,14 +59,14 @@ class MetricsLog:
         self._file.flush()
 
     def set_aside(self) -> str:
-        """Empty the file, whose lines belong to another history. Returns where they are kept."""
+        """Empty the file, whose lines belong to another history. Returns the path of their copy."""
         aside = f"superseded-{storage.name(self._published)}.{self._attempt}"
-        kept = storage.join(storage.parent(self._published), aside)
+        target = storage.join(storage.parent(self._published), aside)
         self._check()
-        storage.upload(self._path, kept)
+        storage.upload(self._path, target)
         self._file.truncate(0)
         self.last = (-1, False)
-        return kept
+        return target
 
     def close(self) -> None:
         """Close the file."""
@@ -84,12 +84,14 @@ def _plain(value: Any) -> Any:
 
 
 def position_of(line: dict) -> tuple[int, bool]:
-    """Position of a line: its step, and evaluations after the step itself."""
+    """Sort key of a line: its step; an evaluation follows the step's line."""
     return int(line["step"]), "split" in line
 
 
-_FIGURES = ("epoch", "loss", "lr", "grad_norm", "examples_per_second", "tokens_per_second",
-            "padding_ratio", "input_wait", "time")  # fmt: skip
+_FIGURES = (
+    "epoch", "loss", "lr", "grad_norm", "examples_per_second", "tokens_per_second",
+    "padding_ratio", "input_wait", "time",
+)  # fmt: skip
 _LINE = Fields(
     {
         "attempt": COUNT,
@@ -103,17 +105,18 @@ _LINE = Fields(
 
 
 def _line(text: bytes) -> dict | None:
-    """A line; None: it is damaged, as a killed attempt's last one, which was cut short, or as one
-    that another program has written."""
+    """A line; None if it is damaged: cut short because the attempt was killed, or written by
+    another program."""
     try:
-        found = json.loads(text.decode("utf-8", errors="replace"))
+        line = json.loads(text.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
-    return found if fault(found, _LINE) is None else None
+    return line if fault(line, _LINE) is None else None
 
 
 def _end_last_line(path: str) -> tuple[int, bool]:
-    """Cut a last line that a killed attempt has not finished; the last whole one's position."""
+    """Cut off a last line that a killed attempt left incomplete. Returns the position of the last
+    complete line."""
     if not os.path.exists(path):
         return -1, False
     with open(path, "rb+") as file:
@@ -121,42 +124,42 @@ def _end_last_line(path: str) -> tuple[int, bool]:
         if data and not data.endswith(b"\n"):
             data = data[: data.rfind(b"\n") + 1]
             file.truncate(len(data))
-    found = (_line(line) for line in reversed(data.splitlines()))
-    return next((position_of(line) for line in found if line is not None), (-1, False))
+    lines = (_line(line) for line in reversed(data.splitlines()))
+    return next((position_of(line) for line in lines if line is not None), (-1, False))
 
 
 def read_metrics(run_directory: str) -> list[dict]:
-    """The lines that count: where steps were done more than once, the last ones.
+    """The lines that count: if a step was done more than once, those of the last time.
 
-    A step that is done again, by a later attempt or by ranks that have gone on from memory, takes
-    the place of everything that was logged from that step on.
+    A step that is repeated, by a later attempt or by ranks that resumed from memory, replaces all
+    lines from that step on.
     """
-    found = growing.read(storage.join(run_directory, FILE_NAME))
-    if found is None:
+    contents = growing.read(storage.join(run_directory, FILE_NAME))
+    if contents is None:
         return []
-    lines = [line for text in found[0].splitlines() if (line := _line(text)) is not None]
-    # By attempts: one that was taken for dead may have written a line after its successor.
+    lines = [line for text in contents[0].splitlines() if (line := _line(text)) is not None]
+    # Sorted by attempt: an attempt that was considered dead may have written after its successor.
     return _once(sorted(lines, key=lambda line: line["attempt"]))
 
 
 def _once(lines: list[dict]) -> list[dict]:
-    """The lines without those of steps that were done again."""
-    kept: list[dict] = []
+    """The lines without those that a repeated step replaces."""
+    counted: list[dict] = []
     reached = -1
     for line in lines:
-        if "split" in line:  # it may be of an earlier step, the best one: later steps still count
+        if "split" in line:  # it may evaluate an earlier, best step: later steps still count
             same = (line["split"], line["step"])
-            kept = [one for one in kept if (one.get("split"), one["step"]) != same]
+            counted = [one for one in counted if (one.get("split"), one["step"]) != same]
         else:
             if line["step"] <= reached:
-                kept = [one for one in kept if one["step"] < line["step"]]
+                counted = [one for one in counted if one["step"] < line["step"]]
             reached = line["step"]
-        kept.append(line)
-    return kept
+        counted.append(line)
+    return counted
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}; lists left out."""
+    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}, without lists."""
     out: dict[str, float] = {}
     for key, value in values.items():
         if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Reads a run's run.json for all who rely on what it says: gate, report, publish and others.
+"""Reads a run's run.json for gate, report, publish and others, and checks the types of its fields.
 
-A user may have edited the file, or it may be another program's: what is read here has its type.
+A user may have edited the file, or another program may have written it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,18 @@ _CONFUSED = Kind(
         and value[2] >= 0
     ),
 )
-_BIN = Kind("a bin with lower, upper, rows, confidence and accuracy", lambda value: _is_bin(value))
+
+
+def _is_bin(value: Any) -> bool:
+    """True for a bin of the calibration; one without rows has no confidence and no accuracy."""
+    rows = value.get("rows") if isinstance(value, dict) else None
+    if rows is None or not COUNT.fits(rows):
+        return False
+    numbers = ("lower", "upper", *(("confidence", "accuracy") if rows else ()))
+    return all(NUMBER.fits(value.get(name)) for name in numbers)
+
+
+_BIN = Kind("a bin with lower, upper, rows, confidence and accuracy", _is_bin)
 _MOMENTS = Fields({"mean": NUMBER, "deviation": NUMBER}, needed=("mean", "deviation"))
 _CLASS = Fields(
     {
@@ -59,15 +70,21 @@ METRICS_SHAPE = Each(
         }
     )
 )
-"""{split: what `training/evaluation` measures on it}."""
+"""{split: the metrics that training/evaluation measures}."""
 _HOURS = dict.fromkeys(("wall", "cpu", "gpu", "vcore", "gib"), NUMBER)
+_ATTEMPT = Fields(
+    {
+        **dict.fromkeys(("dataset", "submission", "started"), TEXT),
+        "seconds": NUMBER,
+        "world_size": COUNT,
+        "usage": Fields({"cpu_seconds": NUMBER, "gpus": NUMBER}),
+    }
+)
 _RUN = Fields(
     {
-        **dict.fromkeys(
-            ("run_id", "name", "status", "created", "finished", "framework", "dataset",
-             "dataset_hash", "model_hash", "config_hash", "mlflow_run_id"),
-            TEXT,
-        ),
+        **dict.fromkeys(("run_id", "name", "status", "created", "finished", "framework"), TEXT),
+        **dict.fromkeys(("dataset", "dataset_hash", "model_hash", "config_hash"), TEXT),
+        "mlflow_run_id": TEXT,
         **dict.fromkeys(("steps", "best_step", "world_size"), COUNT),
         **dict.fromkeys(
             ("epochs", "train_seconds", "examples_per_second", "tokens_per_second"), NUMBER
@@ -77,71 +94,50 @@ _RUN = Fields(
         "base": Fields({"source": TEXT, "init_from": TEXT}),
         "source": ANY_OBJECT,
         "metrics": METRICS_SHAPE,
-        "attempts": Items(
-            Fields({
-                **dict.fromkeys(("dataset", "submission", "started"), TEXT),
-                "seconds": NUMBER,
-                "world_size": COUNT,
-                "usage": Fields({"cpu_seconds": NUMBER, "gpus": NUMBER}),
-            })
-        ),
+        "attempts": Items(_ATTEMPT),
         "hours": Fields({**_HOURS, "applications": Each(Fields(_HOURS))}),
     }
-)  # fmt: skip
-
-_REMEDY = (
-    "restore the file from a copy; `howdah train` with another run.directory makes the run anew"
 )
+
+_REMEDY = "restore the file from a copy, or train again with another run.directory"
 
 
 def read(directory: str) -> dict[str, Any]:
     """The run.json of a run directory (any storage).
 
-    Fields that others read have their types; an older run's may be missing, and there may be more.
+    The fields that Howdah reads have their types. A run of an older version may lack fields, and
+    there may be further ones.
 
     Raises:
-        NotFound: there is none.
-        DataError: it is not JSON, or not whole.
+        NotFound: the file does not exist.
+        DataError: it is not JSON, or its fields contradict each other.
     """
     path = storage.join(directory, RUN_JSON)
     run = storage.read_object(path, _RUN, remedy=_REMEDY)
-    found = _unmatched(run.get("metrics") or {})
-    if found is not None:
+    fault = _unmatched(run.get("metrics") or {})
+    if fault is not None:
         raise DataError(
             f"{RUN_JSON} is not whole",
-            where=f"{path}: {found.key}",
-            expected=found.expected,
-            got=found.got,
+            where=f"{path}: {fault.key}",
+            expected=fault.expected,
+            got=fault.got,
             remedy=_REMEDY,
         )
     return run
 
 
-def _is_bin(value: Any) -> bool:
-    """A bin without rows has no confidence and no accuracy."""
-    given = ("lower", "upper", *(("confidence", "accuracy") if _rows(value) else ()))
-    return _rows(value) is not None and all(NUMBER.fits(value.get(name)) for name in given)
-
-
-def _rows(value: Any) -> int | None:
-    rows = value.get("rows") if isinstance(value, dict) else None
-    return rows if COUNT.fits(rows) else None
-
-
 def _unmatched(metrics: dict[str, Any]) -> Fault | None:
-    """Figures of labels that are not those of the split's `labels`."""
+    """The first split whose figures belong to other labels than its `labels`."""
     for split, of in metrics.items():
         labels = of.get("labels") or []
-        own, matrix = of.get("per_class"), of.get("confusion_matrix")
-        if labels and own and list(own) != labels:
-            return Fault(
-                f"metrics.{split}.per_class", f"figures of {', '.join(labels)}",
-                f"figures of {', '.join(own)}",
-            )  # fmt: skip
+        per_class, matrix = of.get("per_class"), of.get("confusion_matrix")
+        if labels and per_class and list(per_class) != labels:
+            expected, got = (f"figures of {', '.join(names)}" for names in (labels, per_class))
+            return Fault(f"metrics.{split}.per_class", expected, got)
         if matrix is not None and {len(matrix), *map(len, matrix)} != {len(labels)}:
             return Fault(
                 f"metrics.{split}.confusion_matrix",
-                f"{len(labels)} rows of {len(labels)} numbers, as there are labels",
+                f"{len(labels)} rows of {len(labels)} numbers, one per label",
                 f"{len(matrix)} rows of {', '.join(map(str, sorted(set(map(len, matrix)))))}",
             )
     return None

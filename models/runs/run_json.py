@@ -32,15 +32,15 @@ from howdah.run_files import RUN_JSON
 
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
-"""Of a configuration that was written down without its secrets, these must be whole to train."""
+"""Sections that must have their secrets to train; config.yaml is written without secrets."""
 
 _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 
 _WORLDS = 50
-"""Newest worlds of an attempt that are kept: a job may see hundreds."""
+"""Number of an attempt's newest worlds that are recorded: a job may have hundreds."""
 _UNHASHED = {
-    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
-    "tune",
+    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report",
+    "job", "yarn", "ray", "tune",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
@@ -49,16 +49,16 @@ UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_direc
 class RunFile:
     """run.json of a run directory. A later attempt keeps the run's id and its list of attempts.
 
-    What other commands rely on is written before the call returns (`update`, `update_attempt`),
-    however long storage is waited for. What only informs is noted (`world`, `note`): while storage
-    does not answer it is kept, and written with the next change. Any thread may call.
+    Fields that other commands rely on are written before the call returns (`update`,
+    `update_attempt`), however long storage takes. Fields that only inform are noted (`world`,
+    `note`): if storage does not answer, they are written with the next change. Any thread may call.
 
     The record of a finished run stays until an attempt is admitted, that is until its dataset, base
-    model and checkpoint are found: an attempt that is refused before loses no result.
+    model and checkpoint exist: an attempt that is refused before does not lose the run's results.
 
     Args:
         directory: run directory.
-        check: called before each write; raises where this process may not write any more.
+        check: called before each write; raises if this process may not write any more.
     """
 
     def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
@@ -66,20 +66,20 @@ class RunFile:
         self._check = check
         self._lock = threading.RLock()
         self._late = False
-        """Something was noted that is not written yet."""
+        """True if noted fields are not written yet."""
         self.gpus: int | None = None
-        """That all ranks see; None: not known yet."""
+        """Number of GPUs that all ranks see; None: not known yet."""
         try:
-            found = storage.read_json(self._path)
-        except (NotFound, DataError):  # none yet, or none that can be read: begin one
-            found = {}
-        self.values: dict[str, Any] = found if isinstance(found, dict) else {}
+            stored = storage.read_json(self._path)
+        except (NotFound, DataError):  # missing or unreadable: begin a new record
+            stored = {}
+        self.values: dict[str, Any] = stored if isinstance(stored, dict) else {}
         self._until_admitted: dict[str, Any] | None = None
-        """This attempt's own top-level fields, while those of a finished run stand in `values`."""
+        """This attempt's top-level fields, while `values` still has those of a finished run."""
 
     @property
     def is_of_finished(self) -> bool:
-        """The run's results are those of an attempt that has finished."""
+        """True if the run's results are those of a finished attempt."""
         return "finished" in self.values
 
     def begin(
@@ -88,10 +88,10 @@ class RunFile:
         """Write that an attempt begins.
 
         Args:
-            submission: the cluster's application that it belongs to, if to any.
+            submission: the cluster's application that it belongs to, if there is one.
         """
         old = self.values
-        now = _now()
+        now = utc_now()
         history = list(old.get("attempts", []))
         history.append(
             {
@@ -132,34 +132,34 @@ class RunFile:
         self.write()
 
     def admit(self) -> None:
-        """The attempt can train: what a finished run has had gives way, with the next write."""
+        """Accept this attempt; the next write replaces the finished run's results."""
         with self._lock:
             if self._until_admitted is not None:
                 fresh, self._until_admitted = self._until_admitted, None
                 self.values = {**fresh, "attempts": self.values["attempts"]}
 
     def of(self, identity: Identity) -> None:
-        """Note what the run learns from: dataset and base model, by their hashes."""
-        self.update(
-            dataset=identity.dataset_path, dataset_hash=identity.manifest,
-            model_hash=identity.base_model,
-        )  # fmt: skip
+        """Write the hashes of the dataset and the base model that the run learns from."""
+        hashes = {"dataset_hash": identity.manifest, "model_hash": identity.base_model}
+        self.update(dataset=identity.dataset_path, **hashes)
 
     def end(self, status: str, error: str | None) -> None:
         """Write how and when the newest attempt ended: finished, interrupted or failed.
 
-        Called again (by the launcher, of a rank that has written its own end), it changes no time.
-        The end of an attempt that was not admitted is its own: the run stays finished.
+        A second call (the launcher's, after a rank has written its end) does not change the time.
+        If the attempt was not admitted, only its entry changes: the run stays finished.
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
                 newest = attempts[-1]
                 if "ended" not in newest:
-                    newest["ended"] = _now()
+                    newest["ended"] = utc_now()
                     newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
                 newest["status"] = status
-                if newest.get("pid") == os.getpid():
-                    self._measure(newest)
+                if newest.get("pid") == os.getpid() and "usage" not in newest:
+                    seconds = round(cpu_seconds(), 3)
+                    usage = {"cpu_seconds": seconds, "gpus": self.gpus, "of": "rank 0"}
+                    newest["usage"] = usage
                 admitted = "resumed_at_step" in newest or status == "finished"
                 if self.is_of_finished and not admitted:
                     newest["error"] = error
@@ -172,62 +172,56 @@ class RunFile:
             self.update(status=status, error=error, **finished)
 
     def used(self, *, cpu_seconds: float, gpus: int | None, of: str) -> None:
-        """Note what the newest attempt has used, and write.
+        """Write what the newest attempt has used.
 
         Args:
             cpu_seconds: user and system time.
-            gpus: that its ranks see; None: as noted before.
-            of: whose time it is: "all ranks", "rank 0", "the launcher's processes".
+            gpus: number of GPUs that its ranks see; None: the number from before.
+            of: the processes whose time it is: "all ranks", "rank 0", "the launcher's processes".
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
                 before = attempts[-1].get("usage") or {}
                 if gpus is None:
                     gpus = before.get("gpus")
-                # A launcher's processes are all ranks of its machine, and none of others.
+                # A launcher measures only the ranks of its machine: a larger figure stays.
                 if cpu_seconds >= before.get("cpu_seconds", 0.0):
-                    attempts[-1]["usage"] = {
-                        "cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of,
-                    }  # fmt: skip
+                    usage = {"cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of}
+                    attempts[-1]["usage"] = usage
             self.write()
 
-    def _measure(self, attempt: dict[str, Any]) -> None:
-        """What this process has used, unless more is known of the attempt."""
-        if "usage" not in attempt:
-            attempt["usage"] = {
-                "cpu_seconds": round(cpu_seconds(), 3), "gpus": self.gpus, "of": "rank 0",
-            }  # fmt: skip
-
     def has_begun(self, submission: str | None) -> bool:
-        """An attempt of this submission has chosen where it resumes from."""
+        """True if an attempt of this submission has chosen where it resumes from."""
         return submission is not None and any(
             attempt.get("submission") == submission and "resumed_at_step" in attempt
             for attempt in self.values.get("attempts", [])
         )
 
     def dataset_of(self, submission: str | None) -> str | None:
-        """The dataset's version that this submission began with; None: it is only beginning."""
-        of_it = [one for one in self.values.get("attempts", [])
-                 if submission is not None and one.get("submission") == submission]  # fmt: skip
+        """The dataset version that this submission began with; None if it is only beginning."""
+        if submission is None:
+            return None
+        attempts = self.values.get("attempts", [])
+        of_it = [one for one in attempts if one.get("submission") == submission]
         return next((one["dataset"] for one in reversed(of_it) if "dataset" in one), None)
 
     def world(self, number: int, size: int) -> None:
-        """Note that a world of ranks begins, in the newest attempt; raises FencedOff alone."""
+        """Note in the newest attempt that a world of ranks begins; raises only FencedOff."""
         with self._lock:
             attempt = self.values["attempts"][-1]
-            began = {"world": number, "size": size, "started": _now()}
+            began = {"world": number, "size": size, "started": utc_now()}
             attempt["worlds"] = [*attempt.get("worlds", []), began][-_WORLDS:]
             self._fields["world_size"] = size
             self._try_to_write()
 
     def note(self, **fields: Any) -> None:
-        """Note fields of the newest attempt; raises FencedOff alone."""
+        """Note fields of the newest attempt; raises only FencedOff."""
         with self._lock:
             self.values["attempts"][-1].update(fields)
             self._try_to_write()
 
     def catch_up(self) -> None:
-        """Write what was noted while storage was away, if it was; raises FencedOff alone."""
+        """Write the fields that were noted while storage was away; raises only FencedOff."""
         with self._lock:
             if self._late:
                 self._try_to_write()
@@ -236,9 +230,9 @@ class RunFile:
         """Set top-level fields and write; mappings are merged one level deep."""
         with self._lock:
             for key, value in fields.items():
-                there = self._fields.get(key)
-                if isinstance(there, dict) and isinstance(value, dict):
-                    value = there | value
+                current = self._fields.get(key)
+                if isinstance(current, dict) and isinstance(value, dict):
+                    value = current | value
                 self._fields[key] = value
             self.write()
 
@@ -265,7 +259,7 @@ class RunFile:
             self._late = False
 
     def _try_to_write(self) -> None:
-        """One try: training neither waits for a note nor ends without it."""
+        """Write without waiting: training neither waits for a note nor fails without it."""
         try:
             with storage.waiting_at_most(0.0):
                 self.write()
@@ -276,11 +270,11 @@ class RunFile:
 def config_hash(config: Config) -> str:
     """Hash of the sections that decide what is learnt, not of paths.
 
-    Secrets are left out: a changed password changes no run, and a weak one could be found from the
-    hash by trying.
+    Secrets are left out: a changed password does not change the run, and a weak one could be
+    guessed from the hash.
     """
     sections = redact.config(config).model_dump(mode="json")
-    for key in ("expect", "append"):  # what changes no row that is trained on
+    for key in ("expect", "append"):  # these do not change the rows that are trained on
         del sections["data"][key]
     sections["training"] = {
         key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING
@@ -290,36 +284,32 @@ def config_hash(config: Config) -> str:
 
 
 def freeze_config(config: Config, directory: str) -> str:
-    """Write the configuration, defaults included, to `<directory>/config.yaml`; its path.
+    """Write the configuration, defaults included, to `<directory>/config.yaml`. Returns its path.
 
-    Without its secrets (howdah/redact.py); which ones were left out, its first lines say.
+    Secrets are left out (howdah/redact.py); the first lines name the keys.
     """
     path = storage.join(directory, CONFIG)
     shown = redact.config(config)
     keys = redact.left_out(shown)
-    head = "".join(
-        f"# {line}\n" for line in ("Left out of this copy, for they are secrets:", *keys) if keys
-    )
+    head = "".join(f"# {line}\n" for line in ("Secrets left out of this copy:", *keys) if keys)
     storage.write_whole(path, (head + dump_yaml(shown)).encode(), mode=0o640)
     return path
 
 
 @contextlib.contextmanager
 def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator[str]:
-    """A path: where ranks read their configuration while the context lasts.
+    """Path that ranks read their configuration from inside the context.
 
-    That is config.yaml, written here.
-
-    If it has secrets, a private copy (0600) beside it has them, on this machine's own disk. So it
-    is for a finished run, whose config.yaml rank 0 replaces once its attempt is admitted.
+    It is config.yaml, which is written here. If the configuration has secrets, it is a private copy
+    (0600) with them on this machine's disk. A finished run gets a private copy too, since rank 0
+    replaces its config.yaml only once its attempt is admitted.
 
     Args:
-        shared: ranks on other machines read it too: the copy lies in the run directory, as long as
-            they run.
+        shared: ranks on other machines read it too, so the private copy lies in the run directory.
     """
     finished = RunFile(directory).is_of_finished
     path = storage.join(directory, CONFIG) if finished else freeze_config(config, directory)
-    for entry in storage.list_dir(directory):  # of a launcher that was killed
+    for entry in storage.list_dir(directory):  # copies that killed launchers have left
         if _PRIVATE.fullmatch(entry.name):
             storage.remove(entry.path)
     if not (finished or redact.left_out(redact.config(config))):
@@ -337,16 +327,16 @@ def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator
 
 
 def versions(framework: str) -> dict[str, str]:
-    """Versions of what decides a run's numbers."""
-    found = {"howdah": __version__, "python": sys.version.split()[0]}
+    """Versions of the packages that affect a run's numbers."""
+    packages = {"howdah": __version__, "python": sys.version.split()[0]}
     for name in (framework, "transformers", "tokenizers", "horovod", "numpy"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            packages[name] = importlib.metadata.version(name)
+    return packages
 
 
 def git_state() -> dict[str, Any] | None:
-    """{commit, dirty} of the working directory; None where it is no git checkout."""
+    """{commit, dirty} of the working directory; None if it is not a git checkout."""
     try:
         commit, status = (
             subprocess.run(
@@ -361,22 +351,23 @@ def git_state() -> dict[str, Any] | None:
 
 def cpu_seconds() -> float:
     """User and system time of this process and of its children that have ended (getrusage(2))."""
-    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def _seconds(started: str, ended: str) -> float:
-    """Between two times of `_now`."""
+    """Seconds between two times of `utc_now`."""
     begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
     return (end - begin).total_seconds()
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """The time as run.json has it: ISO 8601, UTC, in seconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: an undefined metric is null."""
+    """The value with null for NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,9 +1,10 @@
-"""What a run was trained with: the keys that change what is learnt, for each of its attempts.
+"""The settings that a run was trained with: the keys that change what is learnt, by attempt.
 
-A finished run is finished: asked for the same again, nothing is done; asked for something else that
-would change what is learnt, it is refused, since its weights would then be described by settings
-that they were not trained with. A run that goes on may change some of them; run.json keeps those of
-each attempt, and model card and report say which steps had which.
+A finished run is not trained again. If the same settings are requested, nothing is done. If
+settings that would change what is learnt are requested, the command is refused: otherwise the
+weights would be described by settings that they were not trained with. A run that is resumed may
+change some of them: run.json has those of each attempt, and the model card and the report show them
+by step.
 """
 
 from __future__ import annotations
@@ -24,16 +25,13 @@ _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
     "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
 }  # fmt: skip
-"""Keys of `training` that change how the steps are computed, and not what is learnt in them."""
+"""Keys of `training` that change how the steps are computed, but not what is learnt."""
 _EVALUATION = ("every_steps", "metric", "max_rows")
 """Keys of `evaluation` that choose the step whose weights are exported, or end the training."""
 _GOALS = ("training.max_steps", "training.num_train_epochs")
 _STOPPING = ("training.early_stopping.patience",)
-_AFTERWARDS = {
-    "evaluation.splits": "howdah evaluate --split",
-    "export.formats": "howdah export",
-}  # fmt: skip
-"""What a run does with its best weights: {key: the command that does it for a finished run}."""
+_AFTERWARDS = {"evaluation.splits": "howdah evaluate --split", "export.formats": "howdah export"}
+"""{key that only affects the use of the best weights: its command for a finished run}."""
 _CONFIG = "config.yaml"
 _EPSILON = 1e-9
 
@@ -44,9 +42,8 @@ def learnt_with(config: Config) -> dict[str, Any]:
     training = {k: v for k, v in sections["training"].items() if k not in _NOT_LEARNT}
     evaluation = {key: sections["evaluation"][key] for key in _EVALUATION}
     settings: dict[str, Any] = {}
-    for name, section in {
-        "model": sections["model"], "training": training, "evaluation": evaluation
-    }.items():  # fmt: skip
+    learnt = {"model": sections["model"], "training": training, "evaluation": evaluation}
+    for name, section in learnt.items():
         settings |= _flat(name, section)
     return settings
 
@@ -63,11 +60,10 @@ def _flat(name: str, value: Any) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------- asked once more
 def already_finished(config: Config) -> list[str] | None:
-    """What to say where the configuration's run is finished and nothing is left to do; else None.
+    """Lines to show if the configuration's run is finished and nothing is left to do; else None.
 
     Raises:
-        UsageError: it is finished, and something else is asked for that would change what is
-            learnt.
+        UsageError: the run is finished, and the configuration would change what is learnt.
     """
     directory, resume = config.run.directory, config.checkpoint.resume
     run = _record(directory)
@@ -75,11 +71,11 @@ def already_finished(config: Config) -> list[str] | None:
         return None
     before = _trained(directory)
     if before is None or resume not in ("auto", before.checkpoint.resume):
-        return None  # without its configuration nothing can be compared; from another checkpoint
+        return None  # its configuration cannot be read, or it starts from another checkpoint
     then, now = learnt_with(before), learnt_with(config)
     changed = {key for key in now if not _same(then.get(key), now[key])}
     if None not in (before.training.max_steps, config.training.max_steps):
-        changed.discard("training.num_train_epochs")  # which max_steps overrides
+        changed.discard("training.num_train_epochs")  # max_steps overrides it
     if _goes_on(run, changed, config):
         return None
     differences = [_difference(key, then.get(key), now[key]) for key in sorted(changed)]
@@ -97,7 +93,7 @@ def already_finished(config: Config) -> list[str] | None:
                 else "more steps or epochs"
             ),
             got="; ".join(differences),
-            remedy="give it a run.directory of its own, or train it anew in this one with"
+            remedy="set another run.directory, or train from the beginning in this one with"
             " `--set checkpoint.resume=never`",
         )
     best = run.get("best_step")
@@ -109,24 +105,26 @@ def already_finished(config: Config) -> list[str] | None:
 
 
 def of_finished(config: Config, *, on: str) -> dict[str, Any]:
-    """What `howdah submit --json` says of a finished run: the keys of a job that did not begin."""
+    """JSON that `howdah submit --json` prints for a finished run: the keys of a job."""
     attempts = _record(config.run.directory).get("attempts") or [{}]
-    return {
-        "application": attempts[-1].get("submission"), "on": on, "tracking_url": None,
-        "run_directory": config.run.directory, "attached": False, "finished": True
-    }  # fmt: skip
+    job = {"application": attempts[-1].get("submission"), "on": on, "tracking_url": None}
+    return job | {
+        "run_directory": config.run.directory,
+        "attached": False,
+        "finished": True,
+    }
 
 
 def _record(directory: str) -> dict[str, Any]:
     try:
         record = storage.read_json(storage.join(directory, RUN_JSON))
-    except HowdahError:  # what cannot be read is said by the attempt that begins
+    except HowdahError:  # the attempt that begins reports why it cannot be read
         return {}
     return record if isinstance(record, dict) else {}
 
 
 def _trained(directory: str) -> Config | None:
-    """The configuration that a finished run was trained with; None: it cannot be read any more."""
+    """The configuration that a finished run was trained with; None if it cannot be read."""
     try:
         return loader.load(storage.join(directory, _CONFIG))
     except HowdahError:
@@ -145,8 +143,8 @@ def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
 
 
 def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> list[str]:
-    """A difference to report if the configuration now names another dataset or dataset version; the
-    one that was trained on may have been deleted."""
+    """The difference, if the configuration now names another dataset or dataset version. The one
+    that was trained on may have been deleted."""
     trained, configured = run.get("dataset"), config.data.dataset
     try:
         newest = load_dataset(configured).path
@@ -159,7 +157,7 @@ def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> li
 
 
 def _same(then: Any, now: Any) -> bool:
-    """True if two values are equal; one of them may be the same path, relative."""
+    """True if two values are equal, or are the same local path, absolute and relative."""
     if then == now or not (isinstance(then, str) and isinstance(now, str)):
         return then == now
     return all(map(storage.is_local, (then, now))) and (
@@ -168,13 +166,13 @@ def _same(then: Any, now: Any) -> bool:
 
 
 def _afterwards(before: Config, config: Config) -> list[str]:
-    """Lines about keys that a finished run does nothing about."""
+    """Lines about changed keys that have no effect on a finished run."""
     notes = []
     for key, command in _AFTERWARDS.items():
         section, leaf = key.split(".")
         then, now = (getattr(getattr(one, section), leaf) for one in (before, config))
         if then != now:
-            notes.append(f"not done again: {_difference(key, then, now)} ({command} does it)")
+            notes.append(f"no effect: {_difference(key, then, now)} (use `{command}`)")
     return notes
 
 
@@ -192,15 +190,15 @@ class Stage:
     """Steps of a run that were trained with the same settings."""
 
     after: int
-    """The step that the first of them follows."""
+    """Number of steps before the stage."""
     settings: dict[str, Any]
-    """{key: value} of `learnt_with`; empty: not recorded."""
+    """{key: value} of `learnt_with`; empty if they were not recorded."""
 
 
 def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
-    """The stages of the weights that a run has now, by run.json's attempts.
+    """The stages of a run's current weights, from run.json's attempts.
 
-    An attempt that resumed from a step takes the place of those that went on beyond it.
+    An attempt that resumed from a step replaces the stages beyond it.
     """
     result: list[Stage] = []
     settings: dict[str, Any] = {}
@@ -217,7 +215,7 @@ def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
 
 
 def settings_at(attempts: Sequence[Mapping[str, Any]], step: int | None) -> dict[str, Any]:
-    """The settings that a step was trained with (None: the newest); {}: not recorded."""
+    """The settings that a step (None: the newest) was trained with; {} if not recorded."""
     past = [one for one in stages(attempts) if step is None or one.after < max(step, 1)]
     return past[-1].settings if past else {}
 
@@ -225,10 +223,10 @@ def settings_at(attempts: Sequence[Mapping[str, Any]], step: int | None) -> dict
 def described(
     attempts: Sequence[Mapping[str, Any]], *, upto: int | None = None
 ) -> list[dict[str, Any]]:
-    """What differs between the stages: [{steps, settings}]; [] where all steps had the same.
+    """The settings that differ between stages: [{steps, settings}]; [] if all steps had the same.
 
     Args:
-        upto: the step of the weights; None: the newest. Later steps are left out.
+        upto: the step of the weights; later steps are left out. None: the newest.
     """
     all_stages = [
         one for one in stages(attempts) if one.settings and (upto is None or one.after < upto)

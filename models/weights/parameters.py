@@ -16,20 +16,20 @@ from howdah.data.family import family_of
 from howdah.errors import ConfigError
 
 BLOCKED = -1e9
-"""Added to attention scores of padding."""
+"""Value added to the attention scores of padding."""
 
 
 def start_weights(
     config: Mapping, weights: Mapping[str, np.ndarray], *, num_labels: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """All tensors that a run starts from: the base's, and a new classifier where it has none; a new
-    pooler where the family has one and the base does not.
+    """All tensors that a run starts from: the base's, a new classifier if it has none, and a new
+    pooler if the family has one and the base does not.
 
     Args:
         config: the base's config.json, defaults filled in.
         weights: float32 by name; the encoder's, and all or none of the pooler's and the head's.
-        num_labels: classes.
-        seed: of the new classifier: normal(0, initializer_range), biases 0, as in transformers.
+        num_labels: number of classes.
+        seed: seed of new tensors: normal(0, initializer_range), biases 0, as in transformers.
     Returns:
         name -> float32, the encoder's tensors in the model's order, then the head's.
     """
@@ -42,7 +42,7 @@ def start_weights(
         if name not in missing and (fits or name not in heads):
             result[name] = weights[name]
             continue
-        # A generator for each tensor: its numbers do not depend on the other tensors.
+        # Each tensor has its generator, so that its numbers do not depend on the other tensors.
         generator = np.random.Generator(np.random.Philox(key=_stream(seed, name)))
         drawn = generator.standard_normal(shape, np.float32) * np.float32(
             config["initializer_range"]
@@ -61,11 +61,10 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
     layers = config[family.keys.layers]
     if model.freeze_layers > layers:
         raise ConfigError(
-            "more layers are to be frozen than the base model has",
+            "the base model has fewer layers than model.freeze_layers",
             where="model.freeze_layers",
             expected=f"at most {layers}",
             got=str(model.freeze_layers),
-            remedy="lower it; with all layers frozen only the classifier is trained",
         )
     frozen = tuple(family.layer_name(number) for number in range(model.freeze_layers))
     if model.freeze_embeddings:
@@ -75,21 +74,20 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
 
 
 def decays(name: str) -> bool:
-    """Whether weight decay applies: to all tensors but biases and LayerNorm."""
+    """True if weight decay applies to a tensor: it does except to biases and LayerNorm."""
     lower = name.lower()
     return not lower.endswith(".bias") and "layer_norm" not in lower and "layernorm" not in lower
 
 
 def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, float]:
-    """(transformer, attention weights, before the classifier), by `model`, else by the base."""
+    """(transformer, attention weights, before the classifier): `model`'s rates, else the base's."""
     keys = family_of(config).dropouts
-
     if model.dropout is not None:
         return (model.dropout,) * 3
     hidden, attention, classifier = (
         config[key] for key in (keys.hidden, keys.attention, keys.classifier)
     )
-    # BERT's config.json has null for "as the transformer's".
+    # In BERT's config.json null means the transformer's rate.
     return float(hidden), float(attention), float(hidden if classifier is None else classifier)
 
 
@@ -100,10 +98,11 @@ def with_dropouts(config: Mapping, model: ModelSection) -> dict:
 
 
 def dropout_draw(rate: float) -> tuple[int, float]:
-    """(the least 16-bit signed draw that keeps an element, the factor of elements kept).
+    """(smallest 16-bit signed draw that keeps an element, factor of the elements that are kept).
 
     Args:
-        rate: share of zeros, to a precision of 1 / 65,536; the factor is exact for the rounded one.
+        rate: share of zeros, to a precision of 1 / 65,536; the factor is exact for the rounded
+            rate.
     """
     draws = 2**16
     dropped = round(rate * draws)
@@ -111,7 +110,8 @@ def dropout_draw(rate: float) -> tuple[int, float]:
 
 
 def dropout_seed(seed: int, step: int, micro: int, rank: int) -> int:
-    """Seed of a micro-batch's dropout, 63 bits; checkpoints then need no generator's state."""
+    """Seed of a micro-batch's dropout, 63 bits; so checkpoints need not hold a generator's
+    state."""
     data = np.array([seed, step, micro, rank], "<i8").tobytes()
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 

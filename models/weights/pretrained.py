@@ -1,7 +1,7 @@
 """Load a base model (a directory, a path on any storage, a hub name) without a framework.
 
 Weights are returned as float32 numpy arrays under Hugging Face's torch names, with the family's
-prefix even where the file has none. Only safetensors is read: a pickle can run code.
+prefix even if the file's names lack it. Only safetensors is read: a pickle can run code.
 """
 
 from __future__ import annotations
@@ -38,11 +38,9 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
-# Only these files are fetched from the hub: no pickle reaches the disk.
-_PATTERNS = [
-    "config.json", "model*.safetensors", _WEIGHTS_INDEX, *TOKENIZER_FILES, *IMAGE_FILES,
-    "howdah.json",
-]  # fmt: skip
+# Only these files are fetched from the hub, so that no pickle reaches the disk.
+_PATTERNS = ["config.json", "howdah.json", "model*.safetensors", _WEIGHTS_INDEX]
+_PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]
 
 
 @dataclass(frozen=True)
@@ -50,22 +48,22 @@ class BaseModel:
     """A base model in memory."""
 
     config: dict
-    """config.json, the family's defaults filled in; of an image model also image_mean and
+    """config.json, the family's defaults filled in; for an image model also image_mean and
     image_std of its preprocessor_config.json, which the forward pass needs."""
     weights: dict[str, np.ndarray]
-    """float32 arrays by Hugging Face's torch names; the head's only where the labels agree."""
+    """float32 arrays by Hugging Face's torch names; the head's only if the labels agree."""
     tokenizer_files: dict[str, bytes]
-    """The tokenizer's files by name; of an image model its preprocessor_config.json."""
+    """The tokenizer's files by name; for an image model, its preprocessor_config.json."""
     hash: str
     """SHA-256 over config.json and the weight files, 16 hex digits."""
     source: str
-    """The path or hub name, as the user gave it."""
+    """The path or hub name as the user wrote it."""
     notes: tuple[str, ...] = field(default=())
     """Messages for the user, e.g. that a classifier for other labels was ignored."""
 
     @property
     def family(self) -> ModelFamily:
-        """By config.json's model_type."""
+        """The family that config.json's model_type names."""
         return family_of(self.config)
 
 
@@ -82,14 +80,14 @@ def load_base(
     Args:
         base: a directory, a path on any storage (hdfs://...) or a hub name.
         revision: revision of a hub name.
-        cache_dir: where remote files are kept; None: the project's cache.
+        cache_dir: directory that remote files are cached in; None: the project's cache.
         label_names: the task's labels in their order; the base's classifier is used only if it was
             trained for exactly these.
-        weights: False: leave them out, unread and unchecked; `hash` is config.json's alone then.
+        weights: False: do not read or check the weights; `hash` then covers only config.json.
     Raises:
-        ModelError: no such directory or hub name, no weights, pickle weights only, an unknown
-            family, missing or misshapen tensors, no tokenizer; weights of a published version
-            that are not those of its manifest.
+        ModelError: there is no such directory or hub name, no weights, only pickle weights, an
+            unknown family, missing or misshapen tensors, or no tokenizer; or the weights of a
+            published version differ from its manifest.
     """
     directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS, cache_dir=cache_dir)
     published = integrity.files_of(base) or {}
@@ -116,23 +114,23 @@ def load_base(
             hash=digest.hexdigest()[:16],
             source=base,
         )
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     formats: set[str] = set()
     for file_name, data in _weight_files(directory, base):
         sha256 = hashlib.sha256(data)
-        if file_name in published:  # the bytes that are used are compared, not the file again
+        if file_name in published:  # compares the bytes that are used, without a second read
             got = {"bytes": len(data), "sha256": sha256.hexdigest()}
             integrity.require_same(storage.join(base, file_name), published[file_name], got)
         digest.update(sha256.digest())
         read, metadata = read_safetensors(data, where=storage.join(base, file_name))
         formats.add(metadata.get("format", "pt"))
-        found.update(read)
-    tensors, head, notes = _by_part(found, family)
+        arrays.update(read)
+    tensors, head, notes = _by_part(arrays, family)
     _check_shapes(tensors, family, config, base, formats)
     refused = _head_notes(head, family, config, label_names)
     if label_names is not None and not refused:
         tensors.update(head)
-    if family.kind == "text":  # after the shapes: a wrong size of the vocabulary is theirs to name
+    if family.kind == "text":  # after the shapes, whose error names a wrong vocabulary size
         _check_tokenizer(tokenizer_files, family, config, base)
     return BaseModel(
         config=config,
@@ -157,10 +155,9 @@ def read_safetensors(data: bytes, *, where: str) -> tuple[dict[str, np.ndarray],
         _, metadata = read_header(io.BytesIO(data))
     except (safetensors.SafetensorError, ValueError) as error:
         raise ModelError(
-            "weights are not a whole safetensors file",
+            "the weights are not a complete safetensors file; copy the file again",
             where=where,
             got=f"{len(data):,} bytes: {error}",
-            remedy="copy the file again; it may have been cut short",
         ) from None
     return {name: _array(name, tensor, where) for name, tensor in tensors}, metadata
 
@@ -178,11 +175,10 @@ def _array(name: str, tensor: Mapping, where: str) -> np.ndarray:
         return upper.view(np.float32).reshape(shape)
     if kind not in _DTYPES:
         raise ModelError(
-            f"tensor {name} has a type that cannot be trained from",
+            f"tensor {name} has the type {kind}, which cannot be trained",
             where=where,
             expected=f"one of {', '.join([*_DTYPES, 'BF16'])}",
-            got=kind,
-            remedy="take the model in its full precision, not a quantised one",
+            remedy="use the model in full precision, not a quantised one",
         )
     array = np.frombuffer(data, _DTYPES[kind]).reshape(shape)
     return array.astype(np.float32, copy=False) if kind.startswith("F") else array
@@ -195,13 +191,13 @@ def _read(directory: str, name: str, base: str, expected: str) -> bytes:
             f"the base model has no {name}",
             where=base,
             expected=expected,
-            remedy=f"give model.base a Hugging Face {known_titles()} directory or a hub name",
+            remedy=f"set model.base to a Hugging Face {known_titles()} directory or a hub name",
         )
     return storage.read_bytes(path)
 
 
 def label_names_of(config: Mapping) -> list[str] | None:
-    """The labels in config.json's id2label by number; None where it has none."""
+    """The labels in config.json's id2label by number; None if it has none."""
     id2label = config.get("id2label")
     if not id2label:
         return None
@@ -215,19 +211,18 @@ def label_names_of(config: Mapping) -> list[str] | None:
 def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
     where = storage.join(base, "config.json")
     try:
-        given = json.loads(raw)
+        raw_config = json.loads(raw)
     except ValueError as error:
         raise ModelError("config.json is not JSON", where=where, got=str(error)) from None
-    family = family_of(given, where=where)
-    keys, config = family.keys, family.complete(given)
+    family = family_of(raw_config, where=where)
+    keys, config = family.keys, family.complete(raw_config)
     bad = [
         name for name in family.size_keys if not isinstance(config[name], int) or config[name] < 1
     ]
     if bad:
         raise ModelError(
-            "config.json has sizes that no model can have",
+            "sizes in config.json must be integers above 0",
             where=where,
-            expected="integers above 0",
             got=", ".join(f"{name}={config[name]!r}" for name in bad),
         )
     width, heads = config[keys.width], config[keys.heads]
@@ -270,7 +265,7 @@ def _weight_files(directory: str, base: str) -> Iterator[tuple[str, bytes]]:
 def _no_weights(directory: str, base: str) -> ModelError:
     pickles = [name for name in _PICKLES if storage.exists(storage.join(directory, name))]
     convert = (
-        'convert once where you trust the file: python -c "from transformers import AutoModel;'
+        'convert it once if you trust the file: python -c "from transformers import AutoModel;'
         f" AutoModel.from_pretrained('{base}'"
         + (", from_tf=True" if pickles[:1] == ["tf_model.h5"] else "")
         + ").save_pretrained('NEW_DIRECTORY', safe_serialization=True)\", then copy the tokenizer's"
@@ -278,8 +273,7 @@ def _no_weights(directory: str, base: str) -> ModelError:
     )
     if pickles:
         return ModelError(
-            "the base model has no safetensors weights, only a format that is not read"
-            " (a pickle can run code)",
+            "the base model has only weights in a format that is not read (a pickle can run code)",
             where=base,
             expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
             got=", ".join(pickles),
@@ -289,22 +283,21 @@ def _no_weights(directory: str, base: str) -> ModelError:
         "the base model has no weights",
         where=base,
         expected=f"{_WEIGHTS} or {_WEIGHTS_INDEX}",
-        got="neither",
-        remedy="if the hub has them as pytorch_model.bin only, " + convert,
+        remedy="if the hub only has pytorch_model.bin, " + convert,
     )
 
 
 def _by_part(
-    found: Mapping[str, np.ndarray], family: ModelFamily
+    tensors: Mapping[str, np.ndarray], family: ModelFamily
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
-    """Encoder tensors under normalised names, classifier tensors, and notes about the others.
+    """(encoder tensors under normalised names, classifier tensors, notes about the others).
 
-    Sorted by name: the order that safetensors returns differs from call to call.
+    Tensors are sorted by name, since safetensors returns them in a different order at each call.
     """
     weights: dict[str, np.ndarray] = {}
     head: dict[str, np.ndarray] = {}
     others: list[str] = []
-    for name, array in sorted(found.items()):
+    for name, array in sorted(tensors.items()):
         bare = name.removeprefix(family.prefix)
         # Checkpoints converted from TensorFlow 1 call a norm's tensors gamma and beta.
         bare = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", bare))
@@ -320,7 +313,7 @@ def _by_part(
     if family.pooler and not any(name in weights for name in family.pooler_names):
         notes.append(f"the base has no {family.prefix}{family.pooler}: a new one is trained")
     if others:
-        notes.append(f"tensors that no {family.title} has are ignored: {_some(others)}")
+        notes.append(f"tensors that do not belong to a {family.title} are ignored: {_some(others)}")
     return weights, head, notes
 
 
@@ -336,7 +329,7 @@ def _check_shapes(
         shapes = {name: s for name, s in shapes.items() if name not in family.pooler_names}
     missing = [name for name in shapes if name not in weights]
     if missing:
-        remedy = "the file is of another model, or cut"
+        remedy = "use the weights of the model that config.json describes"
         if "tf" in formats:
             remedy = (
                 "the file was written by TensorFlow under TensorFlow's names: load it with"
@@ -352,25 +345,23 @@ def _check_shapes(
     wrong = [name for name, shape in shapes.items() if weights[name].shape != shape]
     if wrong:
         raise ModelError(
-            "the base model's weights do not have the shapes that config.json says",
+            "the base model's weights have other shapes than config.json: use files of one model",
             where=base,
             expected=_some([f"{name} {shapes[name]}" for name in wrong]),
             got=_some([f"{name} {weights[name].shape}" for name in wrong]),
-            remedy="config.json and weights must be of one model",
         )
-    unknown = [name for name in weights if name not in shapes]
-    if unknown:
+    extra = [name for name in weights if name not in shapes]
+    if extra:
         raise ModelError(
-            "the base model's weights have more layers than config.json says",
+            "the base model's weights have more layers than config.json",
             where=base,
             expected=f"{family.keys.layers}={config[family.keys.layers]}",
-            got=_some(unknown),
-            remedy="config.json and weights must be of one model",
+            got=_some(extra),
         )
     broken = [name for name in shapes if not np.isfinite(weights[name]).all()]
     if broken:
         raise ModelError(
-            "the base model's weights hold NaN or infinity", where=base, got=_some(broken)
+            "the base model's weights contain NaN or infinity", where=base, got=_some(broken)
         )
 
 
@@ -384,18 +375,19 @@ def _head_notes(
     config: Mapping,
     label_names: Sequence[str] | None,
 ) -> list[str]:
-    """Why the base's classifier is not used; empty where it is used, or where there is none."""
+    """The reason why the base's classifier is not used; [] if it is used or does not exist."""
     if not head or label_names is None:
         return []
-    own = label_names_of(config)
+    labels = label_names_of(config)
     expected = family.head_shapes(config, len(label_names))
-    if own == list(label_names) and {n: a.shape for n, a in head.items()} == expected:
+    if labels == list(label_names) and {n: a.shape for n, a in head.items()} == expected:
         return []
     last = f"{family.head[-1]}.weight"
     rows = head[last].shape[0] if last in head else 0
+    names = _some(labels) if labels else "unnamed"
     return [
-        f"the base's classifier ({rows} classes: {_some(own) if own else 'unnamed'}) was trained"
-        " for other labels: it is ignored and a new one is trained"
+        f"the base's classifier ({rows} classes: {names}) was trained for other labels: it is"
+        " ignored and a new one is trained"
     ]
 
 
@@ -408,7 +400,6 @@ def _check_tokenizer(
             "the base model has no tokenizer",
             where=base,
             expected=" or ".join(kind.vocabularies),
-            got=", ".join(files) or "neither",
             remedy="copy the tokenizer's files of the same model into the directory",
         )
     if "tokenizer.json" in files:
@@ -437,9 +428,8 @@ def _check_tokenizer(
             ) from None
     if largest >= config[size_key]:
         raise ModelError(
-            "the tokenizer gives ids that the model has no embedding for",
+            "the tokenizer has ids without an embedding: it belongs to another model",
             where=base,
             expected=f"ids below {size_key}={config[size_key]}",
             got=f"ids up to {largest}",
-            remedy="tokenizer and weights must be of one model",
         )

@@ -1,4 +1,4 @@
-"""Arrays that are read from a file when they are used, so that a whole state is never in memory."""
+"""Arrays that are read from a file on use, so that a whole state is never in memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from howdah.errors import StorageFull
 
 
 class StoredArray:
-    """An array in a file: numpy reads it wherever it takes an array.
+    """An array in a file, which numpy functions read like any other array.
 
     Args:
-        read: (offset, bytes) -> those bytes.
-        offset: in the file.
+        read: (offset, number of bytes) -> those bytes.
+        offset: offset of the array in the file.
     """
 
     def __init__(
@@ -38,19 +38,19 @@ class StoredArray:
 
 
 class Spool:
-    """A file of this machine without a name: it is gone with the last array that is read from it,
-    however the process ends.
+    """A local file without a name: it vanishes with the last array that refers to it, however the
+    process ends.
 
-    A write that fails is remembered (`check`): in between, collectives have to be entered.
+    A failed write is only raised by `check`, since collectives have to be entered in between.
 
     Args:
-        directory: on a local disk; made where it is missing.
+        directory: a directory on a local disk; it is created if it is missing.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self.size = 0
-        """Bytes added."""
+        """Number of bytes added."""
         self._failure: OSError | None = None
         try:
             os.makedirs(directory, exist_ok=True)
@@ -59,7 +59,7 @@ class Spool:
             self._failure = error
 
     def add(self, array: np.ndarray) -> StoredArray:
-        """Write an array behind the others."""
+        """Append an array."""
         array = np.ascontiguousarray(array)
         stored = self.at(self.size, array.dtype, array.shape)
         if self._failure is None:
@@ -71,11 +71,11 @@ class Spool:
         return stored
 
     def at(self, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> StoredArray:
-        """The array that begins at this byte."""
+        """The array that begins at an offset."""
         return StoredArray(self._read, offset, dtype, shape)
 
     def check(self) -> None:
-        """Raise StorageFull where a write has failed."""
+        """Raise StorageFull if a write has failed."""
         if self._failure is None:
             try:
                 self._file.flush()
@@ -83,13 +83,13 @@ class Spool:
             except OSError as error:
                 self._failure = error
         raise StorageFull(
-            "no room on the local disk for the state of all ranks, which a checkpoint is written"
-            " from (training.parallel.shard)",
+            "not enough space on the local disk for the state of all ranks, which a checkpoint with"
+            " training.parallel.shard is written from",
             where=self._directory,
             expected=f"{self.size / 2**20:,.0f} MiB free",
             got=str(self._failure),
-            remedy="make room there, or set training.shard_cache_directory or HOWDAH_CACHE to a"
-            " directory of a larger disk",
+            remedy="free space there, or set training.shard_cache_directory or HOWDAH_CACHE to a"
+            " directory on a larger disk",
         ) from self._failure
 
     def _read(self, offset: int, count: int) -> bytearray:

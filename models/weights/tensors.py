@@ -1,12 +1,12 @@
-"""safetensors files written as a stream and hashed on the way, on any storage; read without a copy.
+"""Writes safetensors files as a stream that is hashed on the way, and reads them without a copy.
 
 The format (https://github.com/huggingface/safetensors#format): 8 bytes of little-endian header
 length, a JSON header {name: {dtype, shape, data_offsets}}, then the arrays' bytes. The package
-`safetensors` builds the whole file in memory before it writes and copies all of it when it reads; a
-checkpoint of weights and moments is three times the model's size, and is in host memory already.
-Its `deserialize` reads foreign weights (models/weights/pretrained.py); all headers are read here.
-They are held to the rules of the package's own check (`Metadata::validate`), which wants the bytes
-behind the header as well: tests compare the two.
+`safetensors` builds the whole file in memory before it writes, and copies all of it when it reads.
+A checkpoint of weights and moments is three times the model's size, and is in host memory already.
+The package's `deserialize` reads third-party weights (models/weights/pretrained.py), but all
+headers are read here. The rules are those of the package's check (`Metadata::validate`), which also
+needs the bytes after the header: tests compare the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BITS = {
     "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-"""Bits of a number of each type that the format has."""
+"""{type of the format: bits per number}."""
 _TOO_MANY = 2**63
 _CHUNK_BYTES = 8 * 2**20
 _MAX_HEADER_BYTES = 100 * 2**20  # the limit of the safetensors library
@@ -44,13 +44,13 @@ class FormatError(ValueError):
 
 
 def write_tensors(file: BinaryIO, tensors: dict[str, np.ndarray]) -> tuple[int, str]:
-    """Write arrays as one safetensors file; returns its bytes and its SHA-256.
+    """Write arrays as one safetensors file. Returns (its size in bytes, its SHA-256).
 
     Args:
         file: a binary file open for writing.
         tensors: name -> array of float32, int32, int64 or uint8; a StoredArray is read here.
     Raises:
-        ValueError: an array of another type.
+        ValueError: an array has another type.
     """
     digest, total = hashlib.sha256(), 0
     for chunk in _serialise(tensors):
@@ -97,9 +97,9 @@ def read_tensors(data: bytes | bytearray | memoryview) -> dict[str, np.ndarray]:
 
 
 def read_header(file: BinaryIO) -> tuple[dict[str, dict], dict[str, str]]:
-    """{tensor: its dtype, shape and data_offsets} and the metadata of any safetensors file.
+    """({tensor: its dtype, shape and data_offsets}, metadata) of any safetensors file.
 
-    Only the header is read, on any storage.
+    Only the header is read.
 
     Raises:
         FormatError: a malformed header.
@@ -109,21 +109,21 @@ def read_header(file: BinaryIO) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def stored_tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, StoredArray]:
-    """The arrays of a safetensors file, read when they are used.
+    """The arrays of a safetensors file, which are read on use.
 
     Args:
-        read: (offset, bytes) -> those bytes of the file.
-        size: the file's bytes.
+        read: (offset, number of bytes) -> those bytes of the file.
+        size: the file's size in bytes.
     Raises:
         FormatError: a malformed header, or offsets outside the file.
     """
     length = _header_length(read(0, 8), size - 8)
     tensors, _ = _parsed(read(8, length))
-    begin, found = 8 + length, {}
+    begin, arrays = 8 + length, {}
     for name, entry in tensors.items():
         dtype, shape, start, _ = _place(name, entry, size - begin)
-        found[name] = StoredArray(read, begin + start, dtype, shape)
-    return found
+        arrays[name] = StoredArray(read, begin + start, dtype, shape)
+    return arrays
 
 
 def _header_length(start: bytes | memoryview, most: int) -> int:
@@ -132,7 +132,7 @@ def _header_length(start: bytes | memoryview, most: int) -> int:
     (length,) = struct.unpack("<Q", start)
     most = min(most, _MAX_HEADER_BYTES)
     if length > most:
-        raise FormatError(f"the header claims {length} bytes where there are {most} at most")
+        raise FormatError(f"the header claims {length} bytes, but there are at most {most}")
     return length
 
 
@@ -142,32 +142,32 @@ def _parsed(text: bytes) -> tuple[dict[str, dict], dict[str, str]]:
     except ValueError as error:
         raise FormatError(f"the header is not JSON: {error}") from None
     except RecursionError:
-        raise FormatError("the header has lists or objects within each other") from None
+        raise FormatError("the header is nested too deeply") from None
     if not isinstance(header, dict):
         raise FormatError("the header is not a JSON object")
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(one, str) for one in metadata.values()):
-        raise FormatError("the metadata is not an object of texts")
+        raise FormatError("the metadata is not an object of strings")
     _check_layout(header)
     return header, metadata
 
 
 def _check_layout(header: dict[str, Any]) -> None:
-    """Refuse tensors whose bytes are not what type and shape say, overlap or leave room between."""
+    """Refuse tensors whose bytes do not fit type and shape, overlap, or leave gaps."""
     at, before = 0, "the header"
     for name, entry in sorted(header.items(), key=lambda item: _offsets(*item)):
         start, end = _offsets(name, entry)
         bits, shape = _BITS.get(str(entry.get("dtype"))), entry.get("shape")
         if bits is None:
-            raise FormatError(f"tensor {name}: there is no type {entry.get('dtype')!r:.40}")
+            raise FormatError(f"tensor {name}: unknown type {entry.get('dtype')!r:.40}")
         if not isinstance(shape, list) or not all(map(_is_count, shape)):
             raise FormatError(f"tensor {name}: the shape is not a list of counts")
         if start != at:
-            raise FormatError(f"tensor {name}: begins at {start}, not at {at} behind {before}")
+            raise FormatError(f"tensor {name}: begins at {start}, not at {at} after {before}")
         count = 1
         for size in shape:
             count *= size
-            if count >= _TOO_MANY:  # before the product of a million sizes is a number of megabytes
+            if count >= _TOO_MANY:  # checked here, so that a million sizes do not fill the memory
                 raise FormatError(f"tensor {name}: the shape has more values than a file can hold")
         if count * bits != (end - start) * 8:
             raise FormatError(f"tensor {name}: {end - start} bytes do not hold {shape!s:.80}")
@@ -177,7 +177,7 @@ def _check_layout(header: dict[str, Any]) -> None:
 def _offsets(name: str, entry: Any) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise FormatError(f"tensor {name}: entry is not understood")
+        raise FormatError(f"tensor {name}: data_offsets are not two counts")
     if offsets[0] > offsets[1]:
         raise FormatError(f"tensor {name}: ends at {offsets[1]}, before it begins")
     return offsets[0], offsets[1]
@@ -193,7 +193,7 @@ def _array(name: str, entry: dict, body: memoryview) -> np.ndarray:
 
 
 def _place(name: str, entry: dict, size: int) -> tuple[np.dtype, tuple[int, ...], int, int]:
-    """dtype, shape, and first and last byte behind the header, of which `size` bytes follow."""
+    """(dtype, shape, begin, end) of a tensor in the `size` bytes after the header."""
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
         raise FormatError(f"tensor {name}: checkpoints do not use {entry['dtype']}")

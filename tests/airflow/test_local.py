@@ -112,13 +112,13 @@ def test_a_killed_task_leaves_nothing_its_retry_goes_on_and_by_hand_it_ends(
 
     os.kill(task, signal.SIGKILL)  # as by the kernel, for want of memory
     wait_until(lambda: airflow.task(dag, run, "train")["try_number"] == 2, LIMIT)
-    wait_until(lambda: "going on from checkpoint" in log(airflow, dag, run, 2), LIMIT)
+    wait_until(lambda: "resuming from checkpoint" in log(airflow, dag, run, 2), LIMIT)
     assert stat_fields(guard) is None  # the retry has waited for the end of the first try
     ((second, _),) = guards(airflow).items()
     attempts = json.loads(Path(directory, "run.json").read_text())["attempts"]
     assert attempts[1]["resumed_at_step"] > 0
     lines = log(airflow, dag, run, 2)
-    assert f"going on from checkpoint step-{attempts[1]['resumed_at_step']}" in lines
+    assert f"resuming from checkpoint step-{attempts[1]['resumed_at_step']}" in lines
 
     airflow.mark(dag, run, "train", "failed")
     wait_until(lambda: stat_fields(second) is None and not at_work(directory), LIMIT)

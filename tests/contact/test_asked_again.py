@@ -74,7 +74,7 @@ def run(finished, tmp_path):
         ({}, ""),
         ({"training.logging_steps": 3, "training.comm": "torch", "checkpoint.keep": 2}, ""),
         ({"training.num_train_epochs": 9}, ""),
-        ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (howdah export'),
+        ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (use `howdah export`)'),
         ({"evaluation.splits": "[test]"}, "howdah evaluate"),
     ],
 )
@@ -108,7 +108,7 @@ def test_something_else_is_refused_with_both_values(finished, words, key, value,
     done = finished.command(*words, **{key: value})
     assert done.returncode == UsageError.exit_code == 2, done.stderr
     assert differs in done.stderr
-    assert "run.directory of its own" in done.stderr
+    assert "set another run.directory" in done.stderr
     assert "--set checkpoint.resume=never" in done.stderr
     assert finished.files() == before
 
@@ -155,7 +155,7 @@ def test_status_of_a_run_directory(finished):
 def test_more_steps_go_on_and_each_attempt_keeps_its_settings(run):
     done = run.command("train", **{"training.max_steps": 8, "training.learning_rate": 0.01})
     assert done.returncode == 0, done.stderr
-    assert "going on from checkpoint step-4" in done.stderr
+    assert "resuming from checkpoint step-4" in done.stderr
     settings = [one["settings"] for one in run.json("run.json")["attempts"]]
     assert [one["training.learning_rate"] for one in settings] == [0.002, 0.01]
     about, card = run.json("export/howdah.json"), (run.run / "export" / "README.md").read_text()

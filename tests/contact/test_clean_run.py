@@ -27,7 +27,7 @@ _ETL = [
 ]
 _TRAIN = [
     r"\+ \S+ .*-m howdah\.training.*",
-    r"185 rows, 12 steps an epoch, 14 in all; (1 rank; fp32|2 ranks by \S+ \(gloo\); fp32; .*)",
+    r"185 rows, 12 steps per epoch, 14 in all; (1 rank; fp32|2 ranks by \S+ \(gloo\); fp32; .*)",
     r"starting from the base model",
     r"step 10/14 loss .*",
     r"validation at step 12: loss .*",

@@ -303,5 +303,5 @@ def test_a_config_of_another_model_is_refused(tmp_path, tiny_model_dir, change):
     assert open_model(run, framework="onnx").max_length == 48
     path = tmp_path / "run" / "export" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(ModelError, match="is not of the model in model"):
+    with pytest.raises(ModelError, match="does not describe the model in model"):
         open_model(run, framework="onnx")

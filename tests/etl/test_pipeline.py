@@ -313,7 +313,7 @@ def test_a_run_whose_shards_were_swept_is_not_committed(
                 storage.remove(entry.path)
 
     monkeypatch.setattr(pipeline.report, "write", swept)
-    with pytest.raises(DataError, match="a file of this run is gone"):
+    with pytest.raises(DataError, match="a file of this run is missing or changed"):
         run(config)
     assert storage.list_dir(config.data.dataset) == []
 

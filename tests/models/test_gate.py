@@ -61,7 +61,7 @@ def test_the_baseline_is_a_bar_on_the_same_dataset(run, models):
     def gate(**sections):
         return judge(config_of(run, models, gate={"min_over_baseline": 0.02}, **sections), never)
 
-    with pytest.raises(ModelError, match="there are none") as caught:
+    with pytest.raises(ModelError, match="there is no baseline") as caught:
         gate()
     assert "howdah baseline" in caught.value.remedy
     put(0.87)
@@ -233,7 +233,7 @@ def test_the_command(run, models, tmp_path, capsys, monkeypatch):
     code, out, err = call("publish", "-c", config, "--version", "7", "--json")
     assert code == 4
     refused = json.loads(out)
-    assert "there is no version 7" in refused["what"] and "published" in refused["remedy"]
+    assert "the model has no version 7" in refused["what"] and refused["expected"] == "one of 1"
 
 
 def test_a_gate_that_asks_for_nothing_says_so(run, models, tmp_path, capsys, monkeypatch):

@@ -334,7 +334,7 @@ def test_a_pointer_without_a_version_is_refused(tmp_path, tiny_model_dir):
     publish(config, never)
     pointer = tmp_path / "models/zoo/current.json"
     pointer.write_text(json.dumps({"version": "../../x"}))
-    with pytest.raises(ModelError, match="names no version"):
+    with pytest.raises(ModelError, match="does not name a version"):
         resolve(str(tmp_path / "models/zoo"))
     assert publish(config, never)["current"] == 1  # written anew
     assert resolve(str(tmp_path / "models/zoo")) == str(tmp_path / "models/zoo/v=1")

@@ -58,7 +58,7 @@ def test_only_an_address_of_http_is_one(tmp_path, url):
     path = path_of(str(tmp_path))
     value = json.dumps({"url": url, "application": "a", "container": "c", "started": 1.5})
     storage.write_whole(path, json.dumps({"value": value, "seals": []}).encode())
-    with pytest.raises(ModelError, match="another file"):
+    with pytest.raises(ModelError, match="address is damaged"):
         read(path, [])
 
 

@@ -46,7 +46,7 @@ def test_days_that_the_model_before_has_not_seen_are_all_new(begun):
     chosen = training_rows(dataset, config_of(begun))
     parts = [entry.part for entry in chosen.manifest.splits["train"]]
     assert parts[-2:] == ["day-2", "day-3"] and len(parts) == 3
-    assert "18 rows, 3 steps an epoch" in begun.output
+    assert "18 rows, 3 steps per epoch" in begun.output
     assert begun.run_json()["base"]["parts"] == ["day-0, 12 rows", "day-1, 12 rows"]
 
 

@@ -130,7 +130,7 @@ def test_a_run_goes_on_over_torch_distributed_bit_by_bit(trained):
     resumed = trained("torch", 2, "torchrun", **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
     assert whole.run_json()["attempts"][-1]["comm"] == "horovod (mpi)"
     assert resumed.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
-    assert "2 ranks by torch.distributed (gloo)" in resumed.output
+    assert "2 ranks with torch.distributed (gloo)" in resumed.output
     assert resumed.losses() == whole.losses()[MIDDLE:]
     assert_same_bits(whole, resumed)
 

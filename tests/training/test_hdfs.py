@@ -144,7 +144,7 @@ def test_a_run_on_hdfs_is_the_run_on_local_disk(start, tmp_path, framework, remo
     assert job.run_json()["steps"] == 5
     again = start(np_=2, framework=framework, **settings)
     assert again.end() == 0, again.output
-    assert "going on from checkpoint step-5" in again.output
+    assert "resuming from checkpoint step-5" in again.output
     ours, theirs = (
         load(storage.join(run.directory, "checkpoints", "step-10")).tensors for run in (job, local)
     )
@@ -197,7 +197,7 @@ def test_a_dataset_larger_than_the_cache_is_read_as_the_one_on_local_disk(
                 "checkpoint.every_steps": 60, "training.shard_cache_bytes": limit}  # fmt: skip
     job = start(np_=2, **settings, **{"data.dataset": far.path})
     assert job.end() == 0, job.output
-    assert "the shard cache does not hold the dataset" in job.output
+    assert "the dataset does not fit the shard cache" in job.output
     place = tmp_path / "cache" / far.manifest.dataset_hash
     assert sum(os.stat(place / name).st_size for name in os.listdir(place)) <= limit
     local = start(
@@ -271,7 +271,7 @@ def test_rank_0_killed_while_it_saves_loses_no_checkpoint_and_leaves_no_litter(s
     assert checkpoints.latest().step == whole  # by its hashes
     again = start(np_=np_, **settings)
     assert again.end() == 0, again.output
-    assert f"going on from checkpoint step-{whole}" in again.output
+    assert f"resuming from checkpoint step-{whole}" in again.output
     assert again.saved()[0] == 16
     names = {item.name for item in storage.list_dir(checkpoints.directory, unfinished=True)}
     assert names == {f"step-{step}" for step in again.saved()}
@@ -403,7 +403,7 @@ def test_a_quota_that_is_used_up_tells_path_needed_and_free(
     # Room for one replica of what is written, by count of bytes; HDFS wants a whole block.
     quota = 2**20 if found_by == "us" else 2**26
     cluster.run("hdfs", "dfsadmin", "-setSpaceQuota", str(quota + 2**21), place)
-    with pytest.raises(StorageFull, match="no room for checkpoint step-2") as caught:
+    with pytest.raises(StorageFull, match="not enough space for checkpoint step-2") as caught:
         save(checkpoints, 2, megabytes=8)
     error = caught.value
     assert error.exit_code == 5
@@ -446,14 +446,14 @@ def test_a_run_whose_quota_is_full_ends_with_5_and_goes_on_when_there_is_room(st
     cluster.run("hdfs", "dfsadmin", "-setSpaceQuota", "1", place)
     assert job.end() == 5, job.output
     last = job.output.split("howdah: ")[-1]
-    assert "no room for checkpoint" in last and place in last and "free" in last
+    assert "not enough space for checkpoint" in last and place in last and "free" in last
     assert "Traceback" not in job.output
     newest = job.saved()[0]
     assert Checkpoints(job.directory + "/checkpoints").latest().step == newest
     cluster.run("hdfs", "dfsadmin", "-clrSpaceQuota", place)
     again = start(**ENDLESS | {"training.max_steps": newest + 5})
     assert again.end() == 0, again.output
-    assert f"going on from checkpoint step-{newest}" in again.output
+    assert f"resuming from checkpoint step-{newest}" in again.output
     assert again.saved()[0] == newest + 5
 
 

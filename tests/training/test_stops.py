@@ -114,7 +114,9 @@ def test_a_bare_launcher_s_last_line_says_what_is_whole(start, framework, kind):
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() != 0
     said = job.stdout + job.stderr + job.log_of_rank_0()
-    assert "the last one completed; until the save is whole, the newest checkpoint is none" in said
+    assert (
+        "the last one completed; until the save is complete, the newest checkpoint is none" in said
+    )
     job.wait_until_nothing_is_left()
 
 

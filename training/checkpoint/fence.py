@@ -1,13 +1,13 @@
 """The fencing number of an attempt at a run: once a later attempt exists, an earlier one must not
 write.
 
-A training process that was presumed dead (in a container that YARN has lost contact with, on a
-machine that was suspended) may resume and write. Each attempt creates `<run>/attempts/<N>.json`
-exclusively and looks for a greater number before it commits anything. (The fencing token of M.
-Kleppmann, "How to do distributed locking", 2016.)
+A training process that was presumed dead (YARN lost contact with its container, or the machine was
+suspended) may resume and write. Each attempt creates `<run>/attempts/<N>.json` exclusively and
+looks for a greater number before it commits anything. (This is the fencing token of M. Kleppmann,
+"How to do distributed locking", 2016.)
 
 On a cluster the file names the attempt of the application (howdah/attempts.py): a process of an
-earlier one is refused a fence, however late it asks.
+earlier application attempt cannot take a fence, however late it tries.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from howdah.attempts import Attempt, fences, of_fence
 from howdah.errors import AlreadyExists, CheckpointError
 
 _LOOKED_AT = 8
-"""How many of the newest fences are searched for one of a later application's attempt. Numbers rise
-with attempts, except among a few that were taken at the same moment."""
+"""Number of the newest fences that are searched for one of a later application attempt. Numbers
+rise with attempts, except among a few that were taken at the same moment."""
 
 
 class FencedOff(CheckpointError):
@@ -40,7 +40,7 @@ class Fence:
     run_directory: str
     attempt: int
     of: Attempt | None = None
-    """The application's attempt on a cluster; None: without one."""
+    """The application's attempt on a cluster; None without an application."""
 
     @classmethod
     def take(cls, run_directory: str, of: Attempt | None = None) -> Fence:
@@ -58,9 +58,9 @@ class Fence:
         body = {"host": socket.gethostname(), "pid": os.getpid(), "unix_time": time.time()}
         body |= {} if of is None else of.to_dict()
         while True:
-            there = fences(run_directory)
-            fence = cls(run_directory, max(there, default=0) + 1, of)
-            fence._refuse_where_later(sorted(there, reverse=True)[:_LOOKED_AT])
+            numbers = fences(run_directory)
+            fence = cls(run_directory, max(numbers, default=0) + 1, of)
+            fence._refuse_where_later(sorted(numbers, reverse=True)[:_LOOKED_AT])
             path = storage.join(directory, f"{fence.attempt}.json")
             try:
                 storage.create_exclusive(path, json.dumps(body).encode())
@@ -72,7 +72,7 @@ class Fence:
         """Raise FencedOff if a later attempt exists: the process that holds this fence is a zombie.
 
         Call it before every write to the run directory. Check and write are milliseconds apart and
-        not atomic; a checkpoint's name is safer, as its rename refuses a name in use.
+        not atomic; checkpoints are safer, since their rename fails if the name is in use.
         """
         later = (number for number in fences(self.run_directory) if number > self.attempt)
         for number in sorted(later, reverse=True):
@@ -96,11 +96,10 @@ class Fence:
     def _fenced_off(self, number: int, body: dict[str, Any]) -> FencedOff:
         theirs = Attempt.of(body)
         who = f"host {body.get('host')}, pid {body.get('pid')}"
-        own = f"attempt {self.attempt}" + (f" ({self.of})" if self.of else "")
+        attempt = f"attempt {self.attempt}" + (f" ({self.of})" if self.of else "")
         return FencedOff(
-            "a later attempt has taken over this run; this one writes nothing more",
+            f"a later attempt has taken over this run; {attempt} does not write any more",
             where=self.run_directory,
-            expected=f"{own} to be the newest",
             got=f"attempt {number} ({who}{f', {theirs}' if theirs else ''})",
             remedy="let the later attempt continue, or stop it and start the run again",
         )

@@ -1,4 +1,4 @@
-"""Checkpoints: atomic, verified, written behind the training loop, free of any framework.
+"""Checkpoints: atomic, verified, written in a thread beside training, free of any framework.
 
 A checkpoint is a directory `step-N/` of
 
@@ -8,12 +8,13 @@ A checkpoint is a directory `step-N/` of
     manifest.json           every file's bytes and SHA-256, the attempt, the score
 
 It is written as `step-N.<attempt>-<token>/`, the manifest last, and renamed to `step-N/`. There is
-no "latest" file to go stale: the newest whole one is found by listing. Other names are never read:
-`step-N.<attempt>-<token>` (unfinished), `step-N.pruned` (being removed), `quarantine-...` (corrupt,
-or left by an interrupted rename), `superseded-...` (steps that the run has gone back before).
+no "latest" file that could be stale: the newest complete checkpoint is found by listing. Other
+names are never read: `step-N.<attempt>-<token>` (unfinished), `step-N.pruned` (being removed),
+`quarantine-...` (corrupt, or left by an interrupted rename), `superseded-...` (the run resumed from
+an earlier step).
 
-Each save has its own token, and so its own names: a storage call that timed out may still take
-effect later, and a late removal must not hit files that were written since.
+Each save has another token, and so other names: a storage call that timed out may still take effect
+later, and a late removal must not hit files that were written since.
 """
 
 from __future__ import annotations
@@ -58,20 +59,21 @@ from howdah.training.checkpoint.write import (
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
 _UNFINISHED = re.compile(r"^step-(\d+)\.(\d+)-[0-9a-f]{8}$")
-"""A save that has begun: its step, attempt and token."""
+"""Name of an unfinished save: its step, attempt and token."""
 
 
 class Checkpoints:
     """The checkpoints of one run. Only rank 0 writes.
 
     Args:
-        directory: where `step-N/` directories lie (any storage).
-        keep: newest checkpoints to keep, besides the best one.
+        directory: directory of the `step-N/` directories (any storage).
+        keep: number of the newest checkpoints to keep, besides the best one.
         metric: the scores' metric; scores of another metric do not count. None: all count.
         fence: the attempt's right to write; None opens the directory read-only.
         say: called with a line for the user (a fall-back, a quarantine).
-        saving: called before a checkpoint gets its name: writes what a resumed run needs besides.
-        saved: called with step and path of each checkpoint that is whole on storage.
+        saving: called before a checkpoint gets its name; writes the other files that a resumed run
+            needs.
+        saved: called with step and path of each checkpoint that is complete on storage.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Checkpoints:
         self._failure: BaseException | None = None
         self._throttle: WriteThrottle | None = None
         self._activity = Activity("save")
-        """Of the thread that saves."""
+        """Progress of the thread that saves."""
         self._repeats_steps = False
         if fence is not None:
             storage.make_dirs(directory)
@@ -116,14 +118,14 @@ class Checkpoints:
         """Write `step-<step>` in a thread, after waiting for the save before it.
 
         Args:
-            step: optimizer steps done; a whole checkpoint of the step that is there already stays.
+            step: optimizer steps done; an existing complete checkpoint of the step stays.
             tensors: name -> array that must not change any more (the caller's snapshot).
-            meta: plain JSON with all else that a resumed run needs.
-            identity: of the run.
+            meta: plain JSON with everything else that a resumed run needs.
+            identity: the run's identity.
             score: validation score at this step, greater is better.
-            best: step of the best evaluation so far: its checkpoint is kept.
+            best: step of the best evaluation so far, whose checkpoint is kept.
             replace: replace the step's checkpoint, which lacks its evaluation.
-            wait: return once it is whole on storage.
+            wait: return only once it is complete on storage.
         Raises:
             CheckpointError, StorageError: this save (with `wait`) or the one before it failed.
         """
@@ -137,27 +139,27 @@ class Checkpoints:
             self._write_and_keep_failure,
             *args,
             name=f"checkpoint-{step}",
-            failed=threads.REPORT,  # `wait` raises the error that it keeps
+            failed=threads.REPORT,  # `wait` raises the stored error
         )
         if wait:
             self.wait()
 
     @property
     def busy(self) -> bool:
-        """Whether a save is under way: a periodic one can be put off rather than wait for it."""
+        """True if a save is under way; a periodic save can be postponed instead of waiting."""
         return self._thread is not None and self._thread.is_alive()
 
     def gets_on(self, patience: float) -> bool:
-        """Whether a save is under way that has made progress in the last `patience` seconds."""
+        """True if a save is under way and has made progress in the last `patience` seconds."""
         return self.busy and self._activity.snapshot().idle_seconds < patience
 
     def check(self) -> None:
-        """Raise the error of a finished save, without waiting for one under way."""
+        """Raise the error of a finished save, without waiting for a save under way."""
         if not self.busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way; raise its error."""
+        """Wait for the save under way, and raise its error."""
         thread = self._thread  # another thread may wait for it too
         if thread is not None:
             self._throttle.hurry()
@@ -171,7 +173,7 @@ class Checkpoints:
     close = wait
 
     def _write_and_keep_failure(self, *args) -> None:
-        processes.yield_to_other_threads()  # training's
+        processes.yield_to_other_threads()  # training has priority
         self._activity.follow()
         try:
             self._write(*args)
@@ -195,8 +197,8 @@ class Checkpoints:
         needed = bytes_needed(tensors)
         try:
             fence.check()
-            there = self._whole_at(step)
-            if there is not None and not (replace or self._replaces(there, score)):
+            existing = self._whole_at(step)
+            if existing is not None and not (replace or self._replaces(existing, score)):
                 self._saved(step, target)
                 return
             with commit.stage(temporary) as staged:
@@ -217,13 +219,13 @@ class Checkpoints:
                 fence.check()
                 self._saving()
                 fence.check()
-                aside = None if there is None else self._aside(fence, target, "superseded")
+                aside = None if existing is None else self._aside(fence, target, "superseded")
                 staged.publish(target, aside=aside)
         except AlreadyExists:
             raise CheckpointError(
-                f"checkpoint step-{step} appeared while it was being written",
+                f"checkpoint step-{step} appeared while it was being written by this run",
                 where=target,
-                remedy="another run writes here: give each run a checkpoint.directory of its own",
+                remedy="another run writes here: give each run a separate checkpoint.directory",
             ) from None
         except (StorageError, OSError) as error:
             raise unsaved(error, step, self.directory, needed) from error
@@ -233,17 +235,18 @@ class Checkpoints:
                 self._read_back(fence, target, manifest, throttle)
             self._prune(fence, best)
         except StorageError as error:
-            # The checkpoint is whole and has its name; older ones may still be there.
+            # The checkpoint is complete and has its name; older ones may still exist.
             self._say(
-                f"warning: checkpoint step-{step} is saved, but could not be read back or older"
-                f" ones not removed now: {error.what}"
+                f"warning: checkpoint step-{step} is saved, but it could not be read back, or older"
+                f" ones could not be removed: {error.what}"
             )
 
     @staticmethod
     def _read_back(
         fence: Fence, target: str, manifest: dict[str, Any], throttle: WriteThrottle
     ) -> None:
-        """Verify the written checkpoint; FencedOff where a later attempt may have replaced it."""
+        """Verify the written checkpoint; raise FencedOff if a later attempt may have replaced
+        it."""
         try:
             verify(target, manifest, throttle)
         except CheckpointError:
@@ -251,37 +254,37 @@ class Checkpoints:
             raise
 
     def _whole_at(self, step: int) -> Saved | None:
-        """The whole checkpoint of this step; an incomplete one is renamed out of the way.
+        """The complete checkpoint of this step; an incomplete one is renamed out of the way.
 
-        Where a rename is a copy (object stores), a writer that dies in it leaves an incomplete one.
+        On object stores a rename is a copy: a writer that dies in it leaves an incomplete one.
         """
         target = self.path_of(step)
         if not storage.exists(target):
             return None
-        found = next((saved for saved in saved_in(self.directory) if saved.step == step), None)
-        if found is None:
+        checkpoint = next((saved for saved in saved_in(self.directory) if saved.step == step), None)
+        if checkpoint is None:
             return None
-        defect = size_defect(found)
+        defect = size_defect(checkpoint)
         if defect is None:
-            return found
+            return checkpoint
         where = self._rename_away(target, "quarantine")
-        self._say(f"step-{step} was there but not whole ({defect}): it is kept as {where}")
+        self._say(f"checkpoint step-{step} is incomplete ({defect}); it is kept as {where}")
         return None
 
-    def _replaces(self, there: Saved, score: float | None) -> bool:
-        """Whether to write the step again. Both saves hold the same state; only the score of an
-        evaluation must not be lost.
+    def _replaces(self, existing: Saved, score: float | None) -> bool:
+        """True if the step has to be written again. Both saves hold the same state, but the score
+        of an evaluation must not be lost.
         """
-        if score is None or there.score == score:
+        if score is None or existing.score == score:
             return False
-        if self._repeats_steps or not self._counts(there):
+        if self._repeats_steps or not self._counts(existing):
             return True
         raise CheckpointError(
-            f"checkpoint step-{there.step} is there already, with another validation score",
-            where=there.path,
+            f"checkpoint step-{existing.step} already exists with another validation score",
+            where=existing.path,
             expected=f"score {score}",
-            got=f"score {there.score}",
-            remedy="checkpoints are never changed: start the run in a directory of its own",
+            got=f"score {existing.score}",
+            remedy="checkpoints are never changed: start the run in another directory",
         )
 
     # ------------------------------------------------------------------- retention, leftovers
@@ -289,9 +292,9 @@ class Checkpoints:
         """Remove checkpoints that are neither among the newest `keep` nor the best.
 
         Args:
-            fence: checked before each removal: for a later attempt another one may be the best.
-            best: step of the best evaluation; where its checkpoint is missing, the one with the
-                best score is kept in its place.
+            fence: checked before each removal, since a later attempt may have another best one.
+            best: step of the best evaluation; if its checkpoint is missing, the one with the best
+                score is kept instead.
         """
         saved = self.list()
         if best not in {one.step for one in saved}:
@@ -313,19 +316,19 @@ class Checkpoints:
         commit.sweep(storage.list_dir(self.directory), dead)
 
     def expect_repeated_steps(self) -> None:
-        """Steps that are saved already may be repeated: ranks have continued from memory.
+        """Allow steps that are already saved to be repeated: ranks have continued from memory.
 
-        Their results are the same up to rounding. Where a repeated step's score differs, its
-        earlier checkpoint is renamed out of the way.
+        Their results are the same up to rounding. If a repeated step's score differs, its earlier
+        checkpoint is renamed out of the way.
         """
         self._repeats_steps = True
 
     def set_aside(self, after_step: int = -1) -> list[str]:
         """Rename checkpoints beyond `after_step` to `superseded-...`; returns their new paths.
 
-        A run that starts anew, or from an older checkpoint, reaches the same steps again: their
-        names must be free, and the old checkpoints must not be taken for new ones. Nothing is
-        deleted.
+        A run that starts again from the beginning, or from an older checkpoint, reaches the same
+        steps again: their names must be free, and the old checkpoints must not be mistaken for new
+        ones. Nothing is deleted.
         """
         return [
             self._rename_away(saved.path, "superseded")
@@ -357,36 +360,33 @@ class Checkpoints:
         return storage.join(self.directory, f"step-{step}")
 
     def list(self) -> list[Saved]:
-        """Whole checkpoints by their manifest and sizes, newest first; hashes are not checked."""
+        """Complete checkpoints by manifest and sizes, newest first; hashes are not checked."""
         return [saved for saved in saved_in(self.directory) if not size_defect(saved)]
 
     def newest(self) -> Saved | None:
-        """The newest whole checkpoint; None: there is none."""
+        """The newest complete checkpoint; None if there is none."""
         return next(iter(self.list()), None)
 
     def cut_short(self) -> int | None:
-        """Step of the newest unfinished save, if it is newer than every whole checkpoint."""
-        begun = [
-            int(found[1])
-            for entry in storage.list_dir(self.directory)
-            if (found := _UNFINISHED.match(entry.name))
-        ]
+        """Step of the newest unfinished save, if it is newer than every complete checkpoint."""
+        matches = [_UNFINISHED.match(entry.name) for entry in storage.list_dir(self.directory)]
+        begun = [int(match[1]) for match in matches if match]
         whole = self.newest()
         step = max(begun, default=-1)
         return step if step > (-1 if whole is None else whole.step) else None
 
     def has(self, step: int) -> bool:
-        """Whether a whole checkpoint of this step is there."""
+        """True if there is a complete checkpoint of this step."""
         return any(saved.step == step for saved in self.list())
 
-    def is_own(self, found: Checkpoint) -> bool:
-        """Whether `found`, read by any path, is this directory's checkpoint of its step."""
-        manifest = read_manifest(found.path)
-        there = (saved for saved in saved_in(self.directory) if saved.step == found.step)
-        return any(saved.manifest == manifest for saved in there)
+    def is_here(self, checkpoint: Checkpoint) -> bool:
+        """True if a checkpoint, read by any path, is this directory's checkpoint of its step."""
+        manifest = read_manifest(checkpoint.path)
+        same_step = (saved for saved in saved_in(self.directory) if saved.step == checkpoint.step)
+        return any(saved.manifest == manifest for saved in same_step)
 
     def best(self) -> Saved | None:
-        """The checkpoint with the best score, the earliest of equals; None without scores."""
+        """The checkpoint with the best score, the earliest of equal ones; None without scores."""
         return next(iter(self._by_score(self.list())), None)
 
     def _by_score(self, saved: list[Saved]) -> list[Saved]:
@@ -395,25 +395,25 @@ class Checkpoints:
         return sorted(scored, key=lambda one: (-one.score, one.step))
 
     def _counts(self, saved: Saved) -> bool:
-        """Whether its score is of the run's metric."""
+        """True if its score is a value of the run's metric."""
         return self._metric is None or saved.manifest.get("metric") in (None, self._metric)
 
     def latest(
         self, expect: Identity | None = None, *, when_used: bool = False
     ) -> Checkpoint | None:
-        """The newest whole checkpoint, verified; None where there is none.
+        """The newest complete checkpoint, verified; None if there is none.
 
-        A corrupt one is put in quarantine (by a writer), reported by `say`, and the one before is
-        taken. A directory without a manifest was never whole: it does not count.
+        A corrupt one is reported by `say` and put in quarantine (by a writer), and the one before
+        is used. A directory without a manifest was never complete and does not count.
 
         Args:
-            when_used: as `load`.
+            when_used: see `load`.
         Raises:
-            CheckpointError: of another model, dataset, plan or format; or all are corrupt.
+            CheckpointError: it has another model, dataset, plan or format; or all are corrupt.
         """
         corrupt: list[Saved] = []
-        found = saved_in(self.directory)
-        for saved in found:
+        checkpoints = saved_in(self.directory)
+        for saved in checkpoints:
             try:
                 return load(saved.path, expect, when_used=when_used)
             except Corrupt as error:
@@ -421,14 +421,14 @@ class Checkpoints:
                 self._put_in_quarantine(saved, error)
                 corrupt += [saved] if has_manifest else []
             except OtherPlan as error:
-                raise error.naming_epoch_end(found) from None
+                raise error.naming_epoch_end(checkpoints) from None
         if corrupt:
             raise CheckpointError(
                 "every checkpoint of this run is corrupt",
                 where=self.directory,
                 got=", ".join(f"step-{saved.step}" for saved in corrupt),
-                remedy="start again with `--set checkpoint.resume=never`, or restore the files from"
-                " a copy",
+                remedy="restore the files from a copy, or start from the beginning with"
+                " `--set checkpoint.resume=never`",
             )
         return None
 

@@ -1,4 +1,4 @@
-"""Checkpoints read and verified: nothing is used before its size and SHA-256 are checked."""
+"""Reads checkpoints: nothing is used before its size and SHA-256 are verified."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _THROTTLED_BYTES = 2 * 2**20
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as listed, its tensors unread."""
+    """A listed checkpoint, whose tensors are not read."""
 
     step: int
     path: str
@@ -38,18 +38,18 @@ class Saved:
     """Validation score at this step, greater is better; None: not evaluated."""
     bytes: int
     unix_time: float
-    """When it was written."""
+    """Time at which it was written, seconds since 1970."""
     manifest: dict
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint read and verified."""
+    """A checkpoint that was read and verified."""
 
     step: int
     path: str
     tensors: dict[str, np.ndarray]
-    """Or StoredArray, of `load(when_used=True)`."""
+    """Arrays by name; StoredArray after `load(when_used=True)`."""
     meta: dict
 
 
@@ -61,40 +61,38 @@ def load(path: str, expect: Identity | None = None, *, when_used: bool = False) 
     """Read and verify one checkpoint.
 
     Args:
-        when_used: the files are verified now, and tensors (StoredArray) are read from them when
-            they are used: the whole is never in memory.
+        when_used: the files are verified now, but tensors (StoredArray) are read on use, so that
+            the whole is never in memory.
     Raises:
-        Corrupt: a file is missing, cut short or altered.
-        CheckpointError: no checkpoint, of another format, or of another model, dataset or plan.
+        Corrupt: a file is missing, truncated or altered.
+        CheckpointError: there is no checkpoint, or it has another format, model, dataset or plan.
     """
     if not storage.is_dir(path):
         raise CheckpointError(
             "there is no such checkpoint",
             where=path,
             expected="a step-N directory",
-            remedy="`--set checkpoint.resume=auto` takes the newest whole checkpoint",
+            remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
         )
     manifest = read_manifest(path)
     if manifest["format"] != FORMAT_VERSION:
         raise CheckpointError(
-            "the checkpoint is of another format",
+            f"the checkpoint has format {manifest['format']} instead of {FORMAT_VERSION}",
             where=path,
-            expected=f"format {FORMAT_VERSION}",
-            got=f"format {manifest['format']}",
             remedy="use the version of Howdah that wrote it, or `--set checkpoint.resume=never`",
         )
-    # Before the files: a checkpoint of another run is refused without reading them.
+    # Checked first, so that a checkpoint of another run is refused without reading its files.
     if expect is not None:
         check_identity(path, manifest, expect)
     tensors: dict[str, np.ndarray] = {}
     meta: dict = {}
     for name, entry in manifest["files"].items():
-        kept = name == META or not when_used
-        data = _read_verified(path, name, entry, keep=kept)
+        in_memory = name == META or not when_used
+        data = _read_verified(path, name, entry, keep=in_memory)
         try:
             if name == META:
                 meta = json.loads(bytes(data))
-            elif kept:
+            elif in_memory:
                 tensors |= read_tensors(data)
             else:
                 read = _reader(path, name)
@@ -114,7 +112,7 @@ def model_weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def read_manifest(path: str) -> dict:
-    """The manifest of a `step-N` directory; Corrupt where it is missing or malformed."""
+    """The manifest of a `step-N` directory; raises Corrupt if it is missing or malformed."""
     try:
         manifest = storage.read_json(storage.join(path, MANIFEST))
     except NotFound:
@@ -148,7 +146,7 @@ def saved_in(directory: str) -> list[Saved]:
         entries = storage.list_dir(directory)
     except NotFound:
         return []
-    found = []
+    checkpoints = []
     for entry in entries:
         match = _STEP.match(entry.name)
         if not match or not entry.is_dir:
@@ -157,7 +155,7 @@ def saved_in(directory: str) -> list[Saved]:
             manifest = read_manifest(entry.path)
         except Corrupt:
             manifest = {}
-        found.append(
+        checkpoints.append(
             Saved(
                 step=int(match[1]),
                 path=entry.path,
@@ -168,11 +166,11 @@ def saved_in(directory: str) -> list[Saved]:
                 manifest=manifest,
             )
         )
-    return sorted(found, key=lambda saved: -saved.step)
+    return sorted(checkpoints, key=lambda saved: -saved.step)
 
 
 def size_defect(saved: Saved) -> str | None:
-    """A file's size that differs from the manifest, as text; None if all agree."""
+    """Description of a file whose size differs from the manifest; None if all agree."""
     if not saved.manifest:
         return "no readable manifest.json"
     sizes = {name: entry["bytes"] for name, entry in saved.manifest["files"].items()}
@@ -184,7 +182,7 @@ def verify(path: str, manifest: dict, throttle: WriteThrottle | None = None) -> 
     """Read a checkpoint back and compare sizes and hashes; raises Corrupt.
 
     Args:
-        throttle: of the background save that wrote it: reading is throttled like writing.
+        throttle: throttle of the background save that wrote it, which also slows reading.
     """
     for name, entry in manifest["files"].items():
         _read_verified(path, name, entry, keep=False, throttle=throttle)
@@ -193,7 +191,7 @@ def verify(path: str, manifest: dict, throttle: WriteThrottle | None = None) -> 
 def _read_verified(
     path: str, name: str, entry: dict, *, keep: bool = True, throttle: WriteThrottle | None = None
 ) -> bytearray:
-    """A file's bytes, size and hash checked; `keep=False` reads without keeping them."""
+    """A file's bytes, after their size and hash are checked; with `keep=False` an empty array."""
     file_path, expected = storage.join(path, name), entry["bytes"]
     try:
         size = storage.size(file_path)
@@ -223,7 +221,7 @@ def _read_verified(
 
 
 def _reader(path: str, name: str) -> Callable[[int, int], bytes]:
-    """Reads parts of a file that was verified; it stays open until the last array is gone."""
+    """A function that reads parts of a verified file, which stays open as long as it is used."""
     file = storage.open_read(storage.join(path, name))
 
     def read(offset: int, count: int) -> bytes:
@@ -233,7 +231,7 @@ def _reader(path: str, name: str) -> Callable[[int, int], bytes]:
         while done < count:
             got = file.readinto(view[done:])
             if not got:
-                raise _corrupt(path, f"{name} ends at byte {offset + done} by now")
+                raise _corrupt(path, f"{name} was truncated since, at byte {offset + done}")
             done += got
         return data
 
@@ -245,5 +243,5 @@ def _corrupt(path: str, got: str) -> Corrupt:
         "the checkpoint is corrupt",
         where=path,
         got=got,
-        remedy="`--set checkpoint.resume=auto` goes back to the newest whole one",
+        remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
     )

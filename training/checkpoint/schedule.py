@@ -1,4 +1,4 @@
-"""When a checkpoint is due: by steps, epochs or time, and a minute after one that failed."""
+"""Decides when a checkpoint is due: by steps, epochs or time, and a minute after a failed one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _RETRY_MINUTES = 1.0
 
 
 class CheckpointSchedule:
-    """When a run's checkpoints are due, on rank 0.
+    """The schedule of a run's checkpoints, on rank 0.
 
-    Counted from the state in the newest WHOLE checkpoint, by the steps and the time that would be
-    lost now. A checkpoint that was begun and not completed (its process was stopped, another rank
-    is rank 0 since) does not count: the next one is due at once.
+    It counts from the state in the newest COMPLETE checkpoint, that is by the steps and the time
+    that would be lost now. A checkpoint that was begun but not completed (its process was stopped,
+    or another rank became rank 0) does not count: the next one is due at once.
 
     Args:
         rules: `every_steps`, `every_minutes` and `every_epoch`.
@@ -23,30 +23,31 @@ class CheckpointSchedule:
     def __init__(self, rules: CheckpointSection) -> None:
         self._rules = rules
         self._safe: tuple[int, float] | None = None
-        """The newest whole checkpoint's step, and the time at which the weights had that state."""
+        """Step of the newest complete checkpoint, and the time at which the weights had its
+        state."""
         self._begun: tuple[int, float] = (-1, 0.0)
         self._retry_at: float | None = None
 
     @property
-    def known(self) -> bool:
-        """Whether `begin` was called: the newest whole checkpoint is known."""
+    def has_begun(self) -> bool:
+        """True if `begin` was called, so that the newest complete checkpoint is known."""
         return self._safe is not None
 
     def begin(self, step: int, *, age: float = 0.0) -> None:
         """Start counting.
 
         Args:
-            step: of the newest whole checkpoint; 0 where there is none.
+            step: step of the newest complete checkpoint; 0 if there is none.
             age: seconds since the weights had that state.
         """
         self._safe = (step, time.monotonic() - age)
 
     def due(self, step: int, *, busy: bool, epoch_began: int = 0) -> bool:
-        """Whether a checkpoint is due after `step`.
+        """True if a checkpoint is due after `step`.
 
         Args:
-            busy: another one is being written and makes progress: only `every_steps` then makes one
-                due, which waits for it; all others are put off.
+            busy: another one is being written and makes progress. Then only `every_steps` makes a
+                checkpoint due, which waits for it; the other rules are postponed.
             epoch_began: steps done when the current epoch began; at an epoch's end, `step` itself.
         """
         every = self._rules.every_steps
@@ -66,16 +67,16 @@ class CheckpointSchedule:
         return minutes is not None and safe != step and now - at >= 60.0 * minutes
 
     def begun(self, step: int) -> None:
-        """A checkpoint of the weights as they are now is being written."""
+        """Count the start of a save, which writes the current weights."""
         self._begun = (step, time.monotonic())
         self._retry_at = None
 
     def whole(self, step: int) -> None:
-        """It is whole on storage. Any thread may call this."""
+        """Count a checkpoint that is complete on storage. Any thread may call this."""
         begun, at = self._begun
         self._safe = (step, at if begun == step else time.monotonic())
 
     def failed(self) -> None:
-        """The last one could not be written: the next one is due within a minute."""
+        """Count a failed save: the next one is due within a minute."""
         minutes = self._rules.every_minutes or _RETRY_MINUTES
         self._retry_at = time.monotonic() + 60.0 * min(minutes, _RETRY_MINUTES)

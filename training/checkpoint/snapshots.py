@@ -1,8 +1,8 @@
-"""Copies of a model's arrays, in memory that is reused from one copy to the next.
+"""Copies a model's arrays into memory that is reused from one copy to the next.
 
-The first touch of fresh memory costs more than the copy itself: the kernel finds and clears each
-page, half a second and more for a model of 22 M parameters and its moments. An array's memory is
-therefore reused by the next snapshot, once no reference to it is left.
+The first touch of fresh memory costs more than the copy itself, since the kernel allocates and
+clears each page: half a second and more for a model of 22 M parameters and its moments. Therefore
+the next snapshot reuses an array's memory once there are no references to it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Arrays = Iterable[tuple[str, np.ndarray]]
 
 
 class Snapshots:
-    """Takes snapshots, one after the other; two that are held at a time take twice the memory."""
+    """Takes snapshots one after the other; two that are alive at a time take twice the memory."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = {}
         self._warming: threading.Thread | None = None
 
     def take(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Copies by name; their memory is not reused while they are referenced."""
+        """Copies of the arrays by name; their memory is not reused while they are referenced."""
         if self._warming is not None:
             self._warming.join()
             self._warming = None
@@ -37,13 +37,13 @@ class Snapshots:
     def warm(self, arrays: Arrays) -> None:
         """Touch the memory for the first snapshot of such arrays, once, in another thread.
 
-        That thread sees their sizes alone: TensorFlow has ended with SIGSEGV where it read a
+        That thread only sees their sizes: TensorFlow crashed with SIGSEGV when a thread read a
         variable while the main thread began its first step.
         """
         if self._free:
             return
         sizes = [array.nbytes for _, array in arrays]
-        # Without this thread the first snapshot touches its memory itself.
+        # If this thread fails, the first snapshot touches its memory itself.
         self._warming = threads.start(
             self._touch, sizes, name="snapshot memory", failed=threads.REPORT
         )
@@ -72,7 +72,8 @@ class Snapshots:
 
 
 class _Lease:
-    """Referenced by all arrays over a piece of memory: collected when the last of them is."""
+    """An object that all arrays over a piece of memory refer to, so that it is collected with the
+    last of them."""
 
     def __init__(self, memory: np.ndarray) -> None:
         self.__array_interface__: dict[str, Any] = memory.__array_interface__

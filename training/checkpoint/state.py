@@ -1,4 +1,4 @@
-"""All that a loop restores besides tensors: small, on the host, plain JSON in a checkpoint."""
+"""The state that a loop restores besides tensors: small, on the host, JSON in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from howdah.errors import CheckpointError
 
 
 def score_of(metrics: dict[str, Any], metric: str) -> float | None:
-    """The metric as a score, greater is better; None where it is undefined.
+    """The metric as a score, greater is better; None if it is undefined.
 
     Args:
         metrics: result of an evaluation.
-        metric: `evaluation.metric`; negated where lower is better.
+        metric: `evaluation.metric`; its value is negated if lower is better.
     """
     value = metrics.get(metric)
     if value is None or not math.isfinite(value):
@@ -28,11 +28,11 @@ def score_of(metrics: dict[str, Any], metric: str) -> float | None:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What follows from an evaluation."""
+    """The consequences of an evaluation."""
 
     is_best: bool
     stop: bool
-    """Early stopping: the patience is used up."""
+    """True if the patience of early stopping is used up."""
 
 
 @dataclass
@@ -42,9 +42,9 @@ class TrainState:
     step: int = 0
     """Optimizer steps done."""
     plan: dict[str, Any] = field(default_factory=dict)
-    """{plan_hash, epoch, step}: planner.PlanState, the position in the data."""
+    """{plan_hash, epoch, step} of planner.PlanState, the position in the data."""
     epochs: float = 0.0
-    """Epochs done, with a fraction: a step's share of an epoch differs between plans."""
+    """Epochs done, with a fraction; a step's share of an epoch differs between plans."""
     loss_scale: float | None = None
     """Loss scale of fp16; None in other precisions."""
     good_steps: int = 0
@@ -54,32 +54,32 @@ class TrainState:
     best_score: float | None = None
     """Best validation score so far, greater is better."""
     best_step: int | None = None
-    """Step of that evaluation."""
+    """Step of the evaluation with `best_score`."""
     best_metric: str | None = None
     """The metric of `best_score`: scores of two metrics cannot be compared."""
     evaluations_without_better: int = 0
     """Evaluations since `best_score` last rose."""
     stopped_early: bool = False
-    """Early stopping has ended the run."""
+    """True if early stopping has ended the run."""
     rows: int = 0
     """Rows trained on, over all ranks and attempts."""
     tokens: int = 0
     """Real tokens trained on, over all ranks and attempts."""
     train_seconds: float = 0.0
-    """Time of training over all attempts, without evaluation."""
+    """Seconds of training over all attempts, without evaluation."""
 
     def advance(self, planner: Planner, epoch: int, step: int) -> None:
         """Count the optimizer step of a batch.
 
         Args:
             planner: the batch's planner.
-            epoch, step: the batch; `step` in the epoch.
+            epoch, step: the batch's epoch, and its step in the epoch.
         """
         self.step += 1
         self.moved(planner, *planner.after(epoch, step))
 
     def moved(self, planner: Planner, epoch: int, step: int) -> None:
-        """Set the next batch: that of this planner, epoch and step in the epoch."""
+        """Set the next batch by its planner, epoch and step in the epoch."""
         self.plan = planner.state(epoch, step).to_json()
         self.epochs = epoch + step / planner.steps_per_epoch
 
@@ -91,8 +91,8 @@ class TrainState:
         An undefined score is never the best, and counts as no improvement.
 
         Args:
-            score: greater is better.
-            early_stopping: its rules.
+            score: the metric as a score, greater is better.
+            early_stopping: the rules of early stopping.
             metric: name of the score's metric.
         """
         is_best = score is not None and (self.best_score is None or score > self.best_score)
@@ -105,7 +105,7 @@ class TrainState:
         return Judgement(is_best=is_best, stop=stop)
 
     def forget_best(self) -> None:
-        """Discard all evaluations so far: the next one is the best."""
+        """Discard all evaluations so far, so that the next one is the best."""
         self.best_score = self.best_step = self.best_metric = None
         self.evaluations_without_better, self.stopped_early = 0, False
 
@@ -124,9 +124,7 @@ class TrainState:
         missing = [name for name in names if name not in meta]
         if missing:
             raise CheckpointError(
-                "the checkpoint's meta.json lacks keys that a run needs to resume",
-                expected=", ".join(names),
-                got=f"no {', '.join(missing)}",
+                f"the checkpoint's meta.json lacks {', '.join(missing)}",
                 remedy="use the version of Howdah that wrote it, or"
                 " `--set checkpoint.resume=never`",
             )
@@ -135,20 +133,20 @@ class TrainState:
 
 @dataclass
 class CheckpointProgress:
-    """What rank 0 knows of its saves; it outlives a world."""
+    """Rank 0's record of its saves, which outlives a world."""
 
     saved_step: int = -1
     """Step of the last save."""
     pending: int | None = None
-    """Step of a save whose outcome is not known yet."""
+    """Step of a save whose outcome is not known yet; None if there is none."""
     failures: int = 0
-    """Consecutive saves that failed."""
+    """Number of consecutive failed saves."""
     begun_at: float = 0.0
-    """When the last save began (time.monotonic)."""
+    """Start of the last save (time.monotonic)."""
     failing_since: float = 0.0
-    """When the first of `failures` began (time.monotonic)."""
+    """Start of the first of the failed saves (time.monotonic)."""
     best_lost: bool = False
-    """The best evaluation's checkpoint could not be saved."""
+    """True if the best evaluation's checkpoint could not be saved."""
 
     def failed(self) -> float:
         """Count a failure of the last save; returns the seconds since saves began to fail."""

@@ -1,10 +1,10 @@
-"""Limits how fast a background save is written and read back, so that training is not slowed.
+"""Limits how fast a background save is written and read back, so that it does not slow training.
 
-A save at full speed takes cores from training's steps through processes whose niceness Howdah does
-not set: DataNodes and the kernel's network stack on the same node. Spread over seconds, the same
+A save at full speed takes cores from training's steps through processes whose priority Howdah does
+not set: DataNodes, and the kernel's network stack on the same node. Spread over seconds, the same
 work is a small share of each step. Once training waits for the save, it continues at full speed.
 
-Source of the idea: PostgreSQL's checkpoint_completion_target.
+Source: PostgreSQL's checkpoint_completion_target.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _PIECE_BYTES = 2**20
 
 
 class WriteThrottle:
-    """The throttle of one save: 16 MiB/s, or faster where that would take over half a minute.
+    """The throttle of one save: 16 MiB/s, or faster if that would take over half a minute.
 
     Args:
-        size: bytes that will be written in all.
+        size: total number of bytes that will be written.
     """
 
     def __init__(self, size: int) -> None:
@@ -37,13 +37,13 @@ class WriteThrottle:
         self._lifted.set()
 
     def wrap(self, file: BinaryIO) -> ThrottledFile:
-        """The file, throttled."""
+        """A file whose writes are throttled."""
         return ThrottledFile(file, self)
 
     def passed(self, count: int) -> None:
         """Count bytes that were written or read, and wait as long as they should have taken.
 
-        A burst does not make up for the time that a slow storage took.
+        Time lost on slow storage is not made up for by a burst.
         """
         self._due = max(self._due, time.monotonic()) + count / self._bytes_per_second
         self._lifted.wait(max(0.0, self._due - time.monotonic()))
@@ -56,7 +56,7 @@ class ThrottledFile:
         self._file, self._throttle = file, throttle
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of it, in pieces."""
+        """Write all data in pieces."""
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             self._file.write(piece)

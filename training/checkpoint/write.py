@@ -1,4 +1,4 @@
-"""A checkpoint's files written: each whole or not at all, the manifest last."""
+"""Writes a checkpoint's files, each whole or not at all, the manifest last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from howdah.training.checkpoint.throttle import WriteThrottle
 
 
 def bytes_needed(tensors: dict[str, np.ndarray]) -> int:
-    """Upper estimate of the bytes that a checkpoint of these tensors takes."""
+    """Upper bound of the bytes that a checkpoint of these tensors takes."""
     return sum(array.nbytes for array in tensors.values()) + 2**20
 
 
@@ -28,10 +28,10 @@ def write_files(
     meta: dict[str, Any],
     throttle: WriteThrottle,
 ) -> dict[str, Any]:
-    """Write all files but the manifest; tensors through the throttle.
+    """Write all files but the manifest; tensors go through the throttle.
 
-    Where storage fails for a moment (a DataNode lost in the middle of a block), the whole file is
-    written again: the arrays are in memory.
+    If storage fails for a moment (a DataNode is lost in the middle of a block), the whole file is
+    written again, since the arrays are in memory.
 
     Returns:
         The manifest's `format` and `files`.
@@ -63,7 +63,7 @@ def _write_part(path: str, part: dict[str, np.ndarray], throttle: WriteThrottle)
 
 
 def write_manifest(directory: str, manifest: dict[str, Any]) -> None:
-    """Write the manifest: the directory is whole from then on, though not yet under its name."""
+    """Write the manifest, which makes the directory complete, though not yet under its name."""
     storage.write_whole(storage.join(directory, MANIFEST), _json(manifest))
 
 
@@ -73,14 +73,14 @@ def _json(value: dict) -> bytes:
 
 # ---------------------------------------------------------------------------------------- errors
 def unsaved(error: StorageError | OSError, step: int, directory: str, needed: int) -> StorageError:
-    """An error of the same class that says that `step` is not saved, and older ones are whole."""
+    """An error of the same class, which adds that `step` is not saved and older ones are intact."""
     if isinstance(error, StorageFull) or (
         isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     ):
         return no_room(step, directory, needed, error)
     typed = isinstance(error, StorageError)
     return (type(error) if typed else StorageError)(
-        f"checkpoint step-{step} could not be saved; the ones before it are whole",
+        f"checkpoint step-{step} could not be saved; earlier checkpoints are intact",
         where=(error.where if typed else None) or directory,
         got=f"{error.what}: {error.got}" if typed and error.got else str(error),
         remedy="fix the storage and start again: the run resumes from the newest checkpoint",
@@ -92,15 +92,15 @@ def no_room(
 ) -> StorageFull:
     """The error of a full disk or quota."""
     free = storage.free_bytes(directory)
-    known = error.got if isinstance(error, StorageError) else None
-    reasons = [text for text in (known, None if free is None else f"{_mib(free)} free") if text]
+    reasons = [error.got] if isinstance(error, StorageError) and error.got else []
+    reasons += [] if free is None else [f"{_mib(free)} free"]
     return (type(error) if isinstance(error, StorageFull) else StorageFull)(
-        f"no room for checkpoint step-{step}; the ones before it are whole",
+        f"not enough space for checkpoint step-{step}; earlier checkpoints are intact",
         where=directory,
         expected=f"{_mib(needed)} free",
         got="; ".join(reasons) or "the quota or the disk is used up",
-        remedy="make room, lower checkpoint.keep, or set checkpoint.directory elsewhere; then"
-        " start again: the run resumes from the newest checkpoint",
+        remedy="free space, lower checkpoint.keep, or set another checkpoint.directory; then start"
+        " again: the run resumes from the newest checkpoint",
     )
 
 

@@ -1,7 +1,7 @@
 """Chooses the Comm of a world by its launcher (howdah/config/launchers.py) and `training.comm`.
 
-Horovod's (horovod_torch.py, horovod_tf.py), torch.distributed's (distributed_torch.py) or, in a
-world of one, SoloComm.
+It is Horovod's (horovod_torch.py, horovod_tf.py), torch.distributed's (distributed_torch.py) or, in
+a world of one, SoloComm.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def init(
     Args:
         framework: "tensorflow" or "torch"; howdah/process/env.py has prepared the process for it.
         waits: counts the time in collectives.
-        connections: collects those to the other ranks; another thread may shut them, also while
-            the world forms.
+        connections: collects the connections to the other ranks; another thread may shut them, even
+            while the world forms.
         choice: `training.comm`.
         limit: seconds after which a collective of torch.distributed fails; None: no limit.
     Raises:
-        ClusterError: the carrier's library is missing or lacks the framework, or it found another
-            world than the launcher's.
-        ConfigError: nothing carries collectives of this framework under this launcher.
+        ClusterError: the library is missing or lacks the framework, or it found another world than
+            the launcher's.
+        ConfigError: no library carries collectives of this framework under this launcher.
         RankLost: a rank was lost while the world formed.
     """
     here, launcher = rank_env(), started_by(os.environ)
@@ -56,13 +56,13 @@ def init(
 
 
 def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> CommKind:
-    """What carries the collectives of the ranks that a launcher starts.
+    """The library that carries the collectives of the ranks that a launcher starts.
 
     Args:
         framework: "tensorflow" or "torch".
         choice: `training.comm`.
     Raises:
-        ConfigError: nothing does.
+        ConfigError: there is no such library.
     """
     launchers.require_carrier(launcher, framework, choice)
     if choice != "auto":
@@ -73,27 +73,26 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
 
 
 def require_parallel(launcher: Launcher, training: TrainingSection) -> None:
-    """Refuse a division of the model that the carrier of these ranks cannot do.
+    """Refuse to divide the model if the library of these ranks cannot do it.
 
     Raises:
-        ConfigError: it needs torch.distributed, and Horovod would carry the collectives.
+        ConfigError: it needs torch.distributed, but Horovod would carry the collectives.
     """
     if training.parallel.shard != "full":
         return
     if carrier(launcher, training.framework, training.comm) == "torch":
         return
     raise ConfigError(
-        "a model is divided among ranks by torch.distributed, and Horovod connects these",
+        "training.parallel.shard: full needs torch.distributed, but Horovod connects these ranks",
         where="training.parallel.shard: full",
-        expected="ranks of torch.distributed",
         got=f"training.comm: {training.comm}, and ranks that {launcher.title} starts",
-        remedy="set training.comm to torch, or start them with torchrun;"
+        remedy="set training.comm to torch, or start the ranks with torchrun;"
         " training.parallel.shard: optimizer works with Horovod too",
     )
 
 
 def horovod_installed(framework: str) -> bool:
-    """Whether Horovod is there for the framework, without importing either."""
+    """True if Horovod is installed for the framework; imports neither."""
     from howdah.doctor.packages import horovod_libraries
 
     return framework in (horovod_libraries() or {})
@@ -104,7 +103,7 @@ def implementation(kind: CommKind, framework: str) -> type[Comm]:
 
     Raises:
         ClusterError: the library is missing, or lacks the framework.
-        UsageError: no such framework.
+        UsageError: the framework is unknown.
     """
     return COMMS[kind](framework)
 
@@ -121,9 +120,9 @@ def _horovod(framework: str) -> type[Comm]:
             return HorovodTorchComm
     except ImportError as error:
         raise ClusterError(
-            f"Horovod for {framework} cannot be loaded, and {rank_env().size} ranks need it",
+            f"Horovod for {framework}, which {rank_env().size} ranks need, cannot be loaded",
             got=str(error),
-            remedy="run `make setup`, which builds it; `howdah doctor` says what is missing",
+            remedy="run `make setup`, which builds it; `howdah doctor` shows what is missing",
         ) from error
     raise UsageError("unknown framework", expected="tensorflow or torch", got=repr(framework))
 
@@ -133,13 +132,13 @@ def _torch(framework: str) -> type[Comm]:
         from howdah.training.comm.distributed_torch import TorchComm
     except ImportError as error:
         raise ClusterError(
-            f"torch.distributed cannot be loaded, and {rank_env().size} ranks need it",
+            f"torch.distributed, which {rank_env().size} ranks need, cannot be loaded",
             got=str(error),
-            remedy="install this build of PyTorch anew: pip install 'howdah[torch]'",
+            remedy="reinstall PyTorch: pip install 'howdah[torch]'",
         ) from error
     return TorchComm
 
 
 COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
-"""For each kind: the function that imports and returns the Comm class for a framework, which takes
-(waits, connections, limit)."""
+"""{kind: function that imports and returns the Comm class for a framework}; the class takes (waits,
+connections, limit)."""

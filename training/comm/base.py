@@ -1,7 +1,7 @@
 """The loops' only interface to other ranks, whichever library carries the collectives.
 
 Only plain arrays and JSON cross the network, never a pickle. Every method that exchanges data is a
-collective: all ranks must enter it, in the same order. training/comm/backends.py chooses the
+collective: all ranks must enter it in the same order. training/comm/backends.py chooses the
 implementation.
 """
 
@@ -19,12 +19,13 @@ import numpy as np
 from howdah.errors import TrainingError
 
 NODE_MESSAGE = 2**21
-"""Elements of a message within a node (8 MiB), so that MPI's pieces stay in the CPU's cache. A sum
-of 42 MB at np=2 takes MPI 9 ms in six messages and 20 ms in one; Gloo 25 and 23 ms."""
+"""Elements of a message within a node (8 MiB), which keeps MPI's pieces in the CPU's cache. A sum
+of 42 MB with 2 ranks takes MPI 9 ms in six messages and 20 ms in one; it takes Gloo 25 and 23
+ms."""
 
 
 class RankLost(TrainingError):
-    """Another rank is lost: collectives of this world cannot complete."""
+    """Another rank was lost: collectives of this world cannot complete."""
 
 
 class WorldChanged(TrainingError):
@@ -36,22 +37,22 @@ class Waits:
 
     def __init__(self) -> None:
         self.total = 0.0
-        """Seconds."""
+        """Seconds inside collectives."""
         self.since: float | None = None
-        """Begin (time.monotonic) of the collective under way; None: there is none."""
+        """Start (time.monotonic) of the collective under way; None if there is none."""
         self.until = 0.0
-        """End (time.monotonic) of the last one."""
+        """End (time.monotonic) of the last collective."""
         self._pass: float | None = None
 
     @property
     def longest_since(self) -> float | None:
-        """Begin (time.monotonic) of what a limit of collectives counts: the collective under way,
-        or the pass through a divided model, which has collectives inside."""
+        """Start (time.monotonic) of the time that the limit of collectives applies to: the
+        collective under way, or a pass through a divided model, which has collectives inside."""
         return self.since if self._pass is None else self._pass
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """A limit of collectives counts the time inside, which is not waiting time."""
+        """Apply the limit of collectives to the time inside, without counting it as waiting."""
         self._pass = time.monotonic()
         try:
             yield
@@ -74,7 +75,7 @@ class Waits:
 
 
 class Comm(ABC):
-    """A world of ranks. `init` makes one.
+    """A world of ranks; `backends.init` joins one.
 
     The arguments of `reduce_gradients` are the framework's tensors; everything else is numpy.
 
@@ -87,17 +88,17 @@ class Comm(ABC):
     local_rank: int
     local_size: int
     backend: str
-    """What carries the collectives, for the log and run.json."""
+    """Name of the library that carries the collectives, for the log and run.json."""
     waits_for_ever = False
-    """Whether a collective on CPUs has no time limit of its own: it is as long as the slowest rank
-    takes to enter it, and a rank that is stopped never does."""
+    """True if the library has no time limit for a collective on CPUs: it waits for the slowest
+    rank, and never ends if a rank is stopped."""
 
     def __init__(self, waits: Waits | None = None) -> None:
         self.waits = waits or Waits()
 
     @property
     def within_node(self) -> bool:
-        """Whether all ranks are on one node."""
+        """True if all ranks are on one node."""
         return self.local_size == self.size
 
     # ----------------------------------------------------- by each implementation
@@ -110,7 +111,8 @@ class Comm(ABC):
         """Rows of all ranks in the order of the ranks, on every rank.
 
         Args:
-            array: [rows, ...]; rows may differ between ranks and be 0, other dimensions may not.
+            array: [rows, ...]; the number of rows may differ between ranks and be 0; the other
+                dimensions are equal.
         """
 
     @abstractmethod
@@ -118,11 +120,11 @@ class Comm(ABC):
         """Sum over all ranks, one message per tensor, in their order.
 
         Args:
-            gradients: float32 tensors of the framework, of the same shapes on every rank. The
+            gradients: float32 tensors of the framework with the same shapes on every rank. The
                 caller joins small ones (`split_evenly`), so that the messages, and with them the
                 bits of the sums, are the same at every step and in every run.
         Returns:
-            The sums, perhaps in the arguments' memory.
+            The sums, possibly in the arguments' memory.
         """
 
     @abstractmethod
@@ -130,7 +132,7 @@ class Comm(ABC):
         """Rows of a sparse gradient from all ranks, in the order of the ranks.
 
         Args:
-            ids_U: int64, the rows of the table that this rank has; each once.
+            ids_U: int64, the rows of the table that this rank has gradients for, each once.
             values_UD: float32, their gradients.
         Returns:
             (ids, values) of all ranks, concatenated; an id occurs once per rank that has it.
@@ -142,24 +144,25 @@ class Comm(ABC):
 
         Args:
             messages: contiguous float32 tensors of the framework, as `reduce_gradients` takes them.
-            owners: a rank for each.
+            owners: a rank for each message.
         """
         raise self._divides_nothing()
 
     def broadcast_from(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
-        """Give every rank each message as its owner has it, in place; arguments as `reduce_to`."""
+        """Copy each message from its owner to every rank, in place; for the arguments see
+        `reduce_to`."""
         raise self._divides_nothing()
 
     def fetch(self, message: Any, owner: int) -> None:
-        """Give rank 0 the message as its owner has it, in place; undefined on the other ranks.
+        """Copy the message from its owner to rank 0, in place; undefined on the other ranks.
 
         Args:
-            message: a contiguous tensor of the CPU, of the same length on every rank.
+            message: a contiguous CPU tensor with the same length on every rank.
         """
         raise self._divides_nothing()
 
     def mesh(self, device: str) -> Any:
-        """All ranks as torch's mesh of one dimension, for what torch itself divides among them.
+        """All ranks as torch's mesh of one dimension, for state that torch divides among them.
 
         Args:
             device: torch's name of the kind of device.
@@ -179,34 +182,34 @@ class Comm(ABC):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count the time inside as waiting, and turn the framework's error of a lost rank into
+        """Count the time inside as waiting, and turn the framework's error for a lost rank into
         RankLost.
 
-        Implementations do this in every collective; a caller's own collective needs it too.
+        Implementations do this in every collective; a caller's collective needs it too.
         """
         with self.waits.counted(), self._typed():
             yield
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """As `watch`, for computation with collectives inside: it is not counted as waiting, and an
-        error of its own stays what it is."""
+        """Turn a collective's error into RankLost inside a computation that has collectives. The
+        time is not counted as waiting, and the computation's errors are not changed."""
         yield
 
     def limited(self) -> AbstractContextManager[None]:
-        """For a pass through a model that this world divides (FSDP2 waits for the other ranks
-        inside it): the limit of collectives holds for the pass."""
+        """Apply the limit of collectives to a pass through a model that this world divides: FSDP2
+        waits for the other ranks inside it."""
         return self.waits.limited()
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn the framework's error of a lost rank into RankLost."""
+        """Turn the framework's error for a lost rank into RankLost."""
         yield
 
     def give_up(self) -> None:  # noqa: B027 - nothing to break in a world of one
-        """Break the connections to the other ranks: collectives under way fail, here and on them.
+        """Break the connections to the other ranks: collectives under way fail here and there.
 
-        For another thread, when a rank is known to be lost and the main thread waits for it.
+        Another thread calls it when a rank is lost and the main thread waits for it.
         """
 
     # ------------------------------------------------------------- built on these
@@ -219,11 +222,10 @@ class Comm(ABC):
     def broadcast_each(
         self, arrays: Mapping[str, Any], *, root: int = 0
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """As `broadcast`, one (name, array) after the other: every rank enters while it iterates.
+        """`broadcast`, one (name, array) after the other: every rank enters while it iterates.
 
         Args:
-            arrays: the root's; those that are read when they are used (StoredArray) are held one at
-                a time.
+            arrays: the root's arrays; a StoredArray is in memory only while it is sent.
         """
         shapes = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
         for name, dtype, shape in self.broadcast_json(shapes, root=root):
@@ -257,7 +259,7 @@ class Comm(ABC):
 
 
 class SoloComm(Comm):
-    """A world of one: no launcher, no Horovod."""
+    """A world of one rank, without a launcher or Horovod."""
 
     rank, size, local_rank, local_size, backend = 0, 1, 0, 1, "none"
 
@@ -274,23 +276,23 @@ class SoloComm(Comm):
         return ids_U, values_UD
 
     def reduce_to(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
-        """All is here already."""
+        """Do nothing: this rank owns all messages."""
 
     def broadcast_from(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
-        """All is here already."""
+        """Do nothing: this rank owns all messages."""
 
     def fetch(self, message: Any, owner: int) -> None:
-        """It is here already."""
+        """Do nothing: this rank owns the message."""
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         return array
 
     def shutdown(self) -> None:
-        """There is no world to leave."""
+        """Do nothing: there is no world to leave."""
 
 
 def rank_lost(error: BaseException | None) -> bool:
-    """Whether the error is, or was caused by, the loss of another rank."""
+    """True if the error is, or was caused by, the loss of another rank."""
     while error is not None:
         if isinstance(error, RankLost):
             return True
@@ -299,29 +301,29 @@ def rank_lost(error: BaseException | None) -> bool:
 
 
 def lost(where: str, got: str) -> RankLost:
-    """The error of a rank whose collective has failed.
+    """The error of a rank whose collective failed.
 
     Args:
-        where: "rank 1 of 2".
+        where: this rank, such as "rank 1 of 2".
         got: message of the original error.
     """
     return RankLost(
-        "another rank was lost, and training stopped",
+        "training stopped because another rank was lost",
         where=where,
         got=got.splitlines()[0] if got else "a collective failed",
-        remedy="the lost rank's log says why; start again: the run resumes from the newest"
+        remedy="see the lost rank's log for the cause; start again: the run resumes from the newest"
         " checkpoint",
     )
 
 
 def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24) -> list[int]:
-    """Divide a list of tensors into groups of neighbours, each sent as one message.
+    """Divide a list of tensors into groups of neighbours, each of which is sent as one message.
 
     Args:
-        sizes: elements of each tensor.
-        groups: how many; at most as many as tensors. None: groups of about `most` elements (64
+        sizes: number of elements of each tensor.
+        groups: number of groups, at most one per tensor. None: groups of about `most` elements (64
             MiB of float32).
-        most: elements of a group.
+        most: number of elements of a group.
     Returns:
         The group of each tensor, 0 .. groups-1, ascending.
 
@@ -331,29 +333,29 @@ def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24)
     [0, 1, 2]
     """
     total = sum(sizes)
-    wanted = min(len(sizes), groups or max(1, -(-total // most)))
-    found, group, done = [], 0, 0
+    count = min(len(sizes), groups or max(1, -(-total // most)))
+    group_of, group, done = [], 0, 0
     for number, size in enumerate(sizes):
-        # A tensor goes to the group that its middle lies in; no group is left empty.
-        by_middle = int((done + size / 2) * wanted / max(1, total))
+        # A tensor belongs to the group that its middle lies in; no group may be empty.
+        by_middle = int((done + size / 2) * count / max(1, total))
         if number:
             group = min(max(group, by_middle), group + 1)
-            group = max(group, wanted - (len(sizes) - number))
-        found.append(group)
+            group = max(group, count - (len(sizes) - number))
+        group_of.append(group)
         done += size
-    return found
+    return group_of
 
 
 def split_apart(
     sizes: Sequence[int], groups: int | None, *, alone: int = 2**18, most: int = NODE_MESSAGE
 ) -> list[int]:
-    """As `split_evenly`, for a network where copying to join tensors costs more than a message.
+    """`split_evenly` for a network on which joining tensors costs more than another message.
 
     Args:
-        groups: how many, as `split_evenly` divides them; None: it joins the small tensors, and each
-            large one is a group by itself.
-        alone: elements from which a tensor is large (1 MiB of float32).
-        most: elements of a group of small ones.
+        groups: number of groups, see `split_evenly`; None: small tensors are joined, and each large
+            one is a separate group.
+        alone: number of elements from which a tensor is large (1 MiB of float32).
+        most: number of elements of a group of small tensors.
 
     >>> split_apart([100, 1, 70, 1], None, alone=50)
     [1, 0, 2, 0]
@@ -362,6 +364,6 @@ def split_apart(
         return split_evenly(sizes, groups)
     small = [size for size in sizes if size < alone]
     joined = iter(split_evenly(small, None, most=most))
-    found = [next(joined) if size < alone else -1 for size in sizes]
-    own = iter(range(max(found) + 1, len(sizes)))
-    return [next(own) if group < 0 else group for group in found]
+    group_of = [next(joined) if size < alone else -1 for size in sizes]
+    separate = iter(range(max(group_of) + 1, len(sizes)))
+    return [next(separate) if group < 0 else group for group in group_of]

@@ -1,8 +1,8 @@
 """Finds the TCP connections that a library has opened in this process, and shuts them down.
 
-When a peer's machine vanishes without closing its connections, Gloo waits until its time-out,
-minutes later. Shutting the connection down on this side ends the wait at once, with the same error
-as a peer's death. Linux: descriptors are found in /proc.
+If a peer's machine vanishes without closing its connections, Gloo waits for minutes, until its
+timeout. Shutting the connection down on this side ends the wait at once, with the same error as the
+death of a peer. It is specific to Linux: descriptors are listed in /proc.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _CLOSED, _LISTENS = 7, 10  # of the kernel's TCP states (tcp_states.h)
 
 
 class Connections:
-    """Connections opened inside a `with` block, by any thread of this process.
+    """Connections opened inside a `with` block by any thread of this process.
 
-    They can also be shut inside the block: all that were opened so far, including those still being
-    established (the other machine does not answer).
+    They can also be shut inside the block: all that were opened so far, including those that are
+    still being established because the other machine does not answer.
     """
 
     def __init__(self) -> None:
         self._before = _connected()
-        self._found: dict[int, str] | None = None
+        self._inside: dict[int, str] | None = None
+        """Sockets opened inside the block; None until it ends."""
         self._over = threading.Event()
 
     def __enter__(self) -> Connections:
@@ -38,23 +39,25 @@ class Connections:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._found = self._opened()
+        self._inside = self._opened()
 
     def shut(self) -> int:
-        """Shut down those that are still open, in both directions; returns how many."""
+        """Shut down the connections that are still open, in both directions. Returns their
+        number."""
         now = _connected()
-        found = self._opened() if self._found is None else self._found
-        there = [fd for fd, name in found.items() if now.get(fd) == name]
-        for fd in there:
-            # A copy of the descriptor: closing it leaves the library's own alone.
+        opened = self._opened() if self._inside is None else self._inside
+        still_open = [fd for fd, name in opened.items() if now.get(fd) == name]
+        for fd in still_open:
+            # Closing a duplicate of the descriptor does not close the library's.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
-        return len(there)
+        return len(still_open)
 
     def shut_until_over(self, first: float, again: float) -> None:
         """Shut them after `first` seconds and then every `again` seconds until `over` is called.
 
-        Runs in a thread of its own; also shuts those that the library opens anew inside the block.
+        It runs in a separate thread, and also shuts connections that the library opens later inside
+        the block.
         """
         pause = first
         while not self._over.wait(pause):
@@ -62,7 +65,7 @@ class Connections:
             pause = again
 
     def over(self) -> None:
-        """The library does not use them any more."""
+        """End `shut_until_over`: the library does not use the connections any more."""
         self._over.set()
 
     def _opened(self) -> dict[int, str]:
@@ -70,8 +73,8 @@ class Connections:
 
 
 def _connected() -> dict[int, str]:
-    """{descriptor: the kernel's name of the socket} of TCP sockets connected or connecting."""
-    found = {}
+    """{descriptor: the kernel's name} of the TCP sockets that are connected or connecting."""
+    sockets = {}
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             name = os.readlink(f"/proc/self/fd/{entry}")
@@ -82,5 +85,5 @@ def _connected() -> dict[int, str]:
                 if inet and copy.type == socket.SOCK_STREAM:
                     state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
                     if state not in (_CLOSED, _LISTENS):
-                        found[int(entry)] = name
-    return found
+                        sockets[int(entry)] = name
+    return sockets

@@ -1,7 +1,7 @@
-"""Comm by torch.distributed: gloo for arrays of the CPU, NCCL for gradients on GPUs.
+"""Comm by torch.distributed: gloo for CPU arrays, NCCL for gradients on GPUs.
 
-It needs torch alone. The messages are those of Horovod's Comm, so that the bits of a sum of two
-ranks are, too; from three on the order of adding decides.
+It needs only torch. The messages are those of Horovod's Comm, so a sum over two ranks has the same
+bits; with three or more ranks the order of addition may differ.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from howdah.training.comm.connections import Connections
 from howdah.training.comm.store_torch import RelayStore
 
 _LONGEST_SECONDS = 366 * 24 * 3600.0
-"""For no limit: torch has none, and its default would end a rank that rightly waits."""
+"""Timeout if there is no limit: torch needs one, and its default would end a rank that rightly
+waits."""
 _AFTER_OURS_SECONDS = 300.0
-"""On GPUs torch's watchdog aborts a process without a save: training/run/collective_limit.py, which
-saves, goes before."""
+"""Extra time on GPUs: torch's watchdog aborts a process without a save, so the limit of
+training/run/collective_limit.py, which saves, has to come first."""
 
 
 class TorchComm(Comm):
     """A world of torch processes; the constructor joins it.
 
     Ranks find each other through their job's rendezvous (HOWDAH_RENDEZVOUS), through the file that
-    HOWDAH_STORE names (all are on one machine then, and connect over the loopback interface), else
-    by MASTER_ADDR and MASTER_PORT.
+    HOWDAH_STORE names (then all are on one machine, and connect over the loopback interface), or by
+    MASTER_ADDR and MASTER_PORT.
 
     Args:
         waits: counts the time in collectives.
-        connections: collects those to the other ranks.
+        connections: collects the connections to the other ranks.
         limit: seconds after which a collective fails; None: no limit.
     Raises:
-        ClusterError: nothing says where the ranks meet.
+        ClusterError: none of these variables is set.
         RankLost: a rank was lost while the world formed.
     """
 
@@ -63,7 +64,7 @@ class TorchComm(Comm):
         self._timeout = timedelta(seconds=seconds)
         carriers = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         meeting_point = _meeting_point(here.size)
-        # A rank of a job may wait for one that never joins: the driver forms another world then.
+        # A rank of a job may wait for one that never joins; the driver then forms another world.
         join_seconds = os.environ.get(JOIN_SECONDS)
         joining = timedelta(seconds=float(join_seconds)) if join_seconds else self._timeout
         try:
@@ -77,11 +78,14 @@ class TorchComm(Comm):
                 )
                 if joining != self._timeout:
                     dist.distributed_c10d._set_pg_timeout(self._timeout)
-                # Every rank enters: the first collective makes the connections.
-                self.local_rank, self.local_size = self._on_this_node()
+                # Every rank enters: the first collective opens the connections. Hosts are compared
+                # here, since some launchers (TorchDistributor) count each process as a node.
+                hosts = self.gather_json(socket.gethostname())
+                mine = hosts[self.rank]
+                self.local_rank, self.local_size = hosts[: self.rank].count(mine), hosts.count(mine)
         except RankLost:
-            # The process may form another world. torch names a world by a counter, which ranks must
-            # have alike; only a world that has formed sets it back as it ends.
+            # The process may form another world. torch names a world by a counter, which must be
+            # equal on all ranks, and only resets it when a world that has formed ends.
             self.shutdown()
             dist.distributed_c10d._world.group_count = 0
             raise
@@ -106,8 +110,8 @@ class TorchComm(Comm):
             for work in works:
                 work.wait()
             if any(gradient.is_cuda for gradient in gradients):
-                # NCCL's `wait` returns at once: a lost rank would hold up whatever comes next,
-                # where no limit of collectives counts.
+                # NCCL's `wait` returns at once: a lost rank would block later code, to which the
+                # limit of collectives does not apply.
                 torch.cuda.current_stream().synchronize()
         return list(gradients)
 
@@ -161,7 +165,7 @@ class TorchComm(Comm):
         try:
             yield
         except RuntimeError as error:
-            # gloo's errors have no class of their own; they name the line of gloo's source.
+            # gloo's errors do not have a class; their text names a line of gloo's source.
             if not (isinstance(error, dist.DistBackendError) or "gloo/" in str(error)):
                 raise
             self._failed = True
@@ -179,7 +183,7 @@ class TorchComm(Comm):
             return
         if not self._failed:
             with contextlib.suppress(RankLost):
-                self.barrier()  # torch's own end waits for no rank
+                self.barrier()  # destroy_process_group does not wait for other ranks
         dist.destroy_process_group()
 
     def give_up(self) -> None:
@@ -190,13 +194,13 @@ class TorchComm(Comm):
         """Turn torch's error of a failed collective into RankLost."""
         try:
             yield
-        except RuntimeError as error:  # gloo's errors have no class of their own
+        except RuntimeError as error:  # gloo's errors do not have a class
             self._failed = True
             raise lost(f"rank {self.rank} of {self.size}", str(error)) from error
 
     # ----------------------------------------------------------------------- of several lengths
     def _counts(self, mine: int) -> list[int]:
-        """A number of each rank, in the order of the ranks. Every rank enters."""
+        """The numbers of all ranks, in the order of the ranks. Every rank enters."""
         counts = np.zeros(self.size)
         counts[self.rank] = mine
         return self.sum(counts).astype(np.int64).tolist()
@@ -204,7 +208,7 @@ class TorchComm(Comm):
     def _gather_flat(self, mine: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
         """The flat tensors of all ranks, which have `sizes` elements. Every rank enters.
 
-        gloo gathers equal lengths only: all are sent as long as the longest.
+        gloo only gathers equal lengths, so all are padded to the longest.
         """
         longest = max(sizes)
         if longest == 0:
@@ -218,42 +222,33 @@ class TorchComm(Comm):
                 torch.cuda.current_stream().synchronize()  # as in reduce_gradients
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
-    def _on_this_node(self) -> tuple[int, int]:
-        """(rank, size) among the ranks of this machine. Every rank enters.
-
-        Asked of the ranks: some launchers (TorchDistributor) count each process as a node.
-        """
-        names = self.gather_json(socket.gethostname())
-        mine = names[self.rank]
-        return names[: self.rank].count(mine), names.count(mine)
-
 
 def _bytes(array: np.ndarray) -> torch.Tensor:
-    """A copy of its bytes: every dtype can be sent."""
+    """A copy of an array's bytes, so that every dtype can be sent."""
     return torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
 
 
 def _meeting_point(size: int) -> dict:
-    """What tells init_process_group where the ranks find each other.
+    """Arguments of init_process_group through which the ranks find each other.
 
     Raises:
-        ClusterError: nothing does.
+        ClusterError: the environment does not name a meeting point.
     """
     relay = os.environ.get(RENDEZVOUS)
     if relay is not None:
         return {"store": RelayStore(relay)}
     path = os.environ.get(STORE)
     if path is not None:
-        # All ranks are on this machine: no port but on its loopback interface.
+        # All ranks are on this machine, so ports are only opened on its loopback interface.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         return {"store": dist.FileStore(path, size)}
     if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
         return {"init_method": "env://"}
     raise ClusterError(
-        "nothing says where the ranks of torch.distributed find each other",
+        "the environment does not say where the ranks of torch.distributed find each other",
         expected="MASTER_ADDR and MASTER_PORT in the environment"
         f" (or, for ranks of one machine, {STORE}: a file)",
-        remedy="start the ranks with `howdah train` or torchrun, which set them; or give both to"
+        remedy="start the ranks with `howdah train` or torchrun, which set them; or pass both to"
         " your launcher (mpirun: -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<a free port>)",
     )

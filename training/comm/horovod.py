@@ -1,4 +1,4 @@
-"""Comm by Horovod: what does not depend on the framework."""
+"""Comm by Horovod: the parts that do not depend on the framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HorovodComm(Comm):
     A subclass sets `hvd` and implements the collectives with it.
 
     Args:
-        limit: not used: Horovod has no limit of its own for a collective.
+        limit: not used: Horovod does not have a limit for a collective.
     Raises:
         RankLost: a rank was lost while the world formed.
     """
@@ -36,14 +36,14 @@ class HorovodComm(Comm):
     ) -> None:
         super().__init__(waits)
         self._connections = connections or Connections()
-        # Gradients are joined already (split_evenly). Horovod would fuse them by which are ready:
-        # from three ranks on, the bits of the sums would differ between runs.
+        # Gradients are already joined (split_evenly). Horovod would fuse those that happen to be
+        # ready: with three or more ranks, the bits of the sums would differ between runs.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         here = rank_env()
         with self._connections:
             try:
                 self.hvd.init()
-            except ValueError as error:  # the cause is in Horovod's log alone
+            except ValueError as error:  # only Horovod's log has the cause
                 self.hvd.shutdown()
                 raise lost(f"rank {here.rank} of {here.size}", str(error)) from error
         self.rank, self.size = self.hvd.rank(), self.hvd.size()

@@ -58,13 +58,13 @@ class HorovodTfComm(HorovodComm):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn a failed Horovod operation, of a graph too, into RankLost."""
+        """Turn a failed Horovod operation, even inside a graph, into RankLost."""
         with super()._typed():
             try:
                 yield
             except tf.errors.OpError as error:
                 # Horovod's kernels raise UnknownError or AbortedError with Horovod's or Gloo's
-                # message; errors of other operators pass through.
+                # message; errors of other operators are not changed.
                 if not _OF_A_COLLECTIVE.search(str(error)):
                     raise
                 raise lost(self._where, getattr(error, "message", None) or str(error)) from error

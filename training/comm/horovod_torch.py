@@ -43,7 +43,7 @@ class HorovodTorchComm(HorovodComm):
             return hvd.synchronize(ids), hvd.synchronize(values)
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        self.reduce_gradients(messages)  # Horovod has no sum for one rank alone
+        self.reduce_gradients(messages)  # Horovod cannot sum for a single rank
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
         with self.watch():
@@ -57,7 +57,7 @@ class HorovodTorchComm(HorovodComm):
     def fetch(self, message: torch.Tensor, owner: int) -> None:
         if owner == 0:
             return
-        with self.watch():  # every rank has to take it: there is no message for one
+        with self.watch():  # every rank gets the message: Horovod cannot send it to a single one
             hvd.broadcast_(message, root_rank=owner, name="howdah.fetch")
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:

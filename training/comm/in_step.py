@@ -1,8 +1,8 @@
-"""Batches for a model whose passes every rank enters: each rank has as many as the others.
+"""Gives all ranks the same number of batches, for a model whose passes every rank enters.
 
-Where parameters are divided among the ranks (training.parallel.shard: full), a forward or backward
-pass is a collective. Rows are of different lengths, so ranks have different numbers of
-micro-batches: one that has no more of them computes a filler of weight 0 while others go on.
+If parameters are divided among the ranks (training.parallel.shard: full), a forward or backward
+pass is a collective. Rows have different lengths, so ranks have different numbers of micro-batches:
+a rank that has no more of them computes fillers of weight 0 while the others continue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from howdah.training.data.readers import Batch
 
 
 def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
-    """The micro-batches of training, each step with those of the rank that has most. Every rank
-    enters, once a step."""
+    """The micro-batches of training; each step has as many as on the rank with the most. Every rank
+    enters, once per step."""
     most = 0
     for batch in source:
         if batch.micro == 0:
@@ -31,29 +31,30 @@ def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
 
 
 def passes_together(comm: Comm, parallel: ParallelSection) -> Comm | None:
-    """The ranks that enter each forward and backward pass together; None: each computes alone."""
+    """The ranks that enter each forward and backward pass together; None if each computes
+    separately."""
     return comm if parallel.shard == "full" and comm.size > 1 else None
 
 
 class InStep:
-    """The batches of an evaluation, and fillers until no rank has more. Every rank enters, while
-    it iterates.
+    """The batches of an evaluation, then fillers until no rank has more. Every rank enters while it
+    iterates.
 
     Args:
-        source: this rank's.
-        stop: whether this rank was asked to stop; asked before each batch.
+        source: this rank's batches.
+        stop: returns True if this rank was requested to stop; called before each batch.
     """
 
     def __init__(self, source: Iterable[Batch], comm: Comm, stop: Callable[[], bool]) -> None:
         self._source, self._comm, self._stop = source, comm, stop
         self.stopped = False
-        """Some rank was asked to stop: the same on all of them after the iteration."""
+        """True if a rank was requested to stop; after the iteration it is equal on all ranks."""
 
     def __iter__(self) -> Iterator[Batch]:
         filler = None
-        own = iter(self._source)
+        batches = iter(self._source)
         while True:
-            batch = next(own, None)
+            batch = next(batches, None)
             going, stops = self._comm.sum(np.array([batch is not None, self._stop()], float))
             self.stopped = stops > 0
             if self.stopped or not going:
@@ -64,7 +65,7 @@ class InStep:
 
 
 def _filler(batch: Batch) -> Batch:
-    """One row of weight 0: one token of a text, all pixels of an image."""
+    """A batch with one row of weight 0: one token of a text, or all pixels of an image."""
     width = None if batch.ids_BT.dtype == np.uint8 else 1
     mask_BT = np.ones_like(batch.mask_BT[:1, :width])
     return replace(

@@ -1,8 +1,8 @@
-"""torch.distributed's store of a job's ranks: the job's rendezvous, by way of the rank's agent.
+"""torch.distributed's store for the ranks of a job: the job's rendezvous through the rank's agent.
 
-torch's own TCPStore listens on all interfaces and knows no password. This store opens no port: it
-sends plain HTTP to the agent on loopback (jobs/net/relay.py), which signs the requests to the job's
-driver and answers for the generation of the world that this process is in.
+torch's TCPStore listens on all interfaces without authentication. This store does not open a port:
+it sends plain HTTP to the agent on loopback (jobs/net/relay.py), which signs the requests to the
+job's driver and answers for the generation of this process's world.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 _REQUEST_SECONDS = 15.0
-"""The agent waits up to 10 s for the driver."""
+"""Timeout of a request; the agent waits up to 10 s for the driver."""
 _PAUSE_SECONDS = 0.05
-"""Before a key that has not been set is requested again; the driver has waited a second for it."""
+"""Pause before a missing key is requested again; the driver has already waited a second for it."""
 _OF_EACH_RANK = re.compile(r"(.*//cpu//.*)/(\d+)")
-"""Gloo's keys (".../0//cpu//0/RANK"): each rank sets its own and reads those of all others."""
+"""Gloo's keys (".../0//cpu//0/RANK"): each rank sets one and reads those of all others."""
 
 
 class StoreClosed(RuntimeError):
@@ -30,7 +30,7 @@ class StoreClosed(RuntimeError):
 class RelayStore(dist.Store):
     """The store of one world.
 
-    torch calls it from threads of C++ too; it has no state but values that were waited for.
+    torch also calls it from C++ threads; its only state are values that `wait` has received.
 
     Args:
         address: host:port of the agent's relay.
@@ -50,7 +50,7 @@ class RelayStore(dist.Store):
             if status == 200:
                 return
             if status != 503 or time.monotonic() > deadline:
-                raise StoreClosed(f"the job's rendezvous does not take {key}: status {status}")
+                raise StoreClosed(f"the job's rendezvous does not accept {key}: status {status}")
             time.sleep(_PAUSE_SECONDS)
 
     def get(self, key: str) -> bytes:
@@ -66,7 +66,7 @@ class RelayStore(dist.Store):
             self._await(key, deadline)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are set. NCCL's watchdog calls it, also when the world is over."""
+        """True if all keys are set. NCCL's watchdog calls it, even when the world is over."""
         return all(self._request("GET", key)[0] == 200 for key in keys)
 
     def delete_key(self, key: str) -> bool:
@@ -74,10 +74,10 @@ class RelayStore(dist.Store):
         return self._request("DELETE", key)[0] == 200
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Ignored: `wait` is given a time limit, and `get` ends with the world."""
+        """Do nothing: `wait` gets a time limit, and `get` ends with the world."""
 
     def add(self, key: str, amount: int) -> int:
-        """Not needed by Gloo and NCCL."""
+        """Raise NotImplementedError: Gloo and NCCL do not call it."""
         raise NotImplementedError(f"the job's rendezvous does not count ({key}, {amount})")
 
     def _await(self, key: str, deadline: float | None) -> None:
@@ -93,7 +93,7 @@ class RelayStore(dist.Store):
             time.sleep(_PAUSE_SECONDS)
 
     def _request(self, method: str, key: str, body: bytes | None = None) -> tuple[int, bytes]:
-        """Status and body; 503 where the agent does not answer."""
+        """(status, body); the status is 503 if the agent does not answer."""
         connection = http.client.HTTPConnection(self._address, timeout=_REQUEST_SECONDS)
         try:
             connection.request(method, f"/{_name(key)}", body)
@@ -118,5 +118,5 @@ def _name(key: str) -> str:
 
 
 def _word(text: str) -> str:
-    """Only characters that the rendezvous takes; different texts stay different."""
-    return re.sub(r"[^A-Za-z0-9._]", lambda found: f"-{ord(found[0]):02x}-", text)
+    """The text in characters that the rendezvous accepts; different texts stay different."""
+    return re.sub(r"[^A-Za-z0-9._]", lambda match: f"-{ord(match[0]):02x}-", text)

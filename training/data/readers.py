@@ -1,6 +1,6 @@
 """Batches for the loops: the planner's rows, gathered and padded, as numpy arrays.
 
-Both loops take these arrays, so that both frameworks see the same ids in the same order.
+Both loops use these arrays, so that both frameworks see the same ids in the same order.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from howdah.data.splits.prefetch import Prefetcher
 from howdah.data.splits.shards import ShardSet
 
 _BLOCK_ROWS = 512
-"""Rows that are read at once: enough to make a read's fixed cost small."""
+"""Number of rows read at once: enough to make the fixed cost of a read small."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A micro-batch of this rank. B rows, T tokens.
+    """A micro-batch of this rank with B rows and T tokens.
 
-    ids_BT, mask_BT int32 (of images ids_BT is uint8 [B, values]: their pixels); labels_B int32 (of
-    several labels float32 [B, C], 1 where a row has one; of regression float32 [B]); weights_B
-    float32 (the class's weight; 0 for a filler row). The step's loss is the sum of
-    weight * loss over all ranks and micro-batches, divided by `global_weight`.
+    ids_BT, mask_BT: int32; for images ids_BT is uint8 [B, values], their pixels. labels_B: int32;
+    for task multi_label float32 [B, C], 1 for each label of a row; for a regression float32 [B].
+    weights_B: float32, the class's weight, 0 for a filler row. The step's loss is the sum of weight
+    * loss over all ranks and micro-batches, divided by `global_weight`.
     """
 
     ids_BT: np.ndarray
@@ -49,24 +49,24 @@ class Batch:
     global_weight: float
     epoch: int
     step: int
-    """Step in the epoch."""
+    """Number of the step in the epoch."""
     micro: int
     micros: int
-    """This is micro-batch `micro` of `micros` of this rank's step."""
+    """Number of the micro-batch, of `micros` in this rank's step."""
     real_tokens: int
     padded_tokens: int
-    """B * T, tokens of images included."""
+    """B * T, which includes tokens of images."""
     rows: Rows = field(repr=False)
     shards: ShardSet = field(repr=False)
 
     @property
     def last_of_step(self) -> bool:
-        """Gradients are reduced after this micro-batch."""
+        """True if gradients are reduced after this micro-batch."""
         return self.micro + 1 == self.micros
 
     @cached_property
     def row_ids(self) -> list[bytes]:
-        """The rows' keys (b"" for fillers), parsed at the first access: predictions need them."""
+        """The rows' keys (b"" for fillers), which predictions need; parsed at the first access."""
         return [
             self.shards.example(int(s), int(r)).id if s >= 0 else b""
             for s, r in zip(self.rows.shard, self.rows.row, strict=True)
@@ -83,23 +83,23 @@ class Batch:
 
 
 class BatchSource:
-    """This rank's micro-batches in the plan's order, made ahead by a thread.
+    """This rank's micro-batches in the plan's order, prepared ahead by a thread.
 
     Args:
-        shards: the split.
-        planner: its plan.
+        shards: the split's shards.
+        planner: the split's plan.
         rank, world: the slice to read.
-        max_tokens: of a micro-batch, padding included.
+        max_tokens: maximum number of tokens of a micro-batch, padding included.
         pad_multiple: T is a multiple of it, up to `widest`.
         widest: positions of the model; None: no limit.
         pad_id: token id of the padding.
         class_weights: float[C]; None: all 1.
-        start: where to begin; None: at the first step.
-        stop_step: end, exclusive, in steps counted from epoch 0, step 0; None: the end of the
-            epoch that `start` is in.
-        prefetch: blocks of steps made ahead; 0: no thread.
-        row_ids: parse the rows' keys while their shards are open; otherwise the first access
-            parses them, which may fetch a remote shard again.
+        start: position to begin at; None: the first step.
+        stop_step: end, exclusive, in steps counted from epoch 0, step 0; None: the end of the epoch
+            of `start`.
+        prefetch: number of blocks of steps prepared ahead; 0: no thread.
+        row_ids: parse the rows' keys while their shards are open; otherwise the first access parses
+            them, which may fetch a remote shard again.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class BatchSource:
         self._urgent: Callable[[], bool] = lambda: True
         self._reached: Callable[[int], None] = lambda step: None
         self.waited = 0.0
-        """Seconds that the consumer has waited for batches so far."""
+        """Seconds that the consumer has waited for batches."""
 
     def __iter__(self) -> Iterator[Batch]:
         if self._prefetch:
@@ -156,8 +156,8 @@ class BatchSource:
     def block(self, number: int) -> list[Batch]:
         """The micro-batches of consecutive steps, read together.
 
-        Windows are read one after the other (a short epoch has several in a block): the cache need
-        hold the shards of one window only.
+        Windows are read one after the other (a short epoch has several in a block), so that the
+        cache only needs to hold the shards of one window.
         """
         first = self._first + number * self._block_steps
         stop = min(first + self._block_steps, self._stop)
@@ -172,9 +172,9 @@ class BatchSource:
         return out
 
     def _read(self, steps: list[tuple[int, int]]) -> list[Batch]:
-        """The micro-batches of steps (epoch, step) of one window.
+        """The micro-batches of some steps (epoch, step) of one window.
 
-        N real rows of this rank, over all the steps, are gathered at once and then cut up.
+        The N real rows of this rank in all these steps are gathered at once and then divided.
         """
         whole = [self.planner.batch(*step) for step in steps]
         mine = whole
@@ -195,14 +195,16 @@ class BatchSource:
             for number, part in enumerate(parts):
                 count = int(part.real.sum())  # fillers come last
                 tokens = int(part.length[:count].sum())
-                if pixels:
-                    ids_BT, mask_BT = _filled(part, count, ids[row_at : row_at + count])
+                if pixels:  # uint8[B, values]; fillers are black
+                    ids_BT = np.zeros((len(part), ids.shape[1]), np.uint8)
+                    ids_BT[:count] = ids[row_at : row_at + count]
+                    mask_BT = np.ones((len(part), int(part.length[0])), np.int32)
                 else:
                     ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
                 labels_B = np.zeros((len(part), *labels.shape[1:]), labels.dtype)
                 labels_B[:count] = labels[row_at : row_at + count]
                 row_at, token_at = row_at + count, token_at + tokens
-                made = Batch(
+                made_batch = Batch(
                     ids_BT=ids_BT,
                     mask_BT=mask_BT,
                     labels_B=labels_B,
@@ -218,8 +220,8 @@ class BatchSource:
                     shards=self.shards,
                 )
                 if self._row_ids:
-                    _ = made.row_ids  # kept with the batch
-                out.append(made)
+                    _ = made_batch.row_ids  # cached in the batch
+                out.append(made_batch)
         return out
 
     def _padded(self, rows: Rows, count: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -238,7 +240,7 @@ class BatchSource:
         return weights if self._class_weights is None else weights * self._class_weights[labels_B]
 
     def _global_weight(self, batch: Rows) -> float:
-        """Sum of weights over the GLOBAL batch, which every rank computes without reading a row."""
+        """Sum of weights over the GLOBAL batch, which every rank computes without reading rows."""
         count = int(batch.real.sum())
         if self._class_weights is None:
             return float(count)
@@ -247,14 +249,14 @@ class BatchSource:
 
     # -- ahead of time -------------------------------------------------------------------------
     def _ahead(self) -> Iterator[Batch]:
-        """Batches made by a thread, some blocks ahead; the queue's items are whole blocks."""
+        """Batches from a thread that is some blocks ahead; the queue's items are whole blocks."""
         ready: queue.Queue = queue.Queue(maxsize=self._prefetch)
         closed = threading.Event()
 
         def put(item: object) -> bool:
             if ready.full():
-                # Nothing is read until a block is consumed: until then the cache may use our room
-                # for a rank that is behind, or for an evaluation in between.
+                # Nothing is read until a block is consumed. Until then the cache may use this
+                # rank's space for a rank that is behind, or for an evaluation.
                 self.shards.release()
                 if prefetcher:
                     prefetcher.reader_waits()
@@ -285,7 +287,7 @@ class BatchSource:
                         return
                 self.shards.release()
                 put(None)
-            except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+            except BaseException as error:  # noqa: BLE001 - the consumer raises it
                 put(error)
 
         def urgent() -> bool:
@@ -308,7 +310,8 @@ class BatchSource:
                 rank=self.rank,
                 world=self.world,
             )
-        thread = threads.start(work, name="batches", failed=threads.REPORT)  # none leaves `work`
+        # `work` catches every exception, so that REPORT never applies.
+        thread = threads.start(work, name="batches", failed=threads.REPORT)
         try:
             while True:
                 begun = time.perf_counter()
@@ -325,16 +328,4 @@ class BatchSource:
             if prefetcher:
                 prefetcher.close()
             thread.join()
-            self.shards.release()  # also where the consumer stopped before the end
-
-
-def _filled(rows: Rows, count: int, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels uint8[B, values] and mask_BT of images, all of one length; fillers are black.
-
-    Args:
-        count: rows that are no fillers.
-        pixels: uint8[count, values].
-    """
-    images = np.zeros((len(rows), pixels.shape[1]), np.uint8)
-    images[:count] = pixels
-    return images, np.ones((len(rows), int(rows.length[0])), np.int32)
+            self.shards.release()  # the consumer may have stopped before the end

@@ -1,29 +1,31 @@
-"""The control channel between a training process and its agent: orders down, reports up.
+"""The control channel between a training process and its agent: commands down, reports up.
 
 An agent (jobs/agent/agent.py) starts the process before it has a rank, with one end of a socket
-pair, whose number is in HOWDAH_LINK_FD. One JSON object a line, both ways. When the other end is
-closed the agent is gone, and the process ends at once: no other process could stop it any more.
+pair, whose number is in HOWDAH_LINK_FD. Messages are JSON objects, one per line, both ways. When
+the other end is closed the agent is gone, and the process ends at once, since no other process
+could stop it any more.
 
-    world       generation, env                 join this world, with this place in it
-    change      generation, lost                another world is wanted: leave at the end of a step
-                                                that all ranks agree on; lost: a member is gone
-    stop        save                            end (exit code 143), saving first if asked
+    world       generation, env                 join this world; env has the rank in it
+    change      generation, lost                another world will replace this one: leave at the
+                                                end of a step that all ranks agree on; lost: a
+                                                member is gone
+    stop        save                            end (exit code 143); save first if `save` is true
 
     ready       import_seconds                  it can join a world
     joined      generation, rank
     beat        phase, phase_seconds, step      every second
-    step        rank, step, total_steps, epoch, loss, examples_per_second, step_seconds (own work),
-                wait_seconds (in collectives)   at most every second
+    step        rank, step, total_steps, epoch, loss, examples_per_second, step_seconds (this rank's
+                work), wait_seconds (in collectives)   at most every second
     commit      step                            the state is kept in memory
-    checkpoint  step, path                      is whole on storage (rank 0)
-    tracking    mlflow_run_id                   of the run in MLflow (rank 0), at a world's begin
-    say         line                            rank 0's console
+    checkpoint  step, path                      it is complete on storage (rank 0)
+    tracking    mlflow_run_id                   the run's id in MLflow (rank 0), when a world begins
+    say         line                            a line of rank 0's console
     data        local_bytes, remote_bytes, fetches
-    left        generation, reason, step        has left that world ("lost", "changed"), with that
-                                                step in memory (null: none); waits for another
+    left        generation, reason, step        it has left that world ("lost", "changed") with that
+                                                step in memory (null: none), and waits for another
     failed      exit_code, error, consequence,  why this process ends (error: failure.describe);
-                step                            consequence: others failed first
-    finished                                    it ends, with exit code 0
+                step                            consequence: other processes failed first
+    finished                                    it ends with exit code 0
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from howdah.errors import UsageError
 
 ENVIRONMENT = "HOWDAH_LINK_FD"
 _LINE_BYTES = 2**18
-"""Of one message; an agent takes four times as much (jobs/training_process.py)."""
+"""Maximum size of a message; an agent accepts four times as much (jobs/training_process.py)."""
 _AGENT_GONE = 143
 """Exit code of a process whose agent is gone."""
 
@@ -54,11 +56,11 @@ class World:
 
     generation: int
     env: dict[str, str]
-    """Its place in it, as Horovod reads it (HOROVOD_RANK, HOROVOD_SIZE...)."""
+    """The variables that Horovod reads: HOROVOD_RANK, HOROVOD_SIZE and so on."""
 
     @property
     def elastic(self) -> bool:
-        """A lost rank ends this world, not the job."""
+        """True if a lost rank ends only this world, not the job."""
         return self.env.get("HOROVOD_ELASTIC") == "1"
 
 
@@ -79,18 +81,18 @@ class ControlChannel:
         self._worlds: queue.SimpleQueue[World] = queue.SimpleQueue()
         self._on_stop: Callable[[bool], None] = lambda save: os._exit(_AGENT_GONE)
         self._on_loss: Callable[[], None] = lambda: None
-        self._wanted = 0
+        self._newest = 0
         self.generation = 0
-        """Of the world that this process is in; 0 before the first."""
+        """Generation of the world that this process is in; 0 before the first."""
 
     @classmethod
     def of_environment(cls) -> ControlChannel | None:
-        """The channel that the agent has passed on; None where no agent started this process.
+        """The channel that the agent has passed on; None if no agent started this process.
 
         Raises:
-            UsageError: HOWDAH_LINK_FD names no socket.
+            UsageError: HOWDAH_LINK_FD does not name a socket.
         """
-        number = os.environ.pop(ENVIRONMENT, None)  # not for children: it would be half theirs
+        number = os.environ.pop(ENVIRONMENT, None)  # children must not use the same channel
         if number is None:
             return None
         try:
@@ -101,15 +103,14 @@ class ControlChannel:
                 where=ENVIRONMENT,
                 expected="the number of an open socket",
                 got=f"{number!r}: {error}",
-                remedy="leave it to `howdah submit` to start training on the cluster",
             ) from None
         channel._socket.set_inheritable(False)
         return channel
 
     # ------------------------------------------------------------------------------ upwards
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; texts that are too long lose their middle. The reading thread notices an
-        agent that is gone."""
+        """Send a message; texts that are too long lose their middle. Errors are ignored, since the
+        reading thread notices when the agent is gone."""
         message = shorten.message({"type": kind, **fields}, _LINE_BYTES)
         data = json.dumps(message).encode() + b"\n"
         with self._sending, contextlib.suppress(OSError):
@@ -117,19 +118,19 @@ class ControlChannel:
 
     # ---------------------------------------------------------------------------- downwards
     def listen(self, *, on_stop: Callable[[bool], None], on_loss: Callable[[], None]) -> None:
-        """Read orders from now on, in a thread.
+        """Start a thread that reads commands.
 
         Args:
-            on_stop: end the job, saving first or not; called in that thread.
-            on_loss: a member of this world is gone; likewise.
+            on_stop: called in that thread to end the job; its argument: save first.
+            on_loss: called in that thread when a member of this world is gone.
         """
         self._on_stop, self._on_loss = on_stop, on_loss
-        # Without the channel this process must exit: it could neither be stopped nor moved to
-        # another world.
+        # Without the channel this process must exit, since it could neither be stopped nor moved
+        # to another world.
         threads.start(self._read, name="control channel", failed=lambda error: self._gone())
 
     def next_world(self) -> World:
-        """Wait for the world to join next: the newest that the agent has sent."""
+        """Wait for the next world to join, which is the newest that the agent has sent."""
         world = self._worlds.get()
         while not self._worlds.empty():
             world = self._worlds.get()
@@ -137,9 +138,9 @@ class ControlChannel:
         return world
 
     @property
-    def change_wanted(self) -> bool:
-        """Another world is to replace this one: leave it at the end of the step."""
-        return self._wanted > self.generation
+    def change_pending(self) -> bool:
+        """True if another world will replace this one: leave it at the end of the step."""
+        return self._newest > self.generation
 
     def _read(self) -> None:
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
@@ -153,22 +154,23 @@ class ControlChannel:
             env = {str(name): str(value) for name, value in message["env"].items()}
             self._worlds.put(World(int(message["generation"]), env))
         elif kind == "change":
-            self._wanted = max(self._wanted, int(message["generation"]))
+            self._newest = max(self._newest, int(message["generation"]))
             if message.get("lost"):
                 self._on_loss()
         elif kind == "stop":
             self._on_stop(bool(message.get("save", True)))
-        # Other types may come from an agent of a later version: they are ignored.
+        # Other types, which an agent of a later version may send, are ignored.
 
 
 class ChannelConsole:
-    """Rank 0's console under an agent: its lines go up the channel, and `howdah submit` shows them.
+    """Rank 0's console under an agent: lines go over the channel, and `howdah submit` shows them.
 
-    As much of a text stream as `Progress` needs.
+    It has only the methods of a text stream that `Progress` needs.
 
     Args:
-        channel: to the agent.
-        terminal: takes the lines instead, and a bar: that of the command that waits for the job.
+        channel: the channel to the agent.
+        terminal: the terminal of the command that waits for the job, which gets the lines and a
+            progress bar instead.
     """
 
     def __init__(self, channel: ControlChannel, terminal: TextIO | None = None) -> None:
@@ -176,11 +178,11 @@ class ChannelConsole:
         self._rest = ""
 
     def isatty(self) -> bool:
-        """Whether a bar can be shown; else lines."""
+        """True if a bar can be shown, not only lines."""
         return self._terminal is not None
 
     def write(self, text: str) -> int:
-        """Send every line that is whole."""
+        """Send every complete line."""
         if self._terminal is not None:
             return self._terminal.write(text)
         *lines, self._rest = (self._rest + text).split("\n")
@@ -189,6 +191,6 @@ class ChannelConsole:
         return len(text)
 
     def flush(self) -> None:
-        """Only an unfinished line is buffered."""
+        """Flush the terminal; the channel has no buffer besides an unfinished line."""
         if self._terminal is not None:
             self._terminal.flush()

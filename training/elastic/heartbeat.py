@@ -1,9 +1,9 @@
-"""The heartbeat of a training process: that it runs, its phase, and its progress.
+"""The heartbeat of a training process: it shows that the process runs, its phase and its progress.
 
-A thread of its own reports every second which phase the main thread is in, for how long, and how
-long ago it last made progress (howdah/core/activity.py). A process that is stopped reports nothing;
-one whose main thread hangs reports no progress. Reports go to the agent over the control channel
-(training/elastic/control_channel.py); a phase that takes long is also a line of rank 0's log.
+A separate thread reports every second which phase the main thread is in, for how long, and how long
+ago it last made progress (howdah/core/activity.py). A stopped process reports nothing; a process
+whose main thread hangs reports no progress. Reports go to the agent over the control channel
+(training/elastic/control_channel.py); rank 0's log also gets a line about a phase that takes long.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from howdah.training.elastic.control_channel import ControlChannel
 
 _BEAT_SECONDS = 1.0
 _SAY_SECONDS = 30.0
-"""A phase that takes longer is logged, and again after as long."""
+"""A phase that takes longer is logged, and again after the same time."""
 _STEP_SECONDS = 1.0
 _DATA_SECONDS = 5.0
 _KEEP = 0.8
 """Weight of the past in the moving averages."""
 _STEPS_TO_KNOW = 3
-"""Steps of a process until its averages say how long a step takes: the first ones trace and compile
-the model, also for widths that come up for the first time."""
+"""Number of first steps that the averages leave out: they trace and compile the model, for each new
+width."""
 
 
 class Heartbeat:
     """Reports phases, progress and rates of this process.
 
     Args:
-        channel: to the agent; None: there is none.
-        waits: time in collectives, as the worlds of this process count it.
+        channel: the channel to the agent; None: there is no agent.
+        waits: time in collectives, over all worlds of this process.
     """
 
     def __init__(self, channel: ControlChannel | None, waits: Waits) -> None:
         self._channel, self._waits = channel, waits
         self.activity = Activity("import")
-        """Of the main thread."""
+        """The activity of the main thread."""
         self._beats = _Beats(self.activity, waits)
         self._step = 0
         self._total_steps = 0
@@ -56,24 +56,24 @@ class Heartbeat:
         self._waited = 0.0
 
     def start(self, say: Callable[[str], None] | None = None) -> None:
-        """Report from now on; to be called in the main thread.
+        """Start to report; must be called in the main thread.
 
         Args:
             say: logs a line about a phase that takes long; None: no lines.
         """
         self.activity.follow()
         if self._channel is not None or say is not None:
-            # An agent takes a missing beat for a hang: an exception starts the thread again.
+            # An agent treats a missing beat as a hang, so an exception must not end the thread.
             threads.start(self._beat, say, name="beat", failed=threads.RESTART)
 
     @property
     def step(self) -> int:
-        """Steps done, as the last beat has it."""
+        """Number of steps done, as the last beat reported it."""
         return self._step
 
     # -------------------------------------------------------------------------------- phases
     def enter(self, phase: str) -> None:
-        """The main thread does this from now on.
+        """Set the phase of the main thread.
 
         Args:
             phase: import, join, prepare, compute, evaluate, save or end.
@@ -82,24 +82,24 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def during(self, phase: str, what: str = "") -> Iterator[None]:
-        """The main thread does this inside; afterwards the phase before it is restored."""
+        """Set the phase of the main thread inside; afterwards the previous one is restored."""
         with self.activity.doing(phase, what):
             yield
 
     def take_over(self, phase: str) -> None:
         """Report the calling thread from now on, in this phase: the main thread hangs in a
-        collective, and does not return."""
+        collective that does not return."""
         self.activity = Activity(phase)
         self.activity.follow()
         self._beats = _Beats(self.activity, Waits())
 
     def doing(self) -> Snapshot:
-        """What the main thread does. Inside a collective the phase is "wait", whatever it serves,
-        and progress is unknown: it depends on the other ranks."""
+        """The activity of the main thread. Inside a collective the phase is always "wait", and
+        progress is unknown, since it depends on the other ranks."""
         return self._beats.look()[0]
 
     def _beat(self, say: Callable[[str], None] | None) -> None:
-        said_at, said = 0.0, ""
+        logged_at, logged = 0.0, ""
         while True:
             now, cpu_seconds = self._beats.look()
             if self._channel is not None:
@@ -112,29 +112,29 @@ class Heartbeat:
                     doing=now.text,
                     step=self._step,
                 )
-            long = min(now.seconds, time.monotonic() - said_at) >= _SAY_SECONDS
-            if say is not None and long and now.text not in ("", said):
-                said_at, said = time.monotonic(), now.text
-                say(said)
+            long = min(now.seconds, time.monotonic() - logged_at) >= _SAY_SECONDS
+            if say is not None and long and now.text not in ("", logged):
+                logged_at, logged = time.monotonic(), now.text
+                say(logged)
             time.sleep(_BEAT_SECONDS)
 
     # --------------------------------------------------------------------------------- steps
     def begin(self, rank: int, step: int, total_steps: int) -> None:
-        """The steps of a world begin."""
+        """Reset the averages: the steps of a world begin."""
         self._rank, self._step, self._total_steps = rank, step, total_steps
         self._work = self._wait = self._rate = None
         self._waited = self._waits.total
         self.enter("compute")
 
     def step_done(self, *, step: int, epoch: float, loss: float, rows: int, seconds: float) -> None:
-        """A step is done.
+        """Count a step, and report it at most once per second.
 
         Args:
-            step: steps done.
+            step: number of steps done.
             epoch: epochs done, with a fraction.
-            loss: of the step, over the global batch.
-            rows: of the global batch.
-            seconds: that it took, without evaluations and pauses.
+            loss: the step's loss over the global batch.
+            rows: number of rows of the global batch.
+            seconds: duration of the step, without evaluations and pauses.
         """
         self._step = step
         self.activity.advanced()
@@ -174,10 +174,10 @@ class Heartbeat:
             self._channel.send(kind, **fields)
 
     def watch_data(self, counts: Callable[[], dict[str, int]]) -> None:
-        """Send the counts of bytes read, whenever they have changed.
+        """Send the counts of bytes read whenever they have changed.
 
         Args:
-            counts: local_bytes, remote_bytes and fetches of this process so far.
+            counts: returns local_bytes, remote_bytes and fetches of this process so far.
         """
         if self._channel is not None:
             threads.start(self._send_data, counts, name="data", failed=threads.RESTART)
@@ -185,14 +185,14 @@ class Heartbeat:
     def _send_data(self, counts: Callable[[], dict[str, int]]) -> None:
         sent: dict[str, int] = {}
         while True:
-            if (found := counts()) != sent:
-                sent = found
-                self._channel.send("data", **found)
+            if (current := counts()) != sent:
+                sent = current
+                self._channel.send("data", **current)
             time.sleep(_DATA_SECONDS)
 
 
 class _Beats:
-    """Looks at the main thread's activity and at the processor time since its last progress."""
+    """Reads the main thread's activity and the processor time since its last progress."""
 
     def __init__(self, activity: Activity, waits: Waits) -> None:
         self._activity, self._waits = activity, waits
@@ -201,24 +201,24 @@ class _Beats:
         self._cpu_at_progress = 0.0
 
     def look(self) -> tuple[Snapshot, float]:
-        """What the main thread does, and the seconds of processor time that the whole process has
-        used since its last progress."""
-        now, found = time.monotonic(), self._activity.snapshot()
+        """(the main thread's activity, seconds of processor time that the whole process has used
+        since its last progress)."""
+        now, snapshot = time.monotonic(), self._activity.snapshot()
         waiting, until = self._waits.since, self._waits.until
         if waiting is not None:
             seconds = max(0.0, now - waiting)
-            text = "; ".join(filter(None, (found.text, "waiting for the other ranks")))
+            text = "; ".join(filter(None, (snapshot.text, "waiting for the other ranks")))
             return Snapshot("wait", seconds, seconds, text), 0.0
-        if found.phase == "import" and len(sys.modules) != self._modules:
+        if snapshot.phase == "import" and len(sys.modules) != self._modules:
             self._modules = len(sys.modules)
             self._activity.advanced()
-        progress = max(now - found.idle_seconds, until)
+        progress = max(now - snapshot.idle_seconds, until)
         cpu = time.process_time()
         if progress > self._progress + 0.01:
             self._progress, self._cpu_at_progress = progress, cpu
-        seconds = max(0.0, min(found.seconds, now - until))
+        seconds = max(0.0, min(snapshot.seconds, now - until))
         idle = max(0.0, now - progress)
-        return replace(found, seconds=seconds, idle_seconds=idle), cpu - self._cpu_at_progress
+        return replace(snapshot, seconds=seconds, idle_seconds=idle), cpu - self._cpu_at_progress
 
 
 def _averaged(before: float | None, value: float) -> float:

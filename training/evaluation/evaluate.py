@@ -27,12 +27,12 @@ from howdah.training.data.readers import Batch, BatchSource
 
 if TYPE_CHECKING:
     from howdah.models.opened.opened import Forward, ServedModel
-    from howdah.training.evaluation.profile_writer import Kept
+    from howdah.training.evaluation.profile_writer import RowSample
 
 _GROUP_ROWS = 20_000
 _GROUP_BYTES = 16 * 2**20
-"""Rows wait in memory until they are so many, or take so many bytes: one row of 10,000 classes has
-40 kB."""
+"""Predictions are written in groups of this number of rows, or of this size: a row of 10,000
+classes has 40 kB."""
 _IN_MEMORY = 64 * 2**20
 
 
@@ -51,7 +51,7 @@ def evaluate(
     together: Comm | None = None,
     task: Task = "single_label",
     unwritten: Callable[[str], None] | None = None,
-    kept: Kept | None = None,
+    sample: RowSample | None = None,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -59,25 +59,28 @@ def evaluate(
         forward: (ids_BT, mask_BT) -> logits_BC float32.
         source: this rank's batches; filler rows (weight 0) are ignored.
         comm: the world, or SoloComm.
-        predictions_dir: where each rank writes `part-<rank>.parquet`; None: nowhere.
-        run_id: in every row of the predictions.
-        what, rows: for the progress shown to users: the split, and its rows over all ranks.
-        stop: called after each batch; True: this rank was asked to stop. None: it never is.
-        check: called before predictions are written; raises where this process must not write.
-        together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
-        task: what the labels are.
-        unwritten: called with a line where a disk has no room for the predictions: there are none
-            then, of no rank. None: it is an error.
-        kept: gets this rank's rows, as many as it has room for; None: none are kept.
+        predictions_dir: directory in which each rank writes `part-<rank>.parquet`; None: no
+            predictions.
+        run_id: value of the column run_id in the predictions.
+        what, rows: text and number of rows over all ranks, for the progress shown to users.
+        stop: called after each batch; returns True if this rank was requested to stop. None: never.
+        check: called before predictions are written; raises if this process must not write.
+        together: the ranks that enter each call of `forward` together; None: each rank calls it
+            separately.
+        task: the dataset's task.
+        unwritten: called with a line if a disk has no space for the predictions; then no rank
+            writes them. None: it is an error.
+        sample: gets some of this rank's rows; None: none.
     Returns:
-        The task's metrics (training/evaluation/), equal on all ranks; None where a rank was asked
-        to stop before the end.
+        The task's metrics (models/metrics/), equal on all ranks; None if a rank was requested to
+        stop before the end.
     Raises:
-        DataError, ModelError: no rows, or logits with NaN or infinity; on all ranks alike.
+        DataError, ModelError: there are no rows, or logits have NaN or infinity; on all ranks
+            alike.
     """
     tally = Tally(label_names, task)
-    asked = stop or (lambda: False)
-    in_step = None if together is None else InStep(source, together, asked)
+    stop_requested = stop or (lambda: False)
+    in_step = None if together is None else InStep(source, together, stop_requested)
     with contextlib.ExitStack() as stack:
         part = None
         if predictions_dir is not None:
@@ -85,7 +88,7 @@ def evaluate(
             stack.enter_context(part)
         with activity.current().doing("evaluate", what, total=rows, unit="rows"):
             if in_step is None:
-                stopped = _forward_all(forward, source, tally, part, asked, kept)
+                stopped = _forward_all(forward, source, tally, part, stop_requested, sample)
             else:
 
                 def within_limit(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
@@ -93,15 +96,16 @@ def evaluate(
                         return np.asarray(forward(ids_BT, mask_BT), np.float32)
 
                 with together.guarded():
-                    _forward_all(within_limit, in_step, tally, part, None, kept)
+                    _forward_all(within_limit, in_step, tally, part, None, sample)
                 stopped = in_step.stopped
-        # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
+        # Every rank enters, even one that was not requested to stop, so that no rank enters the
+        # sums while others have stopped.
         if stop is not None and comm.agree(stopped):
             return None
         if part is not None:
             check()
             part.publish(storage.join(predictions_dir, _part_name(comm.rank)))
-            # Every rank enters: all of them write a part, and none keeps its own without the rest.
+            # Every rank enters: either all ranks' parts are kept, or none.
             lost = [why for why in comm.gather_json(part.failed) if why is not None]
             if lost and unwritten is not None:
                 unwritten(f"no disk space for the predictions, so none are written: {lost[0]}")
@@ -109,11 +113,10 @@ def evaluate(
                 _remove_parts_beyond(predictions_dir, 0 if lost else comm.size)
     outcome: object = None
     try:
-        # Every rank enters, also one that had only filler rows: it adds no rows.
-        found = tally.metrics(comm)
-        outcome = {"metrics": found}
+        # Every rank enters, even one that had only filler rows.
+        outcome = {"metrics": tally.metrics(comm)}
     except (DataError, ModelError) as error:
-        # Broadcast rather than raised here alone: the other ranks wait in the broadcast.
+        # Not raised here, since the other ranks wait in the broadcast: all ranks raise it there.
         outcome = {"error": error.as_dict()}
     result = comm.broadcast_json(outcome)
     if "error" in result:
@@ -127,15 +130,16 @@ def _forward_all(
     tally: Tally,
     part: PredictionPart | None,
     stop: Callable[[], bool] | None,
-    kept: Kept | None = None,
+    sample: RowSample | None = None,
 ) -> bool:
-    """Put all rows into the tally and the predictions; whether it was stopped before the end.
+    """Add all rows to the tally and the predictions. Returns True if it was stopped before the end.
 
     Args:
-        stop: as `evaluate`; None: `source` ends on all ranks together, and none leaves a batch out.
+        stop: see `evaluate`; None: `source` ends on all ranks together, and every rank computes all
+            batches.
     """
     for batch in source:
-        # Rows of all ranks: an evaluation has no class weights.
+        # An evaluation has no class weights, so this is the number of rows over all ranks.
         done = int(batch.global_weight) if batch.last_of_step else 0
         real_B = batch.weights_B > 0
         if stop is not None and not real_B.any():
@@ -144,8 +148,8 @@ def _forward_all(
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels_B = np.asarray(batch.labels_B)
         tally.add(labels_B[real_B], logits_BC[real_B])
-        if kept is not None:
-            kept.add(labels_B[real_B], logits_BC[real_B])
+        if sample is not None:
+            sample.add(labels_B[real_B], logits_BC[real_B])
         activity.current().advanced(done)
         if part is not None and real_B.any():  # row_ids parses every record
             ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
@@ -161,17 +165,17 @@ def _part_name(rank: int) -> str:
 
 
 class PredictionPart:
-    """A Parquet file of one rank's predictions, written as rows come; a context manager.
+    """A Parquet file of one rank's predictions, written as rows arrive; a context manager.
 
     Columns: id, label, predicted (names), scores (probabilities in the order of the labels, which
-    the file's metadata `labels` lists), run_id, and where the row lies: shard (its number in the
-    manifest's list of the split), row (in the shard), tokens. Of task multi_label label and
-    predicted are lists of names; of regression they are numbers, and there are no scores. Up to 64
-    MiB it is in memory, then in a temporary file, until it is published.
+    the file's metadata `labels` lists), run_id, and the row's position: shard (its number in the
+    manifest's list of the split), row (in the shard), tokens. For task multi_label, label and
+    predicted are lists of names; for regression they are numbers, and there are no scores. The file
+    is in memory up to 64 MiB, then in a temporary file, until it is published.
 
     Args:
-        keep_going: where the disk of temporary files or storage has no room, `failed` says so, and
-            nothing is written. Otherwise it is an error.
+        keep_going: if storage or the disk of temporary files is full, set `failed` and write
+            nothing. Otherwise it is an error.
     """
 
     def __init__(
@@ -189,7 +193,7 @@ class PredictionPart:
         self.run_id, self.task = run_id, task
         self.keep_going = keep_going
         self.failed: str | None = None
-        """Why there will be no file; None: there will be one."""
+        """Reason why no file will be written; None if it will be."""
         named = {
             "single_label": pa.dictionary(pa.int32(), pa.string()),
             "multi_label": pa.list_(pa.string()),
@@ -217,10 +221,10 @@ class PredictionPart:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.writer.is_open:  # it would write its footer when it is collected
+        if self.writer.is_open:  # otherwise it would write its footer when it is collected
             with contextlib.suppress(OSError):
                 self.writer.close()
-        with contextlib.suppress(OSError):  # it writes what is in its buffer
+        with contextlib.suppress(OSError):  # closing writes the buffer
             self.file.close()
 
     @contextlib.contextmanager
@@ -241,22 +245,22 @@ class PredictionPart:
     def add(
         self, ids_B: Sequence[bytes], labels_B: np.ndarray, logits_BC: np.ndarray, places: Rows
     ) -> None:
-        """Take in a batch's rows, without fillers."""
+        """Add a batch's rows, without fillers."""
         import pyarrow as pa
 
         if self.failed is not None:
             return
 
-        def named(given: np.ndarray) -> pa.Array:
+        def named(values: np.ndarray) -> pa.Array:
             if self.task == "regression":
-                return pa.array(given, pa.float32())
+                return pa.array(values, pa.float32())
             if self.task == "single_label":
-                numbers = pa.array(given, pa.int32())
+                numbers = pa.array(values, pa.int32())
                 return pa.DictionaryArray.from_arrays(numbers, self.names)
             if self.task != "multi_label":
                 assert_never(self.task)
-            row, number = np.nonzero(given)
-            ends = np.searchsorted(row, np.arange(len(given) + 1))
+            row, number = np.nonzero(values)
+            ends = np.searchsorted(row, np.arange(len(values) + 1))
             return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), self.names.take(number))
 
         predicted = {
@@ -328,14 +332,14 @@ def evaluate_run(
     """Evaluate an export on a split of the configuration's dataset, in this process.
 
     Args:
-        model: its address (models/version.py); None: the configuration's run.
+        model: the model's address (models/version.py); None: the configuration's run.
         split: train, validation or test.
-        predictions_dir: where to write predictions; None: nowhere.
-        framework: to run it with; None: the one that it was trained with.
-        progress: called with a line.
+        predictions_dir: directory for predictions; None: do not write them.
+        framework: the framework to run it with; None: the one that it was trained with.
+        progress: called with each line of progress.
     Raises:
-        ModelError: no model, or its labels or tokenizer differ from the dataset's.
-        DataError: no dataset, or no rows in the split.
+        ModelError: there is no model, or its labels or tokenizer differ from the dataset's.
+        DataError: there is no dataset, or the split has no rows.
     """
     from howdah.models.opened.opened import open_model
     from howdah.models.version import open_version
@@ -369,7 +373,7 @@ def split_source(
     """Batches of a split for one process, each row once.
 
     Args:
-        max_rows: a sample of so many rows (data/splits/shards.py `first_rows`); None: all.
+        max_rows: number of rows to sample (data/splits/shards.py `first_rows`); None: all.
     """
     shards = ShardSet(dataset, split, cache=node_cache(config.training))
     spec = PlanSpec(
@@ -390,7 +394,7 @@ def split_source(
         world=1,
         max_tokens=config.training.per_device_max_tokens,
         pad_multiple=pad_multiple(gpu),
-        widest=dataset.manifest.max_length,  # a model that fits the dataset has the positions
+        widest=dataset.manifest.max_length,  # a model that fits the dataset has these positions
         pad_id=dataset.manifest.tokenizer.pad_id,
         row_ids=row_ids,
     )
@@ -402,27 +406,24 @@ def _check_split(dataset: Dataset, split: str) -> None:
         raise DataError(
             f"the dataset has no rows in {split}",
             where=dataset.path,
-            expected=f"one of {', '.join(have)}",
-            got=split,
-            remedy="evaluate another split, or give it a share in data.split",
+            remedy=f"evaluate {' or '.join(have)}, or give {split} a share in data.split",
         )
 
 
 def check_fit(served: ServedModel, dataset: Dataset) -> None:
-    """Refuse a model of another task, of other labels or another tokenizer than the dataset's.
+    """Refuse a model with another task, other labels or another tokenizer than the dataset's.
 
     Raises:
-        ModelError: it is one.
+        ModelError: they differ.
     """
     manifest = dataset.manifest
     if (served.task, served.pairs) != (manifest.task, manifest.pairs):
         of = {True: "pairs of texts", False: "single rows"}
         raise ModelError(
-            "model and dataset are of different tasks",
+            "model and dataset have different tasks",
             where=served.path,
             expected=f"{manifest.task} of {of[manifest.pairs]} ({dataset.path})",
             got=f"{served.task} of {of[served.pairs]}",
-            remedy="evaluate a model on a dataset of its own task",
         )
     if served.labels != manifest.labels:
         raise ModelError(
@@ -430,13 +431,12 @@ def check_fit(served: ServedModel, dataset: Dataset) -> None:
             where=served.path,
             expected=", ".join(manifest.labels) + f" ({dataset.path})",
             got=", ".join(served.labels),
-            remedy="evaluate a model on a dataset with its own labels in their order",
         )
     if served.encoder.hash != manifest.tokenizer.hash:
         raise ModelError(
-            "the model's tokenizer is not the dataset's: the same ids are other words"
+            "the model's tokenizer is not the dataset's: the same ids mean other words"
             if served.kind == "text"
-            else "the model's images are not prepared as the dataset's are",
+            else "the model expects images that are prepared in another way than the dataset's",
             where=served.path,
             expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
             got=served.encoder.hash,

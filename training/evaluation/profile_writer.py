@@ -1,9 +1,8 @@
-"""Makes an export's profile.json, which partitions that it classifies are held against
-(howdah/drift/).
+"""Makes an export's profile.json, which the partitions that it classifies are compared with
+(serving/drift/).
 
-At the end of training the scores are those of the evaluation that happens anyway: each rank keeps
-some of its rows, and rank 0 gathers them. `howdah drift --make-reference` and `howdah export` score
-rows themselves.
+At the end of training the scores come from the evaluation that happens anyway: each rank keeps some
+of its rows, and rank 0 gathers them. `howdah drift --make-reference` scores rows itself.
 """
 
 from __future__ import annotations
@@ -34,46 +33,47 @@ if TYPE_CHECKING:
     from howdah.training.data.readers import Batch
 
 SPLITS = (VALIDATION, TEST)
-"""Splits that a profile's scores may be of: the first one that is evaluated."""
+"""Splits that a profile's scores may come from; the first one that is evaluated is used."""
 _MOST_VALUES = 2**22
-"""Scores (rows x classes) that are gathered: 16 MiB in float32."""
+"""Maximum number of scores (rows x classes) that are gathered: 16 MiB in float32."""
 _SCORED_ROWS = 10_000
-"""Rows that are scored where no evaluation has done it: deciles and calibration need no more."""
+"""Rows that are scored if there is no evaluation: deciles and calibration do not need more."""
 _SHARDS = 8
-"""Shards that a sample of rows is spread over at least."""
+"""Minimum number of shards that a sample of rows is spread over."""
 
 
 @dataclass(kw_only=True)
-class Kept:
-    """Every n-th row of one rank's evaluation, so that all ranks' together are bounded.
+class RowSample:
+    """Every n-th row of one rank's evaluation, so that the number over all ranks is bounded.
 
-    Not the first ones: batches are sorted by length over some windows of rows.
+    It is not the first rows, since batches are sorted by length within windows of rows.
     """
 
     every: int
     task: Task = "single_label"
     labels: list[np.ndarray] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
-    seen: int = 0
+    rows: int = 0
+    """Number of rows that were offered so far."""
 
     @classmethod
-    def of(cls, rows: int, classes: int, task: Task) -> Kept:
-        """For one rank of an evaluation of `rows` rows over all ranks."""
+    def of(cls, rows: int, classes: int, task: Task) -> RowSample:
+        """An empty sample for one rank of an evaluation of `rows` rows over all ranks."""
         most = max(1, min(references.MOST_ROWS, _MOST_VALUES // max(1, classes)))
         return cls(every=max(1, -(-rows // most)), task=task)
 
     def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
-        """Take in a batch's rows."""
-        chosen = slice(-self.seen % self.every, None, self.every)
+        """Offer a batch's rows, some of which are kept."""
+        chosen = slice(-self.rows % self.every, None, self.every)
         self.labels.append(np.array(labels_B[chosen]))
         self.logits.append(np.array(logits_BC[chosen], np.float32))
-        self.seen += len(labels_B)
+        self.rows += len(labels_B)
 
     def gathered(self, comm: Comm, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """(labels, logits float32 [N, C]) of all ranks, on every rank. Every rank enters, also one
-        that has no row."""
+        """(labels, logits float32 [N, C]) of all ranks, on every rank. Every rank enters, even one
+        without rows."""
         none = no_labels(self.task, classes)
-        labels = np.concatenate([none, *(given.astype(none.dtype) for given in self.labels)])
+        labels = np.concatenate([none, *(part.astype(none.dtype) for part in self.labels)])
         logits = np.concatenate([np.zeros((0, classes), np.float32), *self.logits])
         return comm.gather(labels), comm.gather(logits)
 
@@ -94,11 +94,11 @@ def profile_of(
 
     Args:
         encoder: the tokenizer; None: the model has none.
-        labels_N: what the rows of `split` are, as `Batch.labels_B`.
-        logits_NC: what the model answers.
-        train, held_out: shards of the training split and of `split`, for the tokens; None with no
-            encoder.
-        decision: of the model; None: the default.
+        labels_N: labels of the rows of `split`, see `Batch.labels_B`.
+        logits_NC: the model's logits for these rows.
+        train, held_out: shards of the training split and of `split`, for the tokens; None without
+            an encoder.
+        decision: the model's decision; None: the default.
     """
     manifest, decision = dataset.manifest, decision or Decision()
     scores_NC = decision.scores(manifest.task, logits_NC).astype(np.float32)  # as served
@@ -132,8 +132,8 @@ def profile_of(
 def sampled_tokens(shards: ShardSet, most: int) -> references.Tokens:
     """Token ids of at most `most` rows: the first ones of some shards, evenly spaced.
 
-    Howdah's shards are shuffled as a whole, so these are a fair sample; of records by another
-    writer they are what lies first.
+    Howdah's shards are shuffled as a whole, so these are a fair sample. Records of a third-party
+    writer may be sorted, and the sample is biased then.
     """
     rows = np.array([entry.rows for entry in shards.entries])
     count = len(rows)
@@ -144,12 +144,12 @@ def sampled_tokens(shards: ShardSet, most: int) -> references.Tokens:
     share = -(-most // len(chosen)) if rows.sum() > most else most
     ids, lengths = [], []
     for number in chosen.tolist():
-        taken = min(share, int(rows[number]), most - sum(len(each) for each in lengths))
-        if taken <= 0:
+        count_here = min(share, int(rows[number]), most - sum(len(each) for each in lengths))
+        if count_here <= 0:
             continue
-        length = np.asarray(shards.lengths[number][:taken])
+        length = np.asarray(shards.lengths[number][:count_here])
         lengths.append(length)
-        ids.append(shards.gather(np.full(taken, number), np.arange(taken), length))
+        ids.append(shards.gather(np.full(count_here, number), np.arange(count_here), length))
     return references.Tokens(
         ids=np.concatenate([np.zeros(0, np.int32), *ids]),
         lengths=np.concatenate([np.zeros(0, np.int64), *lengths]).astype(np.int64),
@@ -164,17 +164,17 @@ def make_reference(
     framework: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Make the profile of a model that has none, by scoring rows of its dataset; returns its path.
+    """Make the profile of a model by scoring rows of its dataset. Returns the profile's path.
 
-    It becomes profile.json of an export; of a published version, whose files never change,
+    It is the export's profile.json; for a published version, whose files never change, it is
     `profiles/v=N.json` beside the versions.
 
     Args:
-        config: with the dataset that the model was trained on.
+        config: configuration with the dataset that the model was trained on.
         model: an export, a run directory, a published model or one of its versions.
     Raises:
-        ModelError: no model, or one of another dataset. DataError: neither validation nor test
-            has rows.
+        ModelError: there is no model, or it was trained on another dataset.
+        DataError: neither validation nor test has rows.
     """
     from howdah.data.manifest import load_dataset
     from howdah.models.opened.opened import open_model
@@ -188,20 +188,20 @@ def make_reference(
     served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
     check_fit(served, dataset)
     rows = min(dataset.manifest.rows(chosen), _SCORED_ROWS)
-    kept = Kept.of(rows, len(served.labels), served.task)
+    sample = RowSample.of(rows, len(served.labels), served.task)
     source = split_source(
         config, dataset, chosen, gpu=served.gpu, row_ids=False, max_rows=_SCORED_ROWS
     )
     progress(f"scoring {rows:,} rows of {chosen} for the profile of {directory}")
-    _score(served.forward, source, kept)
+    _score(served.forward, source, sample)
     train = held_out = None
     if served.kind == "text":
         train, held_out = (_shards(config, dataset, name) for name in (TRAIN, chosen))
     profile = profile_of(
         dataset,
         served.encoder if served.kind == "text" else None,
-        np.concatenate(kept.labels),
-        np.concatenate(kept.logits),
+        np.concatenate(sample.labels),
+        np.concatenate(sample.logits),
         split=chosen,
         train=train,
         held_out=held_out,
@@ -221,13 +221,15 @@ def _shards(config: Config, dataset: Dataset, split: str) -> ShardSet:
 
 
 def _score(
-    forward: Callable[[np.ndarray, np.ndarray], np.ndarray], source: Iterable[Batch], kept: Kept
+    forward: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    source: Iterable[Batch],
+    sample: RowSample,
 ) -> None:
     for batch in source:
         real_B = batch.weights_B > 0
         if real_B.any():
             logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
-            kept.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
+            sample.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
 
 
 def _split_of(dataset: Dataset) -> str:
@@ -235,19 +237,17 @@ def _split_of(dataset: Dataset) -> str:
         if dataset.manifest.rows(name):
             return name
     raise DataError(
-        "the dataset has no rows to make a profile's scores of",
+        "a profile's scores need rows of validation or test, and the dataset has none",
         where=dataset.path,
-        expected=" or ".join(SPLITS),
-        got=", ".join(name for name in dataset.manifest.splits if dataset.manifest.rows(name)),
         remedy="give validation a share in data.split",
     )
 
 
 def _check_dataset(directory: str, dataset: Dataset) -> None:
-    """Refuse another dataset than the model's: its tokens would not be those of training."""
+    """Refuse another dataset than the model's, since its tokens would not be those of training."""
     try:
         info = read_info(directory)
-    except NotFound:  # a foreign model: the caller says what it was trained on
+    except NotFound:  # a third-party model: the user knows what it was trained on
         return
     trained_on = (info.get("dataset") or {}).get("hash")
     if trained_on is not None and trained_on != dataset.manifest.dataset_hash:

@@ -1,1 +1,1 @@
-"""What both loops do between steps and at the end: save, evaluate, stop, export."""
+"""The actions of both loops between steps and at the end: save, evaluate, stop, export."""

@@ -29,12 +29,12 @@ from howdah.training.evaluation import profile_writer as reference
 from howdah.training.hooks.evaluator import Forward
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 
 def conclude(
-    job: Job,
+    job: TrainingJob,
     comm: Comm,
     run: Run,
     resumable: ResumableState,
@@ -43,11 +43,11 @@ def conclude(
     served: Forward,
     restore: Callable[[Iterable[tuple[str, np.ndarray]]], None],
 ) -> None:
-    """Evaluate the best weights (else the last), export them, report. Every rank enters: each
-    evaluates its share of the rows, by the same weights.
+    """Evaluate the best weights (else the last), export them, and write the report. Every rank
+    enters: each evaluates its share of the rows with the same weights.
 
     Args:
-        served: inference in float32, as the export is served.
+        served: inference in float32, as in serving.
         restore: puts weights, by their plain names, into the model.
     """
     state = resumable.state
@@ -63,42 +63,45 @@ def conclude(
     if state.best_step is not None and state.best_step != state.step:
         step = state.best_step
         if run.checkpoints is not None:
-            found = load_checkpoint(run.checkpoints.path_of(step), when_used=True)
-            best, epochs = model_weights(found.tensors), TrainState.from_meta(found.meta).epochs
-        # Rank 0 alone reads them, one after the other; every rank enters.
+            checkpoint = load_checkpoint(run.checkpoints.path_of(step), when_used=True)
+            best, epochs = (
+                model_weights(checkpoint.tensors),
+                TrainState.from_meta(checkpoint.meta).epochs,
+            )
+        # Only rank 0 reads them, one after the other; every rank enters.
         epochs = comm.broadcast_json(epochs)
         restore(comm.broadcast_each(best))
     metrics: dict[str, dict[str, Any]] = {}
     splits = [split for split in job.config.evaluation.splits if job.has(split)]
     scored = next((split for split in reference.SPLITS if split in splits), None)
     rows = job.dataset.manifest.rows(scored) if scored is not None else 0
-    kept = reference.Kept.of(rows, len(job.labels), job.task)
+    sample = reference.RowSample.of(rows, len(job.labels), job.task)
     for split in splits:
         with run.heartbeat.during("evaluate"):
             metrics[split] = _final_evaluation(
-                job, comm, run, split, served, kept if split == scored else None
+                job, comm, run, split, served, sample if split == scored else None
             )
             of_step = replace(state, step=step, epochs=epochs)
             run.metrics.evaluated(of_step, split, metrics[split], exported=True)
     with run.heartbeat.during("save", "collecting the weights"):
-        weights = resumable.whole_weights()  # every rank enters, where they are divided
-    # Every rank enters, also one that kept no row.
-    labels_N, logits_NC = kept.gathered(comm, len(job.labels))
-    run.used(comm)  # every rank enters; here, for the report shows it
+        weights = resumable.whole_weights()  # every rank enters if they are divided
+    # Every rank enters, even one without rows.
+    labels_N, logits_NC = sample.gathered(comm, len(job.labels))
+    run.used(comm)  # every rank enters; before the report, which shows it
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
             with run.heartbeat.during("save", "profile of the model"):
                 profile = _profile(job, run, scored, labels_N, logits_NC)
             _export(job, run, step, weights(), metrics, profile)
-    # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
+    # Every rank enters: a rank that left now could not continue if rank 0 is lost while exporting.
     comm.barrier()
 
 
 def _profile(
-    job: Job, run: Run, split: str | None, labels_N: np.ndarray, logits_NC: np.ndarray
+    job: TrainingJob, run: Run, split: str | None, labels_N: np.ndarray, logits_NC: np.ndarray
 ) -> bytes | None:
-    """profile.json; None, with the reason in the log, where there is nothing to make it of."""
+    """The contents of profile.json; None, with the reason in the log, if it cannot be made."""
     if split is None or not len(labels_N):
         run.say("no profile.json: neither validation nor test was evaluated")
         return None
@@ -107,7 +110,7 @@ def _profile(
         encoder = None
         if text:
             encoder = encoder_of_model(job.base.config, job.base.tokenizer_files, job.base.source)
-        made = reference.profile_of(
+        profile = reference.profile_of(
             job.dataset,
             encoder,
             labels_N,
@@ -118,14 +121,19 @@ def _profile(
             about={"run_id": run.run_id},
         )
     except HowdahError as error:
-        # Hours of training are not lost for it: it can be made from the export.
+        # This must not cost hours of training: the profile can be made from the export.
         run.say(f"no profile.json ({error.what}); `howdah drift --make-reference` makes it")
         return None
-    return made.to_bytes()
+    return profile.to_bytes()
 
 
 def _final_evaluation(
-    job: Job, comm: Comm, run: Run, split: str, served: Forward, kept: reference.Kept | None
+    job: TrainingJob,
+    comm: Comm,
+    run: Run,
+    split: str,
+    served: Forward,
+    sample: reference.RowSample | None,
 ) -> dict[str, Any]:
     predictions = storage.join(run.directory, "predictions", split)
     source = job.eval_source(split, comm, row_ids=True)
@@ -142,12 +150,12 @@ def _final_evaluation(
         together=passes_together(comm, job.config.training.parallel),
         task=job.task,
         unwritten=run.say,
-        kept=kept,
+        sample=sample,
     )
 
 
 def _export(
-    job: Job,
+    job: TrainingJob,
     run: Run,
     step: int,
     weights: dict[str, np.ndarray],
@@ -182,9 +190,10 @@ def _export(
 
 
 def _report(run: Run) -> None:
-    """Write report.html, made by a process of its own.
+    """Write report.html, which a separate process makes.
 
-    Its code lies above this room, and its memory must not add to the rank's.
+    The report's code is in howdah.serving, which training does not import, and its memory must not
+    add to the rank's.
     """
     with tempfile.TemporaryDirectory(prefix="howdah-report-") as place:
         path = os.path.join(place, REPORT)
@@ -194,7 +203,7 @@ def _report(run: Run) -> None:
         with Child(argv, env=environment, on_line=lines.append) as child:
             code = child.wait()
         if code:
-            # Hours of training are not lost for it: it can be made again.
+            # This must not cost hours of training: the report can be made again.
             run.say(
                 f"no {REPORT} ({' | '.join(lines[-3:]) or f'exit code {code}'});"
                 f" `howdah report {run.directory}` makes it"

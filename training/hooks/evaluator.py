@@ -13,7 +13,7 @@ from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver, Evaluated
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -24,13 +24,13 @@ class Evaluator:
     """Evaluates one world's model during training.
 
     Args:
-        job, comm, run, resumable, saver: of this world.
-        forward: inference with the model as it is, in the precision that it trains in.
+        job, comm, run, resumable, saver: the objects of this world.
+        forward: inference with the current weights, in the precision of training.
     """
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         comm: Comm,
         run: Run,
         resumable: ResumableState,
@@ -44,11 +44,11 @@ class Evaluator:
 
     @property
     def due(self) -> bool:
-        """This step's evaluation is due and not done; the same on every rank."""
+        """True if this step's evaluation is due and not done; equal on every rank."""
         return self._resumable.evaluation_due
 
     def schedule(self) -> None:
-        """Set `due` for the step that has just been done; under `run.update_lock`."""
+        """Set `due` for the step that was just done. The caller holds `run.update_lock`."""
         self._resumable.evaluation_due = self._job.has(VALIDATION) and self._falls_on_this_step()
 
     def _falls_on_this_step(self) -> bool:
@@ -58,13 +58,13 @@ class Evaluator:
         return due or step >= self._job.schedule.steps
 
     def evaluate(self) -> Evaluated:
-        """Evaluate on validation and judge the score. Every rank enters: the rows are divided
-        among all, and metrics and best step must be the same everywhere.
+        """Evaluate on validation and judge the score. Every rank enters: the rows are divided among
+        the ranks, and metrics and best step must be equal everywhere.
 
         Raises:
-            Interrupted, Terminated: some rank was asked to stop; the state is saved, and the
-                evaluation is done when the run goes on.
-            RankLost: a rank is known to be gone.
+            Interrupted, Terminated: a rank was requested to stop; the state is saved, and the
+                evaluation is done when the run resumes.
+            RankLost: another rank was lost.
         """
         run, state, config = self._run, self._resumable.state, self._job.config
         with run.metrics.paused(), run.heartbeat.during("evaluate"):
@@ -76,7 +76,7 @@ class Evaluator:
                 self._job.labels,
                 what="evaluating validation",
                 rows=source.planner.rows,
-                stop=self._asked_to_stop,
+                stop=self._stop_requested,
                 together=passes_together(self._comm, config.training.parallel),
                 task=self._job.task,
             )
@@ -92,13 +92,13 @@ class Evaluator:
             self._resumable.evaluation_due = False
         return Evaluated(score=score, save=judged.is_best or judged.stop)
 
-    def _asked_to_stop(self) -> bool:
-        asked = self._run.stops.requested()
-        if self._run.stops.alone:  # no collective can be trusted
+    def _stop_requested(self) -> bool:
+        requested = self._run.stops.requested()
+        if self._run.stops.alone:  # collectives may not complete any more
             raise self._run.stop_error()
-        if self._run.loss_known:
-            # The evaluation cannot be finished: it is begun again in the next world, at once
-            # instead of when the rest of its rows would have been computed.
+        if self._run.loss_reported:
+            # The evaluation cannot be finished. Raising now, not after the rest of its rows, lets
+            # the next world begin it again at once.
             rank = f"rank {self._comm.rank} of {self._comm.size}"
             raise lost(rank, "another rank was lost meanwhile")
-        return asked
+        return requested

@@ -1,4 +1,4 @@
-"""What a run resumes from: the content of a checkpoint, and of an elastic job's memory."""
+"""The state that a run resumes from: the content of a checkpoint and of an elastic job's memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ class ResumableState:
 
     Args:
         state: the counters.
-        memory: where an elastic job keeps states besides.
-        snapshots: where copies of tensors are made.
+        memory: the states that an elastic job keeps in memory.
+        snapshots: makes copies of tensors.
         evaluation_due: the run was stopped before the evaluation of this step.
-        weights: all weights by Hugging Face's torch names, perhaps the model's own memory. Called
-            on rank 0 alone, and for `memory`.
-        moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
-        collect: where moments are divided among the ranks, in place of `moments`: gives rank 0 the
-            tensors of a checkpoint from their weights; every rank enters.
-        collect_weights: where weights are divided too: gives rank 0 all of them from what
-            `weights` gives here; every rank enters.
+        weights: returns all weights by Hugging Face's torch names, possibly in the model's memory.
+            Called only on rank 0, and for `memory`.
+        moments: returns AdamW's moments, `adam_m/<name>` and `adam_v/<name>`; called like
+            `weights`.
+        collect: replaces `moments` if they are divided among the ranks: every rank enters with its
+            weights, and rank 0 gets the tensors of a checkpoint.
+        collect_weights: needed if weights are divided too: every rank enters with the result of
+            `weights`, and rank 0 gets all weights.
     """
 
     def __init__(
@@ -44,29 +45,29 @@ class ResumableState:
     ) -> None:
         self.state = state
         self.evaluation_due = evaluation_due
-        """An evaluation of this step is due and not done."""
+        """True if an evaluation of this step is due and not done."""
         self.weights = weights
         self._moments, self._memory, self._snapshots = moments, memory, snapshots
         self._collect, self._collect_weights = collect, collect_weights
 
     @property
     def steps_in_epoch(self) -> int:
-        """Steps done since the present epoch began; 0 at an epoch's end."""
+        """Steps done since the current epoch began; 0 at an epoch's end."""
         return int(self.state.plan["step"])
 
     @property
     def in_memory(self) -> bool:
-        """The job is elastic: every rank commits its state to memory."""
+        """True if the job is elastic, and every rank commits its state to memory."""
         return self._memory.on
 
     @property
     def divided(self) -> bool:
-        """No rank has the whole state: every rank enters `tensors`."""
+        """True if no rank has the whole state, and every rank enters `tensors`."""
         return self._collect is not None
 
     def whole_weights(self) -> Callable[[], dict[str, np.ndarray]]:
-        """What gives all weights by their plain names, on rank 0. Every rank enters where they are
-        divided among the ranks."""
+        """A function that returns all weights by their plain names, on rank 0. Every rank enters if
+        they are divided among the ranks."""
         if self._collect_weights is None:
             return lambda: dict(self.weights())
         stored = self._collect_weights(self.weights())
@@ -82,12 +83,12 @@ class ResumableState:
             self._snapshots.warm(self._arrays())
 
     def tensors(self) -> dict[str, np.ndarray] | None:
-        """Copies of all tensors, or those in memory where they are of this step.
+        """Copies of all tensors, or the committed ones if they belong to this step.
 
-        Where the state is divided every rank enters, and rank 0 alone gets them.
+        If the state is divided, every rank enters, and only rank 0 gets them.
 
         Raises:
-            StorageError: where it is divided, on rank 0: its local disk does not hold them.
+            StorageError: the state is divided, and rank 0's local disk has no space for it.
         """
         if self._collect is not None:
             return self._collect((MODEL + name, array) for name, array in self.weights())
@@ -96,12 +97,13 @@ class ResumableState:
         return self._snapshots.take(self._arrays())
 
     def commit(self) -> None:
-        """Keep this state in memory, on every rank of an elastic job at the same steps, or on some
-        of them: a new world takes the newest. No collective. Nothing in other jobs."""
+        """Keep this state in memory. All ranks of an elastic job do it at the same steps, some of
+        them more often: a new world uses the newest state. It has no collective, and does nothing
+        in other jobs."""
         self._memory.commit(self.meta(), self.tensors)
 
     def _arrays(self) -> Arrays:
-        """All tensors of a checkpoint, as they are now."""
+        """The current tensors of a checkpoint."""
         for name, array in self.weights():
             yield MODEL + name, array
         yield from self._moments()

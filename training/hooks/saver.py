@@ -1,4 +1,4 @@
-"""Checkpoints during training: when one is due, that it is written, and what a failed one means."""
+"""Checkpoints during training: decides when one is due, writes it, and handles failures."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ import numpy as np
 from howdah.errors import HowdahError, StorageError, render
 from howdah.training.comm.base import Comm
 from howdah.training.hooks.resumable import ResumableState
-from howdah.training.preparation.job import Job
+from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an evaluation means for the checkpoint of its step."""
+    """Consequences of an evaluation for the checkpoint of its step."""
 
     score: float | None
-    """Greater is better; None where the metric is undefined."""
+    """The metric as a score, greater is better; None if it is undefined."""
     save: bool
-    """Save it: it is the best so far, or early stopping ends the run here."""
+    """True if the step has to be saved: it is the best so far, or early stopping ends the run."""
 
 
 class CheckpointSaver:
-    """Saves the state of one world. Rank 0 alone writes.
+    """Saves the state of one world. Only rank 0 writes.
 
-    Where the state is divided among the ranks (training.parallel.shard), they enter each save too,
-    and give rank 0 their parts: all must agree that one is due (`wanted`, `agreed`).
+    If the state is divided among the ranks (training.parallel.shard), all of them enter each save
+    and send rank 0 their parts, so they must agree that one is due (`save_due`, `agreed`).
 
-    What outlives a world (the last save, failures in a row, the timetable) belongs to rank 0's
-    RunDirectory.
+    State that outlives a world (the last save, consecutive failures, the schedule) belongs to rank
+    0's RunDirectory.
 
     Args:
-        job, comm, run, resumable: of this world.
+        job, comm, run, resumable: the objects of this world.
     """
 
-    def __init__(self, job: Job, comm: Comm, run: Run, resumable: ResumableState) -> None:
+    def __init__(self, job: TrainingJob, comm: Comm, run: Run, resumable: ResumableState) -> None:
         self._job, self._comm, self._run, self._resumable = job, comm, run, resumable
         self._state = resumable.state
         self._owned = run.owned
         self._lock = threading.Lock()
-        """Of this loop and the thread that saves the last completed step."""
+        """Lock between this loop and the thread that saves the last completed step."""
         self.agreed = False
-        """Some rank has `wanted` a checkpoint after the step under way; set by the loop."""
+        """True if `save_due` was True on a rank in the sum of this step; set by the loop."""
         if comm.rank == 0:
             last_save = self._fall_back if resumable.divided else self._save_last_completed
             run.last_save.arm(last_save)
@@ -56,24 +56,24 @@ class CheckpointSaver:
 
     # ------------------------------------------------------------------------- at a step's end
     def check(self, *, give_up: bool) -> None:
-        """Note how the save before has ended, where it has; no collective.
+        """Record the outcome of the previous save, if it has ended. It has no collective.
 
         Args:
-            give_up: raise when too many have failed; not where another save follows at once.
+            give_up: raise if too many have failed; False if another save follows at once.
         Raises:
-            As `_settle`.
+            StorageError, CheckpointError: see `_settle`.
         """
         if self._owned is not None and not self._owned.checkpoints.busy:
             with self._lock:
                 self._settle(give_up=give_up)
 
     def due(self, evaluated: Evaluated | None, *, last: bool) -> bool:
-        """A checkpoint is due after this step; False on ranks other than 0, unless the state is
-        divided: then the same on all ranks.
+        """True if a checkpoint is due after this step. It is False on ranks other than 0, unless
+        the state is divided: then it is equal on all ranks.
 
         Args:
             evaluated: this step's evaluation; None: there was none.
-            last: the run's last step.
+            last: this is the run's last step.
         """
         owned, rules = self._owned, self._job.config.checkpoint
         if owned is None and not self._resumable.divided:
@@ -88,44 +88,44 @@ class CheckpointSaver:
         return self._is_time(self._state.step, in_epoch)
 
     @property
-    def wanted(self) -> bool:
-        """For the step's sum, before the step is counted: by rank 0's clock a checkpoint is due
-        after it, which every rank must know where the state is divided."""
+    def save_due(self) -> bool:
+        """True if rank 0's schedule has a checkpoint due after the step under way. It is part of
+        the step's sum, since every rank must know it if the state is divided."""
         if self._owned is None or not self._resumable.divided:
             return False
         return self._is_time(self._state.step + 1, self._resumable.steps_in_epoch + 1)
 
     def _is_time(self, step: int, in_epoch: int) -> bool:
-        """On rank 0: by the rules of steps and time.
+        """True if a checkpoint is due by the rules of steps and time; called on rank 0.
 
         Args:
-            in_epoch: steps of the epoch that are done then.
+            in_epoch: number of steps of the epoch that are done by then.
         """
         owned = self._owned
-        # One that stands still is waited for: then it is seen to hang, instead of training on for
-        # hours without any checkpoint.
+        # A save without progress does not count as busy: waiting for it shows that it hangs,
+        # instead of training for hours without any checkpoint.
         busy = owned.checkpoints.gets_on(self._job.config.job.hang_seconds)
         return owned.save_times.due(step, busy=busy, epoch_began=step - in_epoch)
 
     def save(self, evaluated: Evaluated | None = None) -> None:
-        """Save this step in the background, once; no collective, unless the state is divided: then
-        every rank enters."""
+        """Save this step in the background, once. Every rank enters if the state is divided;
+        otherwise it has no collective."""
         self._save(score=None if evaluated is None else evaluated.score)
 
     def replace(self, evaluated: Evaluated) -> None:
-        """Save this step in the place of its checkpoint without an evaluation; after `reopen`.
-        Every rank enters where the state is divided."""
+        """Replace this step's checkpoint, which lacks its evaluation; call `reopen` before. Every
+        rank enters if the state is divided."""
         self._save(score=evaluated.score, replace=True)
 
     def reopen(self) -> None:
-        """This step's checkpoint has no evaluation yet: the next save writes it again."""
+        """Let the next save write this step's checkpoint, which lacks its evaluation, again."""
         if self._owned is not None:
             self._owned.saves.saved_step = -1
 
     def save_and_stop(self) -> NoReturn:
         """Save this step and end. Every rank enters.
 
-        All processes end together, once rank 0's checkpoint is whole and its files are closed: a
+        All processes end together, once rank 0's checkpoint is complete and its files are closed: a
         launcher that sees one of them end kills the others a moment later.
 
         Raises:
@@ -137,8 +137,8 @@ class CheckpointSaver:
         raise self._run.stop_error()
 
     def agree_on_the_best(self) -> None:
-        """After a save that failed, the best is the best of those on storage. Every rank enters:
-        all must export, and stop early, by the same step."""
+        """After a failed save, the best step becomes the best of those on storage. Every rank
+        enters: all must export the same step, and stop early by it."""
         agreed = None
         owned, state = self._owned, self._state
         if self._resumable.divided:
@@ -147,9 +147,9 @@ class CheckpointSaver:
                 self._save()  # with rank 0, below
         if owned is not None and owned.saves.best_lost:
             owned.saves.best_lost, best = False, None
-            if state.best_step == state.step:  # these very weights: save them now
+            if state.best_step == state.step:  # the current weights are the best: save them now
                 self._save(score=state.best_score, wait=True)
-            with contextlib.suppress(StorageError):  # none is known, then
+            with contextlib.suppress(StorageError):  # then there is no best step
                 best = owned.checkpoints.best()
             agreed = [None, None] if best is None else [best.step, best.score]
             if agreed[0] != state.best_step:
@@ -168,13 +168,13 @@ class CheckpointSaver:
     def _save(
         self, *, score: float | None = None, replace: bool = False, wait: bool = False
     ) -> None:
-        """Snapshot and save this step, once; nothing on ranks other than 0, unless the state is
-        divided: then every rank enters, and gives rank 0 its part.
+        """Snapshot and save this step, once. Ranks other than 0 do nothing, unless the state is
+        divided: then every rank enters, and sends rank 0 its part.
 
         Args:
-            score: of the evaluation at this step.
-            replace: take the place of what is there of this step.
-            wait: the run ends here: come back when the step is on storage, or raise.
+            score: score of the evaluation at this step.
+            replace: replace an existing checkpoint of this step.
+            wait: the run ends here: return once the step is on storage, or raise.
         """
         run, state, owned = self._run, self._state, self._owned
         divided = self._resumable.divided
@@ -182,7 +182,8 @@ class CheckpointSaver:
             if divided:
                 self._collect()
             return
-        # The other ranks are in the collectives of a divided state already: rank 0 must enter them.
+        # If the state is divided, the other ranks are already in its collectives, and rank 0 must
+        # enter them even if the step is already saved.
         if state.step == owned.saves.saved_step and not (wait or divided):
             return
         with self._lock:
@@ -190,7 +191,7 @@ class CheckpointSaver:
             if divided or state.step != owned.saves.saved_step:
                 try:
                     tensors = self._collect() if divided else self._resumable.tensors()
-                except StorageError as error:  # of the local disk; the collectives are done
+                except StorageError as error:  # the local disk's; the collectives are done
                     owned.saves.begun_at = time.monotonic()
                     if wait:
                         raise
@@ -215,21 +216,20 @@ class CheckpointSaver:
                 owned.checkpoints.wait()
 
     def _collect(self) -> dict[str, np.ndarray] | None:
-        """Give rank 0 the state that is divided among the ranks. Every rank enters."""
+        """Send rank 0 the state that is divided among the ranks. Every rank enters."""
         with self._run.heartbeat.during("save", f"collecting step {self._state.step}"):
             return self._resumable.tensors()
 
     def _settle(self, *, give_up: bool = True) -> None:
-        """Wait for the save under way. One that failed is survived, for some time or some in a row:
-        the checkpoints before it are whole, and what was learnt since is not given up because
-        storage does not answer for some minutes.
+        """Wait for the save under way. A failed save does not end training for some minutes, since
+        the earlier checkpoints are intact and storage may answer again.
 
         Args:
-            give_up: raise when too many have failed.
+            give_up: raise if saves have failed for too long.
         Raises:
-            StorageError: of the last of too many.
-            CheckpointError: a later attempt has taken over, or what was read back was not what
-                was written.
+            StorageError: the error of the last failed save, after saves have failed for too long.
+            CheckpointError: a later attempt has taken over, or the checkpoint that was read back
+                differs from the one that was written.
         """
         owned = self._owned
         if owned is None or owned.saves.pending is None:
@@ -244,7 +244,7 @@ class CheckpointSaver:
             owned.saves.failures = 0
 
     def _survive(self, error: StorageError, step: int, *, give_up: bool) -> None:
-        """Count a failed save of that step; raises the error where there were too many."""
+        """Count a failed save of that step; raise its error if saves have failed for too long."""
         saves, rules = self._owned.saves, self._job.config.checkpoint
         seconds = saves.failed()
         saves.saved_step = -1
@@ -252,33 +252,34 @@ class CheckpointSaver:
         failures, limit = saves.failures, rules.failure_seconds
         if give_up and limit is not None and seconds >= limit:
             error.what += (
-                f" (failure {failures} in a row, for {seconds / 60:.0f} minutes by now:"
+                f" (failure {failures} in a row, over {seconds / 60:.0f} minutes:"
                 " checkpoint.max_failure_minutes)"
             )
             raise error
         self._owned.save_times.failed()
         long = "" if limit is None else f", {seconds / 60:.1f} of {limit / 60:g} minutes"
         self._run.say(
-            f"warning: {render(error)}\n  training goes on and tries again within a minute"
+            f"warning: {render(error)}\n  training continues and tries again within a minute"
             f" (failure {failures} in a row{long})"
         )
 
     # ------------------------------------------------------------------ when the loop cannot save
     def _save_last_completed(self) -> None:
-        """In another thread, while the main one hangs in a collective, or before it ends."""
+        """Save the last completed step: in another thread, while the main one hangs in a
+        collective, or before the process ends."""
         with self._run.update_lock:
-            # Said first: a launcher that kills in the middle of it leaves this line as the last.
+            # Logged first: if a launcher kills the process while it saves, this is the last line.
             self._run.say(
-                f"saving step {self._state.step}, the last one completed; until the save is whole,"
-                f" the newest checkpoint is {self._newest()}"
+                f"saving step {self._state.step}, the last one completed; until the save is"
+                f" complete, the newest checkpoint is {self._newest()}"
             )
             self._save(wait=True)
             self._run.say(f"step {self._state.step} is saved")
 
     def _fall_back(self) -> None:
-        """In the place of `_save_last_completed`: moments, or weights too, are divided among ranks
-        that can no longer be asked for them. Without `_lock`: the loop may hold it and wait in a
-        collective for a rank that is lost."""
+        """Replaces `_save_last_completed` if moments, or weights too, are divided among ranks that
+        can no longer send them. It does not take `_lock`, which the loop may hold while it waits in
+        a collective for a lost rank."""
         owned = self._owned
         if owned is not None and owned.checkpoints.busy:
             self._run.say(f"step {owned.saves.pending} is being saved: waiting for it")
@@ -287,13 +288,13 @@ class CheckpointSaver:
             except HowdahError as error:
                 self._run.say(f"warning: {render(error)}")
         self._run.say(
-            f"step {self._state.step}, the last one completed, cannot be saved: the"
-            " state is divided among ranks that are not all here (training.parallel.shard);"
-            f" the run falls back on the newest checkpoint, {self._newest()}"
+            f"step {self._state.step}, the last one completed, cannot be saved: the state is"
+            " divided among the ranks (training.parallel.shard), and not all of them are left; the"
+            f" run falls back to the newest checkpoint, {self._newest()}"
         )
 
     def _newest(self) -> str:
-        """The newest whole checkpoint, for a message."""
+        """Name of the newest complete checkpoint, for a message."""
         try:
             saved = [] if self._owned is None else self._owned.checkpoints.list()
         except StorageError as error:

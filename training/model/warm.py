@@ -1,4 +1,4 @@
-"""Begin from a published model: its weights, with the classifier's rows by their labels' names."""
+"""Begins from another model: its weights, with the classifier's rows matched by label name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def begin(
     config: Config, labels: Sequence[str], *, check: Callable[[BaseModel], None] = lambda base: None
 ) -> BaseModel:
     """The model that a run of this configuration begins with: `model.base`, with the weights of
-    `model.init_from`. Its hash is what the run's checkpoints depend on.
+    `model.init_from` if that is set. The run's checkpoints depend on its hash.
 
     Args:
-        config: with pinned versions (models/base.py).
-        labels: the dataset's, in their order.
+        config: the configuration with pinned versions (models/base.py).
+        labels: the dataset's labels in their order.
         check: called with `model.base` before the other model is read.
     Raises:
-        ModelError: there is no such model, or they do not fit each other or the labels.
+        ModelError: there is no such model, or the models do not fit each other or the labels.
     """
     base = load_base(config.model.base, revision=config.model.revision, label_names=labels)
     check(base)
@@ -35,26 +35,27 @@ def begin(
     return start_from(config.model.init_from, base, labels, config.training.seed)
 
 
-def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -> BaseModel:
+def start_from(address: str, base: BaseModel, labels: Sequence[str], seed: int) -> BaseModel:
     """The base with the weights of the model that `model.init_from` names, classifier included.
 
-    The hash is of both, so that a run resumes only from checkpoints that began the same way.
+    The hash covers both models, so that a run resumes only from checkpoints that began the same
+    way.
 
     Args:
-        labels: the dataset's, in their order: those of the model and, maybe, new ones, whose rows
-            of the classifier are drawn by the seed.
+        labels: the dataset's labels in their order: the model's and possibly new ones, whose rows
+            of the classifier are drawn with the seed.
     Raises:
-        ModelError: another family or shape, or a label that the dataset has not.
+        ModelError: the model has another family or shape, or a label that the dataset lacks.
     """
-    path = open_version(wanted, key="model.init_from").path
+    path = open_version(address, key="model.init_from").path
     base_labels = label_names_of(load_base(path, weights=False).config) or []
     theirs = load_base(path, label_names=base_labels)
     missing = [name for name in base_labels if name not in labels]
     if missing or not base_labels:
         raise ModelError(
-            "the model to begin from has labels that the dataset has not",
+            "the model to begin from has labels that the dataset lacks",
             where=f"model.init_from {path}",
-            expected=f"no others than {', '.join(labels)}",
+            expected=f"only labels among {', '.join(labels)}",
             got=", ".join(base_labels) or "no labels in its config.json",
             remedy="append to the dataset that it was trained on (labels keep their numbers), or"
             " leave model.init_from out",
@@ -76,19 +77,19 @@ def _no_head(model: BaseModel) -> dict[str, np.ndarray]:
 
 def _head_by_name(
     theirs: BaseModel,
-    known: Sequence[str],
+    base_labels: Sequence[str],
     labels: Sequence[str],
     drawn: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """The classifier: rows of a label by its name, those of new labels as drawn."""
+    """The classifier: a known label's row is taken by its name, a new label's row from `drawn`."""
     family = theirs.family
     shapes = family.head_shapes(theirs.config, len(labels))
     other = family.head_shapes(theirs.config, len(labels) + 1)
-    numbers = [labels.index(name) for name in known]
+    numbers = [labels.index(name) for name in base_labels]
     head = {}
     for name, shape in shapes.items():
         old = theirs.weights[name]
-        if shape == other[name]:  # not a row a label
+        if shape == other[name]:  # a tensor without a row per label
             head[name] = old
             continue
         head[name] = np.array(drawn[name])
@@ -97,14 +98,14 @@ def _head_by_name(
 
 
 def _check_shapes(base: BaseModel, theirs: BaseModel, path: str) -> None:
-    ours, found = (m.family.encoder_shapes(m.config) for m in (base, theirs))
-    if base.family != theirs.family or ours != found:
-        differ = [name for name in ours if ours[name] != found.get(name)]
+    ours, shapes = (m.family.encoder_shapes(m.config) for m in (base, theirs))
+    if base.family != theirs.family or ours != shapes:
+        differ = [name for name in ours if ours[name] != shapes.get(name)]
         raise ModelError(
-            "the model to begin from is of another kind or size than model.base",
+            "the model to begin from has another family or size than model.base",
             where=f"model.init_from {path}",
             expected=f"a {base.family.title} with the shapes of {base.source}",
             got=theirs.family.title
-            + (f", {differ[0]} {found.get(differ[0], 'missing')}" if differ else ""),
+            + (f", {differ[0]} {shapes.get(differ[0], 'missing')}" if differ else ""),
             remedy="set model.base to the base that it was trained from",
         )

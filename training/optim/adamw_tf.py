@@ -27,7 +27,7 @@ class AdamW:
 
     Args:
         variables: trainable variables by Hugging Face's torch names.
-        training: weight_decay.
+        training: the configuration's section, for weight_decay.
     """
 
     def __init__(self, variables: Mapping[str, tf.Variable], training: TrainingSection) -> None:
@@ -36,9 +36,9 @@ class AdamW:
         self._m = {name: _zeros(variable) for name, variable in self._variables.items()}
         self._v = {name: _zeros(variable) for name, variable in self._variables.items()}
         self.updates = 0
-        """Updates done: t."""
-        # On a CPU memory bandwidth limits an update: operation by operation it takes two passes,
-        # compiled one. A GPU has the bandwidth, and its host may lack the compiler.
+        """Number of updates done: t."""
+        # On a CPU memory bandwidth limits an update, which takes two passes operation by operation
+        # and one if compiled. A GPU has the bandwidth, and its host may lack the compiler.
         on_gpu = any("GPU" in variable.device for variable in self._variables.values())
         self._apply = tf.function(self._update, autograph=False, jit_compile=not on_gpu)
 
@@ -76,8 +76,8 @@ class AdamW:
             if self._weight_decay and decays(name):
                 variable.assign(variable * keep)
             gradient = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
-            # In place. The powers of beta are given as 0, because `size` and `epsilon` contain the
-            # corrections: sqrt(1 - beta2^t) is taken out of the denominator.
+            # In place. The powers of beta are passed as 0, because `size` and `epsilon` contain the
+            # corrections: sqrt(1 - beta2^t) is moved out of the denominator.
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
                 m=self._m[name].handle,
@@ -92,7 +92,7 @@ class AdamW:
             )
 
     def moments(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The moments: `adam_m/<name>` and `adam_v/<name>`; copy an array to keep it."""
+        """The moments `adam_m/<name>` and `adam_v/<name>`; copy an array to keep it."""
         for prefix, named in ((ADAM_M, self._m), (ADAM_V, self._v)):
             for name, variable in named.items():
                 yield prefix + name, np.asarray(variable.read_value())
@@ -103,7 +103,7 @@ class AdamW:
         Moments of a variable that was frozen so far are missing there, and become zero.
 
         Args:
-            tensors: (name, tensor) pairs, of which one is held at a time.
+            tensors: (name, tensor) pairs, which are read one at a time.
         """
         used, self.updates = self.updates > 0, updates
         missing = {

@@ -1,7 +1,7 @@
 """AdamW in torch: with all moments on every rank, or divided among the ranks (ZeRO-1).
 
 Source of the division: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
-Parameter Models", stage 1. Why it is done so: docs/decisions/sharding.md.
+Parameter Models", stage 1. For the reasons see docs/decisions/sharding.md.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from howdah.training.optim.gradients_torch import FlatGradients
 from howdah.training.optim.schedule import BETAS, EPSILON
 
 _MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
-"""What torch's AdamW calls its moments, and what a checkpoint does."""
+"""(torch's name of a moment, its prefix in a checkpoint)."""
 _MESSAGE, _FETCHED = 2**24, 2**22
-"""Elements of a message of weights between nodes, and of one of moments for a checkpoint."""
+"""Elements of a message of weights between nodes, and of a message of moments for a checkpoint."""
 
 
 class AdamW:
-    """`torch.optim.AdamW(fused=True)` without its class, by the function that this class calls.
+    """`torch.optim.AdamW(fused=True)` through the function that torch's class calls.
 
-    The class imports torch._dynamo, though nothing is compiled: 2.5 s of processor time and some
-    100 MB in every rank (torch 2.13: `Optimizer.add_param_group` and `step`).
+    The class imports torch._dynamo, though nothing is compiled, which costs 2.5 s of processor time
+    and some 100 MB in every rank (torch 2.13: `Optimizer.add_param_group` and `step`).
 
     Args:
-        named: trainable tensors, which may be parts of those of these names.
+        named: trainable tensors, or parts of them, by name.
         training: the configuration's section.
     """
 
@@ -43,7 +43,7 @@ class AdamW:
     ) -> None:
         self._training = training
         self._tensors: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-        """By whether weight decay applies."""
+        """{True if weight decay applies: the tensors}."""
         for name, tensor in named:
             self._tensors[parameters.decays(name)].append(tensor)
         self._states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
@@ -63,7 +63,7 @@ class AdamW:
         }
 
     def moment(self, tensor: torch.Tensor, key: str) -> torch.Tensor:
-        """Its `exp_avg` or `exp_avg_sq`."""
+        """A tensor's `exp_avg` or `exp_avg_sq`."""
         return self._states[tensor][key]
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class AdamW:
 
 
 class WholeAdamW:
-    """Every rank has all moments, and computes the same update.
+    """AdamW with all moments on every rank, which all compute the same update.
 
     Args:
         trainable: parameters by name.
@@ -101,7 +101,7 @@ class WholeAdamW:
     """
 
     collect: None = None
-    """Every rank has all of it: there is nothing to collect."""
+    """None: every rank has all moments, so there is nothing to collect."""
 
     def __init__(
         self, trainable: Mapping[str, torch.nn.Parameter], training: TrainingSection
@@ -115,10 +115,10 @@ class WholeAdamW:
         }
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
-        """Set the state after `updates` updates; zeros where no moment is saved.
+        """Set the state after `updates` updates; moments that are not saved are zeros.
 
         Args:
-            saved: (name, tensor) pairs, of which one is held at a time.
+            saved: (name, tensor) pairs, which are read one at a time.
         """
         for moment in self._moments.values():
             moment.zero_()
@@ -131,33 +131,34 @@ class WholeAdamW:
             self._optimizer.set_state(parameter, updates, *moments)
 
     def step(self, lr: float) -> None:
-        """Update the weights by their gradients."""
+        """Update the weights with their gradients."""
         self._optimizer.step(lr)
 
     def share(self, comm: Comm) -> None:
-        """Every rank has computed the new weights itself."""
+        """Do nothing: every rank has computed all new weights."""
 
     def moments(self) -> Iterator[tuple[str, np.ndarray]]:
-        """The moments as in a checkpoint; copy what is kept: they may be its own memory."""
+        """The moments by their names in a checkpoint; copy an array to keep it."""
         for key, prefix in _MOMENTS:
             for name, parameter in self._trainable.items():
                 yield prefix + name, self._optimizer.moment(parameter, key).to("cpu").numpy()
 
 
 class DividedAdamW:
-    """Each rank has the moments of its share of the weights, updates it and sends it to all.
+    """AdamW in which each rank has the moments of its share of the weights, updates the share and
+    sends it to all.
 
     Args:
         trainable: parameters by name.
         weights: the flat buffer that they are in (`flatten`).
-        gradients: theirs.
-        shares: which part of the buffers is this rank's.
-        training: as WholeAdamW.
-        directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
+        gradients: the parameters' gradients.
+        shares: the ranks' parts of the buffers.
+        training: the configuration's section.
+        directory: local directory for rank 0's copy of the state while a checkpoint is written.
     """
 
     moments: None = None
-    """No rank has all of them: `collect`."""
+    """None: no rank has all moments; see `collect`."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class DividedAdamW:
     ) -> None:
         self._trainable, self._layout, self._shares = trainable, gradients.layout, shares
         self._weights, self._directory = weights, directory
-        first, end = shares.own
+        first, end = shares.part
         self._moments = {
             key: torch.zeros(end - first, device=self._weights.device) for key, _ in _MOMENTS
         }
@@ -192,12 +193,13 @@ class DividedAdamW:
         }
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
-        """Set the state after `updates` updates; zeros where no moment is saved.
+        """Set the state after `updates` updates; moments that are not saved are zeros.
 
         Args:
-            saved: whole tensors, of which this rank keeps its part, one after the other.
+            saved: (name, whole tensor) pairs, which are read one at a time; this rank keeps its
+                part.
         """
-        first, end = self._shares.own
+        first, end = self._shares.part
         keys = {prefix: key for key, prefix in _MOMENTS}
         for key in keys.values():
             self._moments[key].zero_()
@@ -215,33 +217,33 @@ class DividedAdamW:
             self._optimizer.set_state(part, updates, *(m[place] for m in self._moments.values()))
 
     def step(self, lr: float) -> None:
-        """Update this rank's share of the weights by its gradients."""
+        """Update this rank's share of the weights with its gradients."""
         self._optimizer.step(lr)
 
     def share(self, comm: Comm) -> None:
-        """Send the share's new weights to all ranks. Every rank enters."""
+        """Send this share's new weights to all ranks. Every rank enters."""
         parts, owners = self._sent[comm.within_node]
         comm.broadcast_from([self._weights[start:end] for start, end in parts], owners)
 
     def collect(
         self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]]
     ) -> dict[str, StoredArray] | None:
-        """The moments of all ranks, and weights, in a file of rank 0's disk. Every rank enters.
+        """Collect the moments of all ranks, and the weights, in a file on rank 0's disk. Every rank
+        enters.
 
-        One message is in memory at a time.
+        Only one message is in memory at a time.
 
         Args:
-            weights: by their names in a checkpoint; of rank 0.
+            weights: rank 0's weights by their names in a checkpoint.
         Returns:
-            By name, as in a checkpoint; None on other ranks.
+            The tensors by their names in a checkpoint; None on other ranks.
         Raises:
-            StorageError: on rank 0, which has entered all collectives nevertheless: its disk is
-                full or fails.
+            StorageError: rank 0's disk is full or fails; rank 0 raises it after all collectives.
         """
         spool = Spool(self._directory) if comm.rank == 0 else None
-        found = {} if spool is None else {name: spool.add(array) for name, array in weights}
+        stored = {} if spool is None else {name: spool.add(array) for name, array in weights}
         parts, owners = self._shares.cut([self._layout.total], _FETCHED)
-        first, _ = self._shares.own
+        first, _ = self._shares.part
         buffer = torch.empty(max(end - start for start, end in parts))
         for key, prefix in _MOMENTS:
             begun = 0 if spool is None else spool.size
@@ -255,8 +257,8 @@ class DividedAdamW:
             if spool is not None:
                 for name, parameter in self._trainable.items():
                     at = begun + 4 * self._layout.starts[name]
-                    found[prefix + name] = spool.at(at, np.dtype("<f4"), tuple(parameter.shape))
+                    stored[prefix + name] = spool.at(at, np.dtype("<f4"), tuple(parameter.shape))
         if spool is None:
             return None
         spool.check()
-        return found
+        return stored

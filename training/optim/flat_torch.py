@@ -1,4 +1,4 @@
-"""Where a model's trainable tensors lie in one flat buffer, and which part is which rank's."""
+"""The layout of a model's trainable tensors in a flat buffer, and its division among ranks."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ import torch
 from howdah.core.machine import return_free_memory
 
 ALIGNED = 16
-"""Elements of a cache line of float32. A tensor is cut at multiples of it alone: fused AdamW then
+"""Float32 elements in a cache line. A tensor is only cut at multiples of it, so that fused AdamW
 divides it into the same vectors, whole or in parts, and computes the same bits."""
 _BLOCKS, _BLOCK_ELEMENTS = 64, 2**20
 
 
 class FlatLayout:
-    """The places of tensors in a flat float32 buffer: word embeddings last.
+    """The positions of tensors in a flat float32 buffer, word embeddings last.
 
     Args:
         named: trainable parameters by name.
-        words: the name of the word embeddings; they may be frozen, and so not among them.
+        words: the name of the word embeddings, which may be frozen and so missing.
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], *, words: str) -> None:
-        # The word embeddings go last: the tensors sent dense are then contiguous.
+        # The word embeddings are last, so that the tensors that are sent dense are contiguous.
         self.names = sorted(named, key=lambda name: name == words)
         self.sizes = [named[name].numel() for name in self.names]
-        """Elements of each tensor."""
+        """Number of elements of each tensor."""
         ends = list(itertools.accumulate(self.sizes))
         self.starts = dict(zip(self.names, [0, *ends], strict=False))
         self.total = ends[-1]
         self.table_start = self.starts.get(words, self.total)
-        """Where the word embeddings begin; the end where they are not trained."""
+        """Start of the word embeddings; the end of the buffer if they are not trained."""
         even = -(-self.total // (_BLOCKS * ALIGNED)) * ALIGNED
         starts = list(self.starts.values())
         self.grid: list[int] = []
-        """Where blocks begin. They do not depend on the number of ranks: what is computed by blocks
-        has the same bits however they are divided."""
+        """Starts of blocks. They do not depend on the number of ranks, so that values computed by
+        blocks have the same bits however the blocks are divided."""
         for at in range(0, self.total, min(_BLOCK_ELEMENTS, even)):
             tensor = starts[bisect.bisect_right(starts, at) - 1]
             self.grid.append(tensor + (at - tensor) // ALIGNED * ALIGNED)
 
     def blocks(self) -> list[tuple[int, int]]:
-        """(start, end) of each block, cut where the word embeddings begin."""
+        """(start, end) of each block; the start of the word embeddings is a boundary."""
         cuts = sorted({*self.grid, self.table_start, self.total})
         return list(itertools.pairwise(cuts))
 
@@ -56,9 +56,9 @@ class FlatLayout:
 
 
 def flatten(named: Mapping[str, torch.nn.Parameter], *, words: str) -> torch.Tensor:
-    """Move parameters into one buffer of the layout, and return it.
+    """Move parameters into one buffer of the layout. Returns the buffer.
 
-    Each tensor's own memory is freed before the next one is moved.
+    Each tensor's previous memory is freed before the next one is moved.
     """
     layout = FlatLayout(named, words=words)
     flat = torch.empty(layout.total, device=next(iter(named.values())).device)
@@ -72,10 +72,10 @@ def flatten(named: Mapping[str, torch.nn.Parameter], *, words: str) -> torch.Ten
 
 @dataclass(frozen=True)
 class Shares:
-    """Neighbouring blocks for each rank, as even as blocks are."""
+    """Division of the blocks among ranks: each has neighbouring ones, as evenly as blocks allow."""
 
     bounds: tuple[int, ...]
-    """Where each rank's share begins, and the end."""
+    """Start of each rank's share, then the end of the buffer."""
     rank: int
 
     @classmethod
@@ -91,7 +91,7 @@ class Shares:
         return cls(tuple(grid[count * number // world] for number in range(world + 1)), rank)
 
     @property
-    def own(self) -> tuple[int, int]:
+    def part(self) -> tuple[int, int]:
         """(start, end) of this rank's share."""
         return self.bounds[self.rank], self.bounds[self.rank + 1]
 
@@ -99,10 +99,10 @@ class Shares:
         """Divide neighbouring messages where the owner changes.
 
         Args:
-            sizes: elements of each message, from the beginning of the buffer.
-            most: elements of a message.
+            sizes: number of elements of each message, from the beginning of the buffer.
+            most: maximum number of elements of a part.
         Returns:
-            ((start, end) of each part, its owner).
+            ([(start, end) of each part], [its owner]).
         """
         cuts, at = set(self.bounds), 0
         for size in sizes:

@@ -22,7 +22,8 @@ class Gradients:
             name: tf.Variable(tf.zeros(variable.shape), trainable=False)
             for name, variable in named.items()
         }
-        """By name; the word embeddings' only after `reduce`: until then it is in `_rows`."""
+        """Gradients by name. The word embeddings' is complete only after `reduce`; until then it is
+        in `_rows`."""
         self._table = self.sums.get(words)
         if self._table is not None:
             width = self._table.shape[1]
@@ -32,12 +33,12 @@ class Gradients:
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
-        """Set how gradients are sent from now on; the same on all ranks of a world.
+        """Set how gradients are sent from now on; all ranks of a world must do the same.
 
         A `reduce` that was traced before does not change.
 
         Args:
-            groups: messages of a reduction; None: by size.
+            groups: number of messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
         """
@@ -45,15 +46,16 @@ class Gradients:
         self._dense = [
             sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
         ]
-        self._wanted_groups = groups
+        self._groups = groups
 
     def add(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, first: bool) -> None:
         """Add a micro-batch's gradients.
 
         Args:
-            gradients: in the order of the variables; the word embeddings' as rows, an id as often
-                as the batch has it.
-            first: of a step: replace the last step's (dense ones without a copy).
+            gradients: gradients in the order of the variables; the word embeddings' are rows, an id
+                occurs as often as in the batch.
+            first: this is the first micro-batch of a step: replace the gradients of the last step
+                (dense ones without a copy).
         """
         for sums, gradient in zip(self.sums.values(), gradients, strict=True):
             if sums is self._table:
@@ -64,7 +66,7 @@ class Gradients:
                 sums.assign_add(gradient)
 
     def _add_rows(self, gradient: tf.IndexedSlices, *, first: bool) -> None:
-        # Kept as rows until the reduction: the table is half of a small model, and a batch touches
+        # Rows are kept until the reduction: the table is half of a small model, and a batch touches
         # a hundredth of it.
         ids, rows = gradient.indices, gradient.values
         if not first:
@@ -83,14 +85,14 @@ class Gradients:
         if self._table is not None:
             if self._by_rows and comm.size > 1:
                 self._reduce_rows(comm)
-            # Assigned as a whole: a variable that was ever written by rows is copied at each read.
+            # Assigned as a whole: a variable that was written by rows once is copied at each read.
             self._table.assign(
                 tf.math.unsorted_segment_sum(self._rows, self._ids, self._table.shape[0])
             )
         if comm.size == 1:
             return
         parts = self._messages(comm)
-        # TensorFlow copies nothing for a part with one member, neither here nor in the split.
+        # TensorFlow does not copy a part with one member, neither here nor in the split.
         messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in parts]
         for part, reduced in zip(parts, comm.reduce_gradients(messages), strict=True):
             pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
@@ -98,23 +100,23 @@ class Gradients:
                 sums.assign(tf.reshape(piece, sums.shape))
 
     def _reduce_rows(self, comm: Comm) -> None:
-        if not self._on_gpu:  # a CPU sums an id's rows in their order: equal bits on all ranks
+        if not self._on_gpu:  # a CPU sums an id's rows in order, with equal bits on all ranks
             ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
             self._keep_rows(tf.cast(ids, tf.int32), rows)
             return
         order = tf.argsort(self._ids)
-        own_ids, own_rows = tf.gather(self._ids, order), tf.gather(self._rows, order)
-        ids, rows = comm.reduce_rows(tf.cast(own_ids, tf.int64), own_rows)
+        sorted_ids, sorted_rows = tf.gather(self._ids, order), tf.gather(self._rows, order)
+        ids, rows = comm.reduce_rows(tf.cast(sorted_ids, tf.int64), sorted_rows)
         ids, rows = sums_in_order(tf.cast(ids, tf.int32), rows)
         self._ids.assign(ids)
         self._rows.assign(rows)
 
     def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
-        """The sums that are sent together, for each message."""
-        # Within a node joining tensors costs more than a message; between nodes a message takes
-        # as many hops as the whole gradient, many in a large world.
+        """The variables of each message."""
+        # Within a node joining tensors costs more than a message. Between nodes a message takes as
+        # many hops as the whole gradient, which are many in a large world.
         split = split_apart if comm.within_node else split_evenly
-        groups = split([sums.shape.num_elements() for sums in self._dense], self._wanted_groups)
+        groups = split([sums.shape.num_elements() for sums in self._dense], self._groups)
         parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
         for sums, group in zip(self._dense, groups, strict=True):
             parts[group].append(sums)
@@ -131,13 +133,13 @@ class Gradients:
 
 
 def sums_in_order(ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each id once, with the sum of its rows, added in the order of the ranks on any device.
+    """Each id once, with the sum of its rows; on any device they are added in the order of ranks.
 
-    Within one call a GPU adds rows of the same id in an arbitrary order: ranks would get different
-    bits. Therefore one rank's rows are added per call, which hold each id once.
+    Within one call a GPU adds rows of the same id in an arbitrary order, so that ranks would get
+    different bits. Therefore each call adds the rows of one rank, which has each id once.
 
     Args:
-        ids: int32 [N], concatenated by rank; each rank's ids ascend.
+        ids: int32 [N], concatenated by rank; the ids of each rank ascend.
         rows: float32 [N, D].
     Returns:
         ids int32 [U], rows float32 [U, D].

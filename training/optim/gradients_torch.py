@@ -29,19 +29,19 @@ class FlatGradients:
         self._dense = self.flat[: self.layout.table_start]
         self._shares: Shares | None = None
         self._touched: torch.Tensor | None = None
-        """int64[U]: ids, each once, of the table's rows that are not zero; None: any may be."""
+        """int64[U]: ids, each once, of the table's rows that are not zero; None: unknown."""
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(
         self, groups: int | None, *, sparse_embeddings: bool, shares: Shares | None = None
     ) -> None:
-        """Set how gradients are sent from now on; the same on all ranks of a world.
+        """Set how gradients are sent from now on; all ranks of a world must do the same.
 
         Args:
-            groups: messages of a reduction; None: by size.
+            groups: number of messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
-            shares: each rank needs the sum of its share alone; None: of everything.
+            shares: each rank needs only the sum of its share; None: every rank needs all.
         """
         self._table = self._words if sparse_embeddings else None
         sizes = self.layout.sizes
@@ -63,7 +63,7 @@ class FlatGradients:
         self._touched = None
 
     def zero_(self) -> None:
-        """Zero the gradients, to begin a step."""
+        """Set the gradients to zero at the beginning of a step."""
         if self._touched is None:
             self.flat.zero_()
             return
@@ -75,8 +75,8 @@ class FlatGradients:
     def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
         """Sum over all ranks. Every rank enters.
 
-        Where the ranks have shares, the sum is there in this rank's, and in rows of the word
-        embeddings that are sent; the rest is undefined.
+        If the ranks have shares, only this rank's share and the word embeddings' rows that were
+        sent hold the sum; the rest is undefined.
 
         Args:
             ids: token ids of this rank's micro-batches of the step.
@@ -96,32 +96,34 @@ class FlatGradients:
         if self._table is not None:
             self._reduce_rows(comm, _unique(ids))
 
-    def _reduce_rows(self, comm: Comm, own_ids_U: torch.Tensor) -> None:
-        ids, values = comm.reduce_rows(own_ids_U, self._table[own_ids_U])
-        self._table.index_fill_(0, own_ids_U, 0.0)
-        # Within one call a GPU adds rows of the same id in an arbitrary order: ranks would get
-        # different bits. Ids ascend within a rank, so that a call per ascending part has each once.
+    def _reduce_rows(self, comm: Comm, rank_ids_U: torch.Tensor) -> None:
+        ids, values = comm.reduce_rows(rank_ids_U, self._table[rank_ids_U])
+        self._table.index_fill_(0, rank_ids_U, 0.0)
+        # Within one call a GPU adds rows of the same id in an arbitrary order, so that ranks would
+        # get different bits. Ids ascend within a rank, so a call per ascending part has each once.
         starts = (ids[1:] <= ids[:-1]).nonzero().flatten().cpu() + 1
         for part, rows in zip(ids.tensor_split(starts), values.tensor_split(starts), strict=True):
             self._table.index_add_(0, part, rows)
         self._touched = torch.unique(ids)
 
     def norm(self, comm: Comm) -> float:
-        """Global L2 norm. Every rank enters where they have shares.
+        """Global L2 norm. Every rank enters if they have shares.
 
-        The squares of each block are summed by one rank and then added in the order of the blocks:
-        the same bits, whether one rank has all blocks or many have a share.
+        One rank sums the squares of each block, and the sums are added in the order of the blocks.
+        So the bits are the same, whether one rank has all blocks or many have a share.
         """
-        first, last = (0, self.layout.total) if self._shares is None else self._shares.own
+        first, last = (0, self.layout.total) if self._shares is None else self._shares.part
         end = self.layout.total if self._touched is None else self.layout.table_start
         blocks = [block for block in self.layout.blocks() if block[1] <= end]
-        own = [number for number, (a, b) in enumerate(blocks) if first <= a and b <= last]
+        blocks_here = [number for number, (a, b) in enumerate(blocks) if first <= a and b <= last]
         squares = np.zeros(len(blocks))
-        if own:
-            sums = torch.stack([_square(self.flat[slice(*blocks[number])]) for number in own])
-            squares[own] = sums.cpu().numpy()
+        if blocks_here:
+            sums = torch.stack(
+                [_square(self.flat[slice(*blocks[number])]) for number in blocks_here]
+            )
+            squares[blocks_here] = sums.cpu().numpy()
         if self._shares is not None:
-            squares = comm.sum(squares)  # exact: all but one rank add 0
+            squares = comm.sum(squares)  # exact, since all but one rank add 0
         total = float(squares.sum())
         if self._touched is not None:  # these rows are the same on every rank
             total += _square(self._words[self._touched].flatten()).item()
@@ -132,7 +134,7 @@ class FlatGradients:
         if factor == 1.0:
             return
         if self._shares is not None:
-            self.flat[slice(*self._shares.own)].mul_(factor)
+            self.flat[slice(*self._shares.part)].mul_(factor)
             return
         if self._touched is None:
             self.flat.mul_(factor)
@@ -146,5 +148,6 @@ def _unique(ids: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _square(x_N: torch.Tensor) -> torch.Tensor:
-    # vector_norm sums in float32 on one thread: four times slower, and 0.3 % off at 43 M elements.
+    # vector_norm sums in float32 on one thread: it is four times slower and 0.3 % off at 43 M
+    # elements.
     return torch.dot(x_N, x_N)

@@ -2,7 +2,8 @@
 
 The loss scale is part of TrainState, so that it survives a restart.
 
-Source: torch.amp.GradScaler, with its factors; here it depends on the norm of the REDUCED gradient.
+Source: torch.amp.GradScaler and its factors; here the scale depends on the norm of the REDUCED
+gradient.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ class LossScale:
     """The factor of the loss before the backward pass.
 
     Args:
-        state: holds the scale, of an earlier attempt too.
-        on: for fp16; otherwise the scale is always 1.
+        state: holds the scale, possibly that of an earlier attempt.
+        on: True for fp16; otherwise the scale is always 1.
     """
 
     def __init__(self, state: TrainState, *, on: bool) -> None:
@@ -34,14 +35,14 @@ class LossScale:
 
     @property
     def may_skip(self) -> bool:
-        """A smaller scale may make the gradient finite: below 1 there is none."""
+        """True if a smaller scale may make the gradient finite; the smallest scale is 1."""
         return self.value > 1.0
 
     def update(self, finite: bool) -> None:
-        """Count a step: one with an infinite gradient was skipped, and halves the scale.
+        """Count a step; a step with an infinite gradient was skipped, and halves the scale.
 
         Args:
-            finite: whether the norm of the reduced gradient is finite; equal on all ranks.
+            finite: True if the norm of the reduced gradient is finite; equal on all ranks.
         """
         if not self.on:
             return
@@ -57,9 +58,9 @@ class LossScale:
 
 
 def clip_factor(norm: float, max_norm: float) -> float:
-    """The factor of gradients of global norm `norm`; max_norm 0: no clipping.
+    """The factor for gradients with the global norm `norm`; max_norm 0: no clipping.
 
-    Source: torch.nn.utils.clip_grad_norm_, with its 1e-6.
+    Source: torch.nn.utils.clip_grad_norm_ and its 1e-6.
 
     >>> clip_factor(0.5, 1.0), clip_factor(7.0, 0.0)
     (1.0, 1.0)
@@ -68,17 +69,16 @@ def clip_factor(norm: float, max_norm: float) -> float:
 
 
 def not_finite(what: str, value: float, step: int) -> TrainingError:
-    """The error for a loss or norm that is NaN or infinite; the same on all ranks.
+    """The error for a loss or norm that is NaN or infinite; equal on all ranks.
 
     Args:
         what: "loss" or "gradient's norm".
-        value: its value, after the reduction.
-        step: optimizer steps done before.
+        value: its value after the reduction.
+        step: number of optimizer steps done before.
     """
     return TrainingError(
-        f"the {what} is not a number, and training stopped; nothing of this step is saved",
+        f"training stopped because the {what} is not finite; this step is not saved",
         where=f"step {step + 1}",
-        expected="a finite number",
         got=str(value),
         remedy="lower training.learning_rate, warm up, or set training.precision to fp32; the run"
         " resumes from its newest checkpoint",

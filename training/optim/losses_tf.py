@@ -1,4 +1,4 @@
-"""The loss of each row in TensorFlow, by task; training/optim/losses_torch.py has the same."""
+"""The loss of each row in TensorFlow by task; training/optim/losses_torch.py has the same."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ LABELS: dict[Task, tf.TensorSpec] = {
     "multi_label": tf.TensorSpec([None, None], tf.float32),
     "regression": tf.TensorSpec([None], tf.float32),
 }
-"""A batch's labels."""
+"""Shape and type of a batch's labels by task."""
 
 
 def row_losses(
     task: Task, *, label_smoothing: float = 0.0, positive_weights: np.ndarray | None = None
 ) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
-    """(logits_BC, labels) -> loss_B; labels as in a Batch.
+    """(logits_BC, labels) -> loss_B, with a Batch's labels.
 
     Args:
         label_smoothing: training.label_smoothing_factor.
-        positive_weights: float32[C] of task multi_label; None: all 1.
+        positive_weights: float32[C] for task multi_label; None: all 1.
     """
 
     def cross_entropy(logits_BC: tf.Tensor, labels_B: tf.Tensor) -> tf.Tensor:
         loss_B = tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits_BC)
         if not label_smoothing:
             return loss_B
-        # As torch.nn.functional.cross_entropy: the factor is spread evenly over all classes.
+        # Like torch.nn.functional.cross_entropy: the factor is spread evenly over all classes.
         uniform_B = -tf.reduce_mean(tf.nn.log_softmax(logits_BC), axis=-1)
         return (1.0 - label_smoothing) * loss_B + label_smoothing * uniform_B
 

@@ -1,4 +1,4 @@
-"""The loss of each row in torch, by task; training/optim/losses_tf.py has the same."""
+"""The loss of each row in torch by task; training/optim/losses_tf.py has the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from howdah.config.tasks import Task
 def row_losses(
     task: Task, *, label_smoothing: float = 0.0, positive_weights: np.ndarray | None = None
 ) -> Callable[[torch.Tensor, np.ndarray], torch.Tensor]:
-    """(logits_BC, labels) -> loss_B; labels as in a Batch.
+    """(logits_BC, labels) -> loss_B, with a Batch's labels.
 
     Args:
         label_smoothing: training.label_smoothing_factor.
-        positive_weights: float32[C] of task multi_label; None: all 1.
+        positive_weights: float32[C] for task multi_label; None: all 1.
     """
 
     def cross_entropy(logits_BC: torch.Tensor, labels_B: np.ndarray) -> torch.Tensor:
@@ -27,7 +27,7 @@ def row_losses(
         return F.cross_entropy(logits_BC, labels, label_smoothing=label_smoothing, reduction="none")
 
     def binary(logits_BC: torch.Tensor, labels_BC: np.ndarray) -> torch.Tensor:
-        """As transformers' BCEWithLogitsLoss: the mean over the labels."""
+        """The mean over the labels, like transformers' BCEWithLogitsLoss."""
         device = logits_BC.device
         weights = None
         if positive_weights is not None:

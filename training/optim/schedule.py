@@ -1,4 +1,4 @@
-"""The number of steps of a run and the learning rate of each: pure functions of the configuration.
+"""The number of steps of a run, and the learning rate of each: pure functions of the configuration.
 
 The schedules are those of `transformers.get_scheduler` (linear, cosine, constant, each with linear
 warm-up), so that a learning rate chosen with Hugging Face's Trainer has the same effect here.
@@ -14,11 +14,12 @@ from howdah.config.model import TrainingSection
 from howdah.core.processes import limit
 
 FUSION_GROUPS = limit("fusion_groups", None)
-"""Number of fixed groups in which gradients are reduced; None: by size, which is faster. With three
-and more ranks the order of sums then differs between runs; tests of equal bits fix it."""
+"""Number of fixed groups in which gradients are reduced; None: by size, which is faster, but with
+three and more ranks the order of sums differs between runs. Tests of equal bits set a number."""
 BETAS, EPSILON = (0.9, 0.999), 1e-8
-"""AdamW's, as in the paper and in Hugging Face's Trainer: fine-tuning is tuned by learning rate and
-weight decay, and another value would also change what the saved moments mean."""
+"""AdamW's constants, as in the paper and in Hugging Face's Trainer. They are not configurable:
+fine-tuning is tuned by learning rate and weight decay, and other values would also change the
+meaning of saved moments."""
 
 
 def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
@@ -45,21 +46,21 @@ def warmup_steps(training: TrainingSection, steps: int) -> int:
 class Schedule:
     """Learning rate by step: linear warm-up to `peak`, then `decay` down to 0 at `steps`.
 
-    Where the global batch size has changed between two epochs, the run has done another number of
-    steps than it would have with the current batches. `shift` is the difference: the learning rate
-    is that of a run with the current batches from the start, at the same position in the data.
+    If the global batch size changed between two epochs, the run has done another number of steps
+    than it would have with the current batches. `shift` is the difference: the learning rate is the
+    one that a run with the current batches would have at the same position in the data.
     """
 
     peak: float
     """Learning rate at the end of the warm-up."""
     steps: int
-    """Optimizer steps of the whole run, those under earlier batches included."""
+    """Optimizer steps of the whole run, including those with earlier batches."""
     warmup: int
-    """Steps of the warm-up; 0: none."""
+    """Steps of the warm-up; 0: no warm-up."""
     decay: str
-    """linear, cosine or constant."""
+    """Name of the decay: linear, cosine or constant."""
     shift: int = 0
-    """Step `n` of the run is step `n - shift` of the schedule."""
+    """Difference of steps: step `n` of the run is step `n - shift` of the schedule."""
 
     @classmethod
     def of(
@@ -72,7 +73,7 @@ class Schedule:
             steps_per_epoch: current global batches per epoch.
             done: optimizer steps that the run has taken.
             place: position in the data, in steps of the current batches: epochs done times
-                `steps_per_epoch`, plus the steps of the epoch under way. It is `done` unless the
+                `steps_per_epoch`, plus the steps of the current epoch. It equals `done` unless the
                 batches have changed. `max_steps` counts optimizer steps of any batch.
         """
         steps = total_steps(training, steps_per_epoch)
@@ -95,13 +96,14 @@ class Schedule:
         done, steps = done - self.shift, self.steps - self.shift
         if done < self.warmup:
             return self.peak * done / self.warmup
-        left = max(0, steps - done) / max(1, steps - self.warmup)
-        return self.peak * _DECAYS[self.decay](left)
+        remaining = max(0, steps - done) / max(1, steps - self.warmup)
+        return self.peak * _DECAYS[self.decay](remaining)
 
 
 _DECAYS: dict[str, Callable[[float], float]] = {
-    "linear": lambda left: left,
-    "cosine": lambda left: 0.5 * (1.0 + math.cos(math.pi * (1.0 - left))),
-    "constant": lambda left: 1.0,
+    "linear": lambda remaining: remaining,
+    "cosine": lambda remaining: 0.5 * (1.0 + math.cos(math.pi * (1.0 - remaining))),
+    "constant": lambda remaining: 1.0,
 }
-"""By `training.lr_scheduler_type`: share of steps left -> share of the peak."""
+"""{training.lr_scheduler_type: function from the share of remaining steps to the share of the
+peak}."""

@@ -16,11 +16,11 @@ from howdah.training.comm.base import Comm
 from howdah.training.optim.adamw_torch import AdamW
 
 _FETCHED = 2**22
-"""Elements of a message of a checkpoint's tensor."""
+"""Number of elements of a message of a checkpoint's tensor."""
 
 
 class ShardedGradients:
-    """The gradients, summed over all ranks as the backward pass goes on; each rank has its rows.
+    """Gradients that FSDP2 sums over all ranks during the backward pass; each rank has its rows.
 
     Args:
         named: trainable parameters by name.
@@ -30,17 +30,17 @@ class ShardedGradients:
         self._named = named
 
     def zero_(self) -> None:
-        """Drop the gradients: their memory is free until the backward pass makes new ones."""
+        """Drop the gradients, whose memory is free until the backward pass makes new ones."""
         for parameter in self._named.values():
             parameter.grad = None
 
     def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
-        """They are summed already."""
+        """Do nothing: the gradients are already summed."""
 
     def norm(self, comm: Comm) -> float:
-        """Global L2 norm. Every rank enters, with the squares of its rows."""
-        own = [torch.dot(part, part) for part in self._parts()]
-        square = torch.stack(own).double().sum().item() if own else 0.0
+        """Global L2 norm. Every rank enters with the squares of its rows."""
+        squares = [torch.dot(part, part) for part in self._parts()]
+        square = torch.stack(squares).double().sum().item() if squares else 0.0
         total = float(comm.sum(np.array([square]))[0])
         return math.sqrt(total) if total >= 0 else total
 
@@ -56,17 +56,17 @@ class ShardedGradients:
 
 
 class ShardedAdamW:
-    """Each rank has weights and moments of its rows, and updates those.
+    """AdamW in which each rank has the weights and moments of its rows, and updates those.
 
     Args:
         net: the model.
         trainable: its parameters that training changes, by name.
-        training: as WholeAdamW.
-        directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
+        training: the configuration's section.
+        directory: local directory for rank 0's copy of the state while a checkpoint is written.
     """
 
     moments: None = None
-    """No rank has all of them: `collect`."""
+    """None: no rank has all moments; see `collect`."""
 
     def __init__(
         self,
@@ -86,10 +86,11 @@ class ShardedAdamW:
         self._optimizer = AdamW(self._parts.items(), training)
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
-        """Set the state after `updates` updates; zeros where no moment is saved.
+        """Set the state after `updates` updates; moments that are not saved are zeros.
 
         Args:
-            saved: whole tensors, of which this rank keeps its rows, one after the other.
+            saved: (name, whole tensor) pairs, which are read one at a time; this rank keeps its
+                rows.
         """
         for moments in self._moments.values():
             for moment in moments.values():
@@ -104,10 +105,10 @@ class ShardedAdamW:
             self._optimizer.set_state(part, updates, *(m[name] for m in self._moments.values()))
 
     def step(self, lr: float) -> None:
-        """Update this rank's rows by their gradients."""
+        """Update this rank's rows with their gradients."""
         for name, part in self._parts.items():
             parameter = self._trainable[name]
-            # FSDP2 may have moved the rows since.
+            # FSDP2 may have moved the rows since the last step.
             part.data = part_of(parameter)[0]
             part.grad = None if parameter.grad is None else part_of(parameter.grad)[0]
         self._optimizer.step(lr)
@@ -115,49 +116,49 @@ class ShardedAdamW:
             part.grad = None  # its memory is free with the parameter's
 
     def share(self, comm: Comm) -> None:
-        """The next pass gathers the new weights."""
+        """Do nothing: FSDP2 gathers the new weights in the next pass."""
 
     def collect(
         self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]] = ()
     ) -> dict[str, StoredArray] | None:
-        """Weights and moments of all ranks, in a file of rank 0's disk. Every rank enters.
+        """Collect weights and moments of all ranks in a file on rank 0's disk. Every rank enters.
 
-        One message is in memory at a time.
+        Only one message is in memory at a time.
 
         Args:
-            weights: ignored: no rank has them all.
+            weights: ignored, since no rank has all of them.
         Returns:
-            By name, as in a checkpoint; None on other ranks.
+            The tensors by their names in a checkpoint; None on other ranks.
         Raises:
-            StorageError: on rank 0, which has entered all collectives nevertheless: its disk is
-                full or fails.
+            StorageError: rank 0's disk is full or fails; rank 0 raises it after all collectives.
         """
-        held = self._weights()
+        tensors = self._weights()
         for prefix, moments in self._moments.items():
-            held |= {prefix + name: (name, moment) for name, moment in moments.items()}
-        return self._collected(comm, held)
+            tensors |= {prefix + name: (name, moment) for name, moment in moments.items()}
+        return self._collected(comm, tensors)
 
     def collect_weights(
         self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]] = ()
     ) -> dict[str, StoredArray] | None:
-        """The weights alone, by their plain names; otherwise as `collect`."""
-        found = self._collected(comm, self._weights())
-        return found and {name.removeprefix(MODEL): array for name, array in found.items()}
+        """`collect`, but only the weights, by their plain names."""
+        stored = self._collected(comm, self._weights())
+        return stored and {name.removeprefix(MODEL): array for name, array in stored.items()}
 
     def _weights(self) -> dict[str, tuple[str, torch.Tensor]]:
         return {MODEL + n: (n, part_of(p)[0]) for n, p in self._net.named_parameters()}
 
     def _collected(
-        self, comm: Comm, held: Mapping[str, tuple[str, torch.Tensor]]
+        self, comm: Comm, tensors: Mapping[str, tuple[str, torch.Tensor]]
     ) -> dict[str, StoredArray] | None:
-        """
+        """Collect tensors on rank 0.
+
         Args:
-            held: {name in a checkpoint: (the parameter's name, this rank's rows)}.
+            tensors: {name in a checkpoint: (the parameter's name, this rank's rows)}.
         """
         spool = Spool(self._directory) if comm.rank == 0 else None
         shapes = {name: tuple(p.shape) for name, p in self._net.named_parameters()}
-        buffer, found = torch.empty(_FETCHED), {}
-        for full_name, (name, part) in held.items():
+        buffer, stored = torch.empty(_FETCHED), {}
+        for full_name, (name, part) in tensors.items():
             shape, begun = shapes[name], 0 if spool is None else spool.size
             row = math.prod(shape[1:])
             for owner in range(comm.size):
@@ -170,8 +171,8 @@ class ShardedAdamW:
                     if spool is not None:
                         spool.add(message.numpy())
             if spool is not None:
-                found[full_name] = spool.at(begun, np.dtype("<f4"), shape)
+                stored[full_name] = spool.at(begun, np.dtype("<f4"), shape)
         if spool is None:
             return None
         spool.check()
-        return found
+        return stored

@@ -14,7 +14,7 @@ from howdah.training.optim.losses_tf import LABELS, row_losses
 
 
 def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
-    """Arguments of a traced step."""
+    """Types of the arguments of a traced step."""
     return (
         tf.TensorSpec([None, None], tf.int32),
         tf.TensorSpec([None, None], tf.int32),
@@ -27,13 +27,13 @@ def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
 
 
 class Steps:
-    """Backward pass of a micro-batch, and reduction at the end of a step.
+    """The backward pass of a micro-batch, and the reduction at the end of a step.
 
     Args:
         net: the model.
-        gradients: accumulates its gradients.
+        gradients: accumulates the model's gradients.
         label_smoothing: training.label_smoothing_factor.
-        task: of the dataset.
+        task: the dataset's task.
         positive_weights: see `row_losses`.
     """
 
@@ -59,19 +59,24 @@ class Steps:
     def join(self, comm: Comm) -> None:
         """Reduce in this world from now on; call `gradients.arrange` first."""
         self._comm = comm
-        self._reduce = tf.function(self._reduce_and_measure, input_signature=[], autograph=False)
+
+        def reduce_and_measure() -> tf.Tensor:
+            self._gradients.reduce(comm)
+            return self._gradients.norm(comm)
+
+        self._reduce = tf.function(reduce_and_measure, input_signature=[], autograph=False)
 
     @property
     def traces(self) -> tuple[int, int]:
-        """Traces of a step's first micro-batch and of further ones: at most one each."""
+        """Numbers of traces for a step's first micro-batch and for further ones, at most 1 each."""
         return tuple(f.experimental_get_tracing_count() for f in (self._first, self._further))
 
     def backward(self, batch: Batch, *, seed: int, scale: float) -> tf.Tensor:
-        """Forward and backward; returns this micro-batch's part of the step's loss, unscaled.
+        """Forward and backward pass. Returns this micro-batch's part of the step's loss, unscaled.
 
         Args:
-            seed: of dropout, 63 bits.
-            scale: the loss is multiplied by it before the backward pass.
+            seed: dropout's seed, 63 bits.
+            scale: factor of the loss before the backward pass.
         """
         run = self._first if batch.micro == 0 else self._further
         return run(
@@ -97,10 +102,6 @@ class Steps:
         return backward
 
     def reduce(self) -> float:
-        """Sum the gradients over all ranks; returns their global norm. Every rank enters."""
+        """Sum the gradients over all ranks. Returns their global norm. Every rank enters."""
         with self._comm.watch():
             return float(self._reduce())
-
-    def _reduce_and_measure(self) -> tf.Tensor:
-        self._gradients.reduce(self._comm)
-        return self._gradients.norm(self._comm)

@@ -1,9 +1,9 @@
 """Measures the inputs of training/planning/scaling.py by running a few steps of the configuration.
 
 Ranks take steps on the configured dataset, in temporary directories. One rank trains with the
-configured batch and with half of it (fixed cost, and cost per token); two only reduce (the
-network); two train independently at the same time (their slowdown on a shared machine); two train
-together: the model's prediction for them is compared with what was measured.
+configured batch and with half of it (fixed cost, and cost per token); two ranks only reduce (the
+network); two train independently at the same time (slowdown on a shared machine); two train
+together, which is compared with the model's prediction.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ from howdah.training.preparation.precision import precision_of
 _SAMPLED_STEPS = 20
 _LOOPBACK_HOP = 30e-6
 _LINK_HOP = 50e-6
-"""One-way latency of a switched network, the operating system's part included."""
+"""One-way latency of a switched network, including the operating system."""
 
 _PAYLOAD = 1448 / 1514
-"""Share of payload in an Ethernet frame of 1,500 bytes: without TCP, IP and Ethernet headers."""
+"""Share of payload in an Ethernet frame of 1,500 bytes, without TCP, IP and Ethernet headers."""
 
 
 class Sizes:
-    """Sizes of a run's steps, known without running it.
+    """Sizes of a run's steps, which follow from the plan without running it.
 
     Args:
-        config: the run's.
-
+        config: the run's configuration.
     Raises:
-        DataError, ModelError: no dataset or base model.
+        DataError, ModelError: there is no dataset or base model.
     """
 
     def __init__(self, config: Config) -> None:
@@ -60,11 +59,11 @@ class Sizes:
         self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
 
     def planner(self, global_batch_size: int) -> Planner:
-        """The plan with another global batch size."""
+        """The plan with a global batch size."""
         return training_planner(_with(self._config, global_batch_size), self._shards)
 
     def tokens(self, global_batch_size: int, steps: range) -> list[int]:
-        """Tokens of each step with another global batch size, on one rank, padding included."""
+        """Tokens of each step with a global batch size on one rank, padding included."""
         planner = self.planner(global_batch_size)
         return [self.rank_tokens(planner.rank_rows(0, step, 0, 1)) for step in steps]
 
@@ -79,16 +78,16 @@ class Sizes:
         )
 
     def work(self, world: int, steps: range = range(_SAMPLED_STEPS)) -> Work:
-        """A rank's typical slice in a world; the batch is raised to the world size if smaller.
+        """A rank's typical slice in a world; the batch has at least one row per rank.
 
         Args:
-            world: ranks.
-            steps: steps of the first epoch to take the typical one of.
+            world: number of ranks.
+            steps: steps of the first epoch that the typical one is derived from.
         """
         batch = max(self._config.training.global_batch_size, world)
         planner = self.planner(batch)
         steps = [step for step in steps if step < planner.steps_per_epoch]
-        # Rank 0 has the longest rows of a sorted batch: the others wait for it.
+        # Rank 0 has the longest rows of a sorted batch, so the others wait for it.
         slices = [planner.rank_rows(0, step, 0, world) for step in steps]
         return Work(
             rows=batch / world,
@@ -97,12 +96,14 @@ class Sizes:
         )
 
     def micro(self) -> Work:
-        """A full micro-batch: as many rows of the usual length as per_device_max_tokens holds."""
+        """A full micro-batch: as many rows of average length as fit per_device_max_tokens."""
         one = self.work(1)
         rows = max(1, int(self._config.training.per_device_max_tokens * one.rows / one.tokens))
         planner = self.planner(rows)
-        taken = planner.rank_rows(0, 0, 0, 1)
-        return Work(rows=rows, tokens=rows * one.tokens / one.rows, unique_ids=self._unique(taken))
+        rank_rows = planner.rank_rows(0, 0, 0, 1)
+        return Work(
+            rows=rows, tokens=rows * one.tokens / one.rows, unique_ids=self._unique(rank_rows)
+        )
 
     def _unique(self, rows: Rows) -> int:
         rows = rows.take(rows.real)
@@ -136,7 +137,7 @@ def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measurements on this machine, and predictions from them."""
+    """Measurements on this machine, and the predictions based on them."""
 
     sizes: Sizes
     threads: int
@@ -146,12 +147,12 @@ class Calibration:
     steps: range
     """The steps of the first epoch that were measured."""
     measured: dict[int, float]
-    """Seconds per step, by number of ranks on this machine."""
+    """{number of ranks on this machine: seconds per step}."""
     beside: float
-    """Factor by which a rank's compute is slower while another rank computes on this machine."""
+    """Factor by which a rank computes more slowly beside another rank on this machine."""
 
     def network(self, bits_per_second: float) -> Network:
-        """The network between nodes; a byte takes the slower of link and processor."""
+        """The network between nodes; the slower of link and processor determines a byte's time."""
         return Network(
             byte_seconds=max(8 / bits_per_second / _PAYLOAD, self.loopback.byte_seconds),
             message_seconds=self.loopback.message_seconds,
@@ -161,13 +162,13 @@ class Calibration:
     def predict(
         self, workers: int, network: Network, steps: range = range(_SAMPLED_STEPS)
     ) -> Prediction:
-        """The typical one of some steps of the first epoch, with one rank per node."""
+        """The typical step among some of the first epoch, with one rank per node."""
         return self._predict(workers, network, steps, self.compute)
 
     def predict_here(self, workers: int, network: Network) -> Prediction:
-        """The typical one of the measured steps, with all ranks on this machine."""
-        own = self.compute if workers == 1 else self.compute.times(self.beside)
-        return self._predict(workers, network, self.steps, own)
+        """The typical step among the measured ones, with all ranks on this machine."""
+        compute = self.compute if workers == 1 else self.compute.times(self.beside)
+        return self._predict(workers, network, self.steps, compute)
 
     def _predict(
         self, workers: int, network: Network, steps: range, compute: Compute
@@ -183,11 +184,11 @@ class Calibration:
         )
 
     def compared(self) -> list[dict]:
-        """Predicted and measured seconds per step of the worlds that ran here."""
-        found = []
+        """Predicted and measured seconds per step for the worlds that ran on this machine."""
+        rows = []
         for ranks, measured in self.measured.items():
             predicted = self.predict_here(ranks, self.loopback).step_seconds
-            found.append(
+            rows.append(
                 {
                     "workers": ranks,
                     "predicted_seconds": round(predicted, 4),
@@ -195,11 +196,11 @@ class Calibration:
                     "error": round(predicted / measured - 1, 4),
                 }
             )
-        return found
+        return rows
 
 
 def measure(config: Config, progress: Progress) -> Calibration:
-    """Measure on this machine; takes a few minutes and all cores.
+    """Measure on this machine, which takes a few minutes and all cores.
 
     Raises:
         DataError: an epoch has too few steps.
@@ -207,7 +208,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
     """
     sizes = Sizes(config)
     gradient = sizes.gradient()
-    # Two ranks share the machine later: one alone gets the threads that each of them will have.
+    # Two ranks share the machine later, so a single rank gets the threads that each will have.
     threads = config.training.threads_per_rank or max(1, machine.cores() // 2)
     batch = config.training.global_batch_size
     half = max(1, batch // 2)
@@ -218,7 +219,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
             where=config.data.dataset,
             expected=f"{short_runs.WARM_UP + 1} batches of {batch} rows in the train split",
             got=f"{most}",
-            remedy="a smaller training.global_batch_size, or more data",
+            remedy="lower training.global_batch_size, or add data",
         )
     with tempfile.TemporaryDirectory(prefix="howdah-plan-") as directory:
 
@@ -230,7 +231,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
         steps = range(short_runs.WARM_UP, short_runs.WARM_UP + len(full))
         measured, beside = {1: statistics.median(full)}, 1.0
         tokens, seconds = sizes.tokens(batch, steps), full
-        progress("two ranks, the network alone ...")
+        progress("two ranks, only the network ...")
         loopback = _loopback(config.training.framework, gradient, directory)
         if batch > 1:
             progress(f"one rank, {steps.stop} steps of {half} rows ...")
@@ -238,7 +239,9 @@ def measure(config: Config, progress: Progress) -> Calibration:
             tokens, seconds = tokens + sizes.tokens(half, steps), seconds + halves
             progress("the same on two independent ranks at once ...")
             pair = [short(name, half) for name in ("half-1", "half-2")]
-            beside = _slowdown(halves, *short_runs.steps_at_once(pair, 1, steps.stop))
+            both = short_runs.steps_at_once(pair, 1, steps.stop)
+            ratios = [b / a for other in both for a, b in zip(halves, other, strict=True)]
+            beside = max(1.0, statistics.median(ratios))  # a factor below 1 is only noise
             progress(f"two ranks, {steps.stop} steps of {batch} rows ...")
             measured[2] = statistics.median(short_runs.steps(short("pair", batch), 2, steps.stop))
     return Calibration(
@@ -253,20 +256,14 @@ def measure(config: Config, progress: Progress) -> Calibration:
     )
 
 
-def _slowdown(alone: Sequence[float], *others: Sequence[float]) -> float:
-    """Factor by which the same steps are slower; at least 1, as only noise gives less."""
-    ratios = [b / a for other in others for a, b in zip(alone, other, strict=True)]
-    return max(1.0, statistics.median(ratios))
-
-
 def _loopback(framework: str, gradient: Gradient, directory: str) -> Network:
     """Cost of a message and of a byte between two ranks on this machine, without a link."""
-    found = short_runs.probe(framework, gradient.dense, directory)
+    probe = short_runs.probe(framework, gradient.dense, directory)
     total = sum(gradient.dense)
-    whole = found["reduction_seconds"] - len(gradient.dense) * found["message_seconds"]
+    whole = probe["reduction_seconds"] - len(gradient.dense) * probe["message_seconds"]
     return Network(
-        byte_seconds=max(whole, 0.0) / total,  # 2 (N - 1) / N = 1 for two
-        message_seconds=max(found["message_seconds"] - 2 * _LOOPBACK_HOP, 0.0),
+        byte_seconds=max(whole, 0.0) / total,  # 2 (N - 1) / N is 1 for two ranks
+        message_seconds=max(probe["message_seconds"] - 2 * _LOOPBACK_HOP, 0.0),
         hop_seconds=_LOOPBACK_HOP,
     )
 

@@ -1,7 +1,7 @@
 """Measures the network: `python -m howdah.training.planning.network_probe FRAMEWORK SIZES OUT`.
 
-SIZES is a JSON list of message sizes in bytes: a step's gradient messages. Rank 0 writes to OUT the
-seconds of one reduction of them all, and of the smallest message. Every rank enters.
+SIZES is a JSON list of the sizes of a step's gradient messages in bytes. Rank 0 writes the seconds
+of one reduction of all of them, and of a minimal message, to OUT. Every rank enters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SMALL_ROUNDS = 40
 
 
 def main(framework: str, sizes: Sequence[int], out: str) -> None:
-    """Measure; rank 0 writes the result."""
+    """Measure on all ranks; rank 0 writes the result."""
     die_with_parent()
     env.prepare(framework, threads=1)
     from howdah.training.comm import backends
@@ -56,7 +56,7 @@ def _messages(framework: str, sizes: Sequence[int]) -> list:
         import tensorflow as tf
 
         return [tf.constant(array) for array in arrays]
-    raise ValueError(f"no such framework: {framework!r}")
+    raise ValueError(f"unknown framework: {framework!r}")
 
 
 def _timed(comm, collective: Callable[[], object], *, together: bool = True) -> float:

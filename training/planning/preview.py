@@ -1,6 +1,6 @@
 """`howdah plan`: a preview of a training run, and a prediction of how it scales.
 
-The preview reads the dataset's manifest and indexes only; the prediction measures a few steps.
+The preview only reads the dataset's manifest and indexes; the prediction measures a few steps.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _SAMPLED_STEPS = 500
 
 def preview(config: Config, world: int) -> dict:
     """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks, and
-    the bytes of weights, gradients and moments on each as training.parallel divides them.
+    the bytes of weights, gradients and moments on each rank (training.parallel).
 
-    Padding (for a CPU) and micro-batches are those of the first 500 steps at most.
+    Padding (on a CPU) and micro-batches are computed for up to 500 steps.
 
     Raises:
-        ConfigError: more ranks than rows in a global batch.
-        DataError: no dataset, or it is not whole.
+        ConfigError: there are more ranks than rows in a global batch.
+        DataError: there is no dataset, or it is incomplete.
     """
     training = config.training
     dataset = training_rows(load_dataset(config.data.dataset), config)
@@ -48,22 +48,16 @@ def preview(config: Config, world: int) -> dict:
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
     ):
         rows = planner.rank_rows(0, step, rank, world)
-        parts = micro_batches(
-            rows,
-            training.per_device_max_tokens,
-            multiple,
-            widest,
-        )
+        parts = micro_batches(rows, training.per_device_max_tokens, multiple, widest)
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
             padded += padded_length(int(part.length.max()), multiple, widest) * len(part)
     base = base_config(config.model.base)
-    state = None  # on the hub: a plan does not ask it
+    state = None  # unknown if the base is on the hub, which a plan does not access
     if base is not None:
-        state = rank_state(
-            base, len(dataset.manifest.labels), config.model, training.parallel, world
-        )
+        labels = len(dataset.manifest.labels)
+        state = rank_state(base, labels, config.model, training.parallel, world)
     return {
         "dataset": dataset.path,
         "labels": dataset.manifest.labels,
@@ -86,45 +80,46 @@ def preview(config: Config, world: int) -> dict:
 def scaling_preview(
     config: Config, workers: str, network: str, *, progress: Callable[[str], None]
 ) -> dict:
-    """Predicted steps of larger worlds, from steps measured on this machine first.
+    """Predicted steps of larger worlds, based on steps that are measured on this machine first.
 
     Args:
-        config: the run's.
-        workers: "8,64,512".
-        network: speed of the link between nodes in bits per second: "25G".
+        config: the run's configuration.
+        workers: numbers of ranks, such as "8,64,512".
+        network: speed of the link between nodes in bits per second, such as "25G".
         progress: called with a line before each measurement.
-
     Raises:
         UsageError: `workers` or `network` is malformed.
         ConfigError: the ranks divide the model.
-        TrainingError: training fails here.
+        TrainingError: training fails on this machine.
     """
     from howdah.training.planning import calibrate, scaling
 
     if config.training.parallel.shard == "full":
         raise ConfigError(
-            "larger worlds are predicted for ranks of which each has the whole model",
+            "larger worlds can only be predicted if each rank has the whole model",
             where="training.parallel.shard",
             expected="none or optimizer",
             got="full",
-            remedy="leave --workers and --network out: the plan shows a rank's state; or predict"
-            " with --set training.parallel.shard=none",
+            remedy="leave --workers and --network out to see a rank's state, or add"
+            " --set training.parallel.shard=none",
         )
     speed = scaling.bits_per_second(network)
     worlds = _worlds(workers)
-    found = calibrate.measure(config, progress)
-    link = found.network(speed)
+    calibration = calibrate.measure(config, progress)
+    link = calibration.network(speed)
     return {
         "network": network,
         "framework": config.training.framework,
-        "threads_per_rank": found.threads,
-        "fixed_seconds": round(found.compute.fixed_seconds, 4),
-        "seconds_per_1000_tokens": round(1000 * found.compute.token_seconds, 4),
-        "gradient_bytes": sum(found.gradient.dense),
+        "threads_per_rank": calibration.threads,
+        "fixed_seconds": round(calibration.compute.fixed_seconds, 4),
+        "seconds_per_1000_tokens": round(1000 * calibration.compute.token_seconds, 4),
+        "gradient_bytes": sum(calibration.gradient.dense),
         "seconds_per_gigabyte": round(1e9 * link.byte_seconds, 3),
-        "limited_by": "the link" if 8 / speed >= found.loopback.byte_seconds else "the processor",
-        "here": found.compared(),
-        "worlds": [found.predict(count, link).as_dict() for count in worlds],
+        "limited_by": "the link"
+        if 8 / speed >= calibration.loopback.byte_seconds
+        else "the processor",
+        "here": calibration.compared(),
+        "worlds": [calibration.predict(count, link).as_dict() for count in worlds],
     }
 
 
@@ -135,32 +130,32 @@ def _worlds(text: str) -> list[int]:
         worlds = []
     if not worlds or min(worlds) < 1:
         raise UsageError(
-            "no list of worker counts", where="--workers", expected="8,64,512", got=text
+            "not a list of worker counts", where="--workers", expected="8,64,512", got=text
         )
     return sorted(dict.fromkeys(worlds))
 
 
-def scaling_lines(found: dict) -> list[str]:
+def scaling_lines(scaling: dict) -> list[str]:
     """The lines of a `scaling_preview` for a terminal."""
     lines = [
-        f"measured here with {found['framework']}, {found['threads_per_rank']} threads a rank:"
-        f" {found['fixed_seconds'] * 1000:,.0f} ms a step"
-        f" + {found['seconds_per_1000_tokens'] * 1000:,.0f} ms for 1,000 tokens",
-        f"the gradient has {found['gradient_bytes'] / 1e6:,.0f} MB; its transfer is limited by"
-        f" {found['limited_by']}: {1 / found['seconds_per_gigabyte']:,.2f} GB/s",
+        f"measured here with {scaling['framework']}, {scaling['threads_per_rank']} threads per"
+        f" rank: {scaling['fixed_seconds'] * 1000:,.0f} ms per step"
+        f" + {scaling['seconds_per_1000_tokens'] * 1000:,.0f} ms per 1,000 tokens",
+        f"the gradient has {scaling['gradient_bytes'] / 1e6:,.0f} MB; its transfer is limited by"
+        f" {scaling['limited_by']}: {1 / scaling['seconds_per_gigabyte']:,.2f} GB/s",
     ]
-    for one in found["here"]:
+    for one in scaling["here"]:
         lines.append(
-            f"np={one['workers']} here: predicted {one['predicted_seconds'] * 1000:,.0f} ms a step,"
-            f" measured {one['measured_seconds'] * 1000:,.0f} ms ({one['error']:+.0%})"
+            f"np={one['workers']} here: predicted {one['predicted_seconds'] * 1000:,.0f} ms per"
+            f" step, measured {one['measured_seconds'] * 1000:,.0f} ms ({one['error']:+.0%})"
         )
     lines += [
         "",
-        f"with {found['network']}bit/s between nodes, one rank a node:",
+        f"with {scaling['network']}bit/s between nodes, one rank per node:",
         f"{'workers':>8}{'batch':>8}{'step ms':>10}{'network ms':>12}{'rows/s':>10}"
-        f"{'efficiency':>12}  {'for 90%: micro-batches a rank (global batch)'}",
+        f"{'efficiency':>12}  {'for 90%: micro-batches per rank (global batch)'}",
     ]
-    for one in found["worlds"]:
+    for one in scaling["worlds"]:
         count = one["accumulation_for_90"]
         enough = "none" if count is None else f"{count:,} ({one['global_batch_for_90']:,})"
         lines.append(

@@ -16,16 +16,16 @@ _FLOAT = 4
 def rank_state(
     base: Mapping[str, Any], labels: int, model: ModelSection, parallel: ParallelSection, ranks: int
 ) -> dict[str, int]:
-    """Bytes by what they hold, on the rank that has most; activations are not among them.
+    """Bytes of each kind of state on the rank that has the most, without activations.
 
     Args:
-        base: the base's config.json, complete.
-        labels: classes.
+        base: the base's config.json, defaults filled in.
+        labels: number of classes.
         model, parallel: the configuration's sections.
-        ranks: of the world.
+        ranks: number of ranks of the world.
     Returns:
-        {weights, gradients, moments, gathered}: the last is what a rank holds for a moment, where
-        it has only a part of the weights: the largest module's weights and gradients.
+        {weights, gradients, moments, gathered}. The last is temporary, if ranks only have parts of
+        the weights: the largest module's weights and gradients.
     """
     family = family_of(base)
     shapes = family.encoder_shapes(base) | family.head_shapes(base, labels)
@@ -34,7 +34,7 @@ def rank_state(
     every = _FLOAT * sum(elements.values())
     trained = _FLOAT * sum(elements[name] for name in trainable)
     divided = parallel.shard == "full" and ranks > 1
-    held = ranks if divided else 1
+    holders = ranks if divided else 1
     gathered = 0
     if divided:
         prefixes = (
@@ -43,11 +43,11 @@ def rank_state(
         )
         for prefix in prefixes:
             inside = [name for name in shapes if name.startswith(prefix)]
-            own = sum(elements[n] * (2 if n in trainable else 1) for n in inside)
-            gathered = max(gathered, round(_FLOAT * own))
+            module_elements = sum(elements[n] * (2 if n in trainable else 1) for n in inside)
+            gathered = max(gathered, round(_FLOAT * module_elements))
     return {
-        "weights": round(every / held),
-        "gradients": round(trained / held),
+        "weights": round(every / holders),
+        "gradients": round(trained / holders),
         "moments": round(2 * trained / (1 if parallel.shard == "none" else ranks)),
         "gathered": gathered,
     }

@@ -1,14 +1,14 @@
-"""Predicts a step's time on more ranks by a model of the loops' compute and communication. Pure.
+"""Predicts a step's time on more ranks with a model of the loops' compute and communication. Pure.
 
 The loops accumulate a step's micro-batches, reduce the whole gradient, then update. The reduction
 does not overlap the backward pass, so a step's parts add up:
 
     step = fixed + tokens of the rank * seconds per token + reduction over N ranks
 
-The reduction is a ring's: each message of S bytes costs 2 (N - 1) hops and moves 2 (N - 1) / N * S
-bytes through each rank (Patarasuk and Yuan, 2009). A byte takes the slower of the link and of the
-processor that copies and adds. The word embeddings' gradient is reduced dense with the others, or
-gathered from all ranks as the rows that a batch touches.
+The reduction is a ring: each message of S bytes costs 2 (N - 1) hops and moves 2 (N - 1) / N * S
+bytes through each rank (Patarasuk and Yuan, 2009). The slower of the link and of the processor that
+copies and adds determines the time of a byte. The word embeddings' gradient is reduced dense with
+the others, or gathered from all ranks as the rows that a batch touches.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _GOAL = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """A rank's own part of a step."""
+    """The part of a step that a rank computes by itself."""
 
     fixed_seconds: float
-    """Independent of the batch: optimizer, norm, agreement."""
+    """Seconds independent of the batch: optimizer, norm, agreement."""
     token_seconds: float
-    """Forward and backward of one token, padding included."""
+    """Seconds of the forward and backward pass per token, padding included."""
 
     def seconds(self, tokens: float) -> float:
-        """Compute seconds of a step with so many tokens on this rank."""
+        """Compute seconds of a step with this number of tokens on the rank."""
         return self.fixed_seconds + self.token_seconds * tokens
 
     def times(self, factor: float) -> Compute:
-        """The same on a processor slower by a factor."""
+        """The same on a processor that is slower by a factor."""
         return Compute(
             fixed_seconds=factor * self.fixed_seconds, token_seconds=factor * self.token_seconds
         )
@@ -53,11 +53,11 @@ class Network:
     """Costs of the network between ranks."""
 
     byte_seconds: float
-    """Of a byte in and out of a rank: the slower of link and processor."""
+    """Seconds per byte in and out of a rank: the slower of link and processor."""
     message_seconds: float
     """Fixed cost of a message: Horovod's cycle and negotiation."""
     hop_seconds: float
-    """Latency from one rank to the next: the link's and the operating system's."""
+    """Latency from one rank to the next, of link and operating system."""
 
     def allreduce(self, size: float, ranks: int) -> float:
         """Seconds of a ring allreduce of a message of `size` bytes."""
@@ -78,9 +78,9 @@ class Gradient:
     without_words: tuple[int, ...]
     """Bytes of each message without the word embeddings."""
     vocabulary: int
-    """Rows of the word embeddings; 0: they are frozen."""
+    """Number of rows of the word embeddings; 0 if they are frozen."""
     width: int
-    """Elements of such a row."""
+    """Number of elements of a row of the word embeddings."""
 
     @property
     def row_bytes(self) -> int:
@@ -88,10 +88,10 @@ class Gradient:
         return self.width * _FLOAT_BYTES
 
     def sparse(self, rows: float, ranks: int) -> bool:
-        """Whether the word embeddings are sent as rows, by the rule of training/preparation/job.py.
+        """True if the word embeddings are sent as rows, by the rule of training/preparation/job.py.
 
         Args:
-            rows: rows that a rank's step touches.
+            rows: number of rows that a rank's step touches.
         """
         if ranks == 1 or not self.vocabulary:
             return False
@@ -101,7 +101,7 @@ class Gradient:
         """Seconds of the whole reduction over `ranks`."""
         if ranks == 1:
             return 0.0
-        agreement = network.allreduce(64, ranks)  # the step's one small sum
+        agreement = network.allreduce(64, ranks)  # the step's small sum
         if not self.sparse(rows, ranks):
             return agreement + sum(network.allreduce(size, ranks) for size in self.dense)
         gathered = network.allgather(rows * (self.row_bytes + _ROW_ID_BYTES), ranks)
@@ -115,9 +115,9 @@ class Work:
 
     rows: float
     tokens: float
-    """Padding included; of the rank with the most, since the others wait for it."""
+    """Tokens of the rank with the most, padding included, since the others wait for it."""
     unique_ids: float
-    """Rows of the word embeddings that the slice touches."""
+    """Number of rows of the word embeddings that the slice touches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +130,12 @@ class Prediction:
     network_seconds: float
     sparse_embeddings: bool
     efficiency: float
-    """Rows per second, divided by `workers` times those of one rank alone."""
+    """Rows per second, divided by `workers` times those of a single rank."""
     accumulation_for_90: int | None
-    """Full micro-batches (per_device_max_tokens) per rank and step for an efficiency of 90%; None:
-    it is not reached."""
+    """Full micro-batches (per_device_max_tokens) per rank and step for an efficiency of 90 %; None
+    if it cannot be reached."""
     global_batch_for_90: int | None
-    """The global batch size of that."""
+    """Global batch size with that number of micro-batches."""
 
     @property
     def step_seconds(self) -> float:
@@ -143,7 +143,7 @@ class Prediction:
         return self.compute_seconds + self.network_seconds
 
     def as_dict(self) -> dict:
-        """The JSON of --json."""
+        """The entry in the output of --json."""
         return {
             "workers": self.workers,
             "global_batch_size": self.global_batch_size,
@@ -171,25 +171,25 @@ def predict(
     """Predict the step of a world.
 
     Args:
-        workers: ranks, one per node.
+        workers: number of ranks, one per node.
         work: a rank's slice in this world.
-        alone: the step of a world of one.
+        alone: the step of a world of one rank.
         micro: a full micro-batch.
         compute: a rank's measured compute.
         gradient: the messages of the reduction.
-        network: between the ranks.
+        network: the network between the ranks.
     """
-    own = compute.seconds(work.tokens)
+    compute_seconds = compute.seconds(work.tokens)
     reduction = gradient.seconds(network, work.unique_ids, workers)
     alone_rate = alone.rows / compute.seconds(alone.tokens)
     count = _accumulation(workers, micro, compute, gradient, network, alone_rate)
     return Prediction(
         workers=workers,
         global_batch_size=round(work.rows * workers),
-        compute_seconds=own,
+        compute_seconds=compute_seconds,
         network_seconds=reduction,
         sparse_embeddings=gradient.sparse(work.unique_ids, workers),
-        efficiency=work.rows / (own + reduction) / alone_rate,
+        efficiency=work.rows / (compute_seconds + reduction) / alone_rate,
         accumulation_for_90=count,
         global_batch_for_90=None if count is None else round(count * micro.rows * workers),
     )
@@ -203,8 +203,8 @@ def _accumulation(
     network: Network,
     alone_rate: float,
 ) -> int | None:
-    # rate = k rows / (fixed + k micro + reduction) >= goal * alone_rate, for k.
-    # More micro-batches touch more rows, of which there are `vocabulary` at most.
+    # Solves rate = k rows / (fixed + k micro + reduction) >= goal * alone_rate for k.
+    # More micro-batches touch more rows of the word embeddings, but at most `vocabulary`.
     reduction = gradient.seconds(network, min(gradient.vocabulary, 2 * micro.unique_ids), workers)
     gained = micro.rows / (_GOAL * alone_rate) - compute.token_seconds * micro.tokens
     if gained <= 0:
@@ -216,8 +216,8 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> Compute:
     """Fit a line through measured steps (Theil and Sen), which is robust to a few outliers.
 
     Args:
-        tokens: of each step, padding included.
-        seconds: of each step.
+        tokens: tokens of each step, padding included.
+        seconds: seconds of each step.
 
     >>> fit([100, 200, 400, 400], [1.5, 2.5, 4.5, 9.0])
     Compute(fixed_seconds=0.5, token_seconds=0.01)
@@ -228,16 +228,16 @@ def fit(tokens: Sequence[float], seconds: Sequence[float]) -> Compute:
         for one, two in itertools.combinations(points, 2)
         if abs(two[0] - one[0]) > 0.1 * max(one[0], two[0])
     ]
-    if not slopes:  # all steps have about the same tokens: the fixed part is not known
+    if not slopes:  # all steps have about the same tokens, so the fixed part is unknown
         return Compute(
             fixed_seconds=0.0, token_seconds=float(np.median(seconds) / np.median(tokens))
         )
     slope = max(0.0, float(np.median(slopes)))
-    fixed = float(np.median([own - slope * count for count, own in points]))
+    fixed = float(np.median([duration - slope * count for count, duration in points]))
     if fixed < 0:
         return Compute(
             fixed_seconds=0.0,
-            token_seconds=float(np.median([own / count for count, own in points])),
+            token_seconds=float(np.median([duration / count for count, duration in points])),
         )
     return Compute(fixed_seconds=fixed, token_seconds=slope)
 

@@ -1,1 +1,1 @@
-"""What every rank has before the first step: data, base model, plan, schedule, precision."""
+"""The inputs of every rank before the first step: data, base model, plan, schedule, precision."""

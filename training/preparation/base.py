@@ -1,6 +1,6 @@
-"""The base model of a run: read and checked by rank 0, and broadcast to all.
+"""The base model of a run, which rank 0 reads and checks, and broadcasts to all.
 
-Storage is read once, and all ranks have the same weights.
+So storage is read once, and all ranks have the same weights.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def agreed_base(
     Args:
         learnt: identities of the parts that model.init_from was trained on, for run.json.
     Returns:
-        (base without its weights, every tensor of the model to be trained).
+        (base without its weights, all tensors of the model to train).
     Raises:
-        ConfigError, ModelError: it does not fit the dataset.
+        ConfigError, ModelError: the base model does not fit the dataset.
     """
     manifest, base, facts = dataset.manifest, None, None
     if comm.rank == 0:
-        config = with_pinned_base(config)  # rank 0's alone: another version may be published now
+        config = with_pinned_base(config)  # only on rank 0: another version may be published now
         base = begin(config, manifest.labels, check=lambda base: _check_fit(config, dataset, base))
         for note in base.notes:
             run.say(note)
@@ -56,7 +56,7 @@ def agreed_base(
         run.update(base=begins)
         facts = {"config": base.config, "hash": base.hash, "source": base.source}
     facts = comm.broadcast_json(facts)
-    # Any rank may have to export: one of an elastic job that outlives rank 0.
+    # Any rank may have to export, since a rank of an elastic job may outlive rank 0.
     files = broadcast_files({} if base is None else base.tokenizer_files, comm, 0)
     weights = {}
     if base is None:
@@ -68,7 +68,7 @@ def agreed_base(
             num_labels=len(manifest.labels),
             seed=config.training.seed,
         )
-        base = replace(base, weights={})  # a quarter of a gigabyte that is not needed again
+        base = replace(base, weights={})  # frees a quarter of a gigabyte
     return base, comm.broadcast(weights)
 
 
@@ -84,7 +84,7 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
         raise ConfigError(
             "the dataset was made for another task",
             where="data.task",
-            expected=f"{manifest.task}, as of {dataset.path}",
+            expected=f"{manifest.task} ({dataset.path})",
             got=config.data.task,
             remedy="correct data.task or data.dataset, or run `howdah etl` with this configuration",
         )
@@ -96,14 +96,14 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             where=base.source,
             expected=f"rows of {family.kind}s, and {' or '.join(family.frameworks)}",
             got=f"rows of {manifest.kind}s ({dataset.path}), {config.training.framework}",
-            remedy="set model.base, data.kind and training.framework to what belongs together, and"
-            " run `howdah etl` again",
+            remedy="set model.base, data.kind and training.framework to values that fit together,"
+            " and run `howdah etl` again",
         )
     encoder = encoder_of_model(base.config, base.tokenizer_files, base.source)
     if encoder.hash != manifest.tokenizer.hash:
         if family.kind == "image":
             raise ModelError(
-                "the base model prepares images in another way than the dataset's",
+                "the base model prepares images in another way than the dataset",
                 where=base.source,
                 expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
                 got=encoder.hash,
@@ -123,7 +123,7 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             where=base.source,
             expected=f"{vocabulary} of at least {manifest.tokenizer.vocab_size}",
             got=str(base.config[vocabulary]),
-            remedy="take the base model's own tokenizer",
+            remedy="use the tokenizer that belongs to the base model",
         )
     if longest < manifest.max_length:
         raise ModelError(
@@ -133,4 +133,4 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             got=f"{manifest.max_length} ({storage.name(dataset.path)})",
             remedy="lower data.max_length and run `howdah etl` again",
         )
-    parameters.trainable_names(base.config, config.model)  # refuses to freeze more than there is
+    parameters.trainable_names(base.config, config.model)  # refuses to freeze too many layers

@@ -1,6 +1,6 @@
-"""What a loop trains on: dataset, base, plan and schedule, opened and checked against each other.
+"""The inputs of a loop: dataset, base, plan and schedule, opened and checked against each other.
 
-Free of any framework.
+This module imports no framework.
 """
 
 from __future__ import annotations
@@ -48,50 +48,51 @@ from howdah.training.preparation.precision import agreed_precision, warn_of_emul
 from howdah.training.run.run import Run
 
 EMBEDDINGS = limit("sparse_embeddings", "auto")
-"""How the word embeddings' gradient is sent. auto: in fewer bytes; tests also dense and sparse."""
+"""How the word embeddings' gradient is sent. auto: in the form with fewer bytes; tests also use
+dense and sparse."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """All that a loop needs, the same on every rank."""
+class TrainingJob:
+    """The inputs of a loop, equal on every rank."""
 
     config: Config
     dataset: Dataset
     base: BaseModel
-    """Without its weights."""
+    """The base model without its weights."""
     model_config: dict
     """The base's config.json with the dropouts of this run."""
     weights: dict[str, np.ndarray]
-    """Every tensor of the model to begin with, by Hugging Face's torch names, until `resume` has
-    taken them; none in a world that resumes from memory."""
+    """All tensors to begin with, by Hugging Face's torch names, until `resume` has taken them;
+    empty in a world that resumes from memory."""
     shards: ShardSet
     planner: Planner
     schedule: Schedule
     class_weights: np.ndarray | None
-    """Of rows, by their label."""
+    """Weights of rows by their label; None: all 1."""
     positive_weights: np.ndarray | None
-    """Of labels, in rows that have them (task multi_label)."""
+    """Weights of labels in rows that have them (task multi_label); None: all 1."""
     pad_multiple: int
     """Widths of batches are a multiple of it."""
     precision: str
     """fp32, bf16 or fp16."""
     sparse_embeddings: bool
-    """The word embeddings' gradient crosses the network as rows."""
+    """True if the word embeddings' gradient crosses the network as rows."""
     identity: Identity
     learnt: list[str] | None = None
-    """Identities of the parts that training.replay does not take for new; None: not known."""
+    """Identities of the parts that training.replay does not consider new; None: not known."""
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
-    """Splits that evaluations read, opened once: between two of them no shard is held, only the
-    indexes. Training's own shards are never among them, since both are read at the same time."""
+    """Splits that evaluations read, opened once: between evaluations only their indexes are held.
+    Training has other ShardSets, since both are read at the same time."""
 
     @property
     def positions(self) -> int:
-        """Tokens of the longest row that the model can read."""
+        """Number of tokens of the longest row that the model can read."""
         return self.base.family.longest(self.base.config)
 
     @property
     def first_type_ends(self) -> int | None:
-        """The token behind which a pair's tokens have type 1; None: of no row."""
+        """The token after which a pair's tokens have type 1; None if rows are not pairs."""
         if not self.dataset.manifest.pairs:
             return None
         encoder = encoder_of_model(self.base.config, self.base.tokenizer_files, self.base.source)
@@ -99,7 +100,7 @@ class Job:
 
     @property
     def task(self) -> Task:
-        """What is predicted of a row."""
+        """The dataset's task."""
         return self.dataset.manifest.task
 
     @property
@@ -107,9 +108,9 @@ class Job:
         """Names of the model's outputs by number."""
         return self.dataset.manifest.labels
 
-    def at(self, state: TrainState) -> Job:
-        """This job with the schedule from where the run stands: under other batches it may have
-        taken more or fewer steps for the epochs that are done."""
+    def at(self, state: TrainState) -> TrainingJob:
+        """This job with the schedule for the run's position: with other batches the run may have
+        taken more or fewer steps for the same epochs."""
         per_epoch = self.planner.steps_per_epoch
         schedule = Schedule.of(
             self.config.training, per_epoch, done=state.step, place=self._place(state)
@@ -117,12 +118,12 @@ class Job:
         return replace(self, schedule=schedule)
 
     def _place(self, state: TrainState) -> int:
-        """Where the run stands in steps of the present plan, counted from epoch 0."""
+        """The run's position in steps of the current plan, counted from epoch 0."""
         start = PlanState.from_json(state.plan)
         return start.epoch * self.planner.steps_per_epoch + start.step
 
     def train_source(self, comm: Comm, state: TrainState) -> BatchSource:
-        """This rank's micro-batches from where the run stands to its last step."""
+        """This rank's micro-batches from the run's position to its last step."""
         training = self.config.training
         start = PlanState.from_json(state.plan)
         return BatchSource(
@@ -145,8 +146,8 @@ class Job:
         """This rank's batches of a split, each row once.
 
         Args:
-            max_rows: a sample of so many rows (data/splits/shards.py `first_rows`).
-            row_ids: the rows' keys are going to be asked for.
+            max_rows: number of rows to sample (data/splits/shards.py `first_rows`); None: all.
+            row_ids: the rows' keys will be needed.
         """
         shards = self.evaluated.get(split)
         if shards is None:
@@ -166,15 +167,13 @@ class Job:
         )
 
     def facts(self) -> dict:
-        """What a rank that joins later needs, as JSON; the tokenizer's files come separately."""
+        """JSON that a rank which joins later needs, except the tokenizer's files."""
         base = {"config": self.base.config, "hash": self.base.hash, "source": self.base.source}
-        return {
-            "path": self.dataset.path, "base": base, "precision": self.precision,
-            "learnt": self.learnt,
-        }  # fmt: skip
+        facts = {"path": self.dataset.path, "base": base, "precision": self.precision}
+        return facts | {"learnt": self.learnt}
 
     def has(self, split: str) -> bool:
-        """The dataset has rows in the split."""
+        """True if the dataset has rows in the split."""
         return self.dataset.manifest.rows(split) > 0
 
 
@@ -185,17 +184,17 @@ def prepare(
     *,
     device: Device,
     holder: int | None = None,
-    before: Job | None = None,
-) -> Job:
-    """Open and check everything. Every rank enters: all must agree on data, base and precision,
-    or find out together that they do not.
+    before: TrainingJob | None = None,
+) -> TrainingJob:
+    """Open and check everything. Every rank enters: all must agree on data, base and precision, or
+    fail together.
 
     Args:
-        device: what the framework trains on here.
+        device: the device that this rank trains on.
         holder: the rank whose memory the run resumes from (training/checkpoint/elastic_state.py).
-            All ranks take its dataset and base; the model's weights come from it later. The data is
-            not verified again: the world before has done that, and a shard that a new rank fetches
-            is checked as it arrives.
+            All ranks use its dataset and base; the model's weights come from it later. The data is
+            not verified again, since the previous world has done that, and a shard that a new rank
+            fetches is checked when it arrives.
         before: the job of this rank in an earlier world.
     Raises:
         ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
@@ -215,38 +214,40 @@ def prepare(
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     ranks = "1 rank"
     if comm.size > 1:
-        ranks = f"{comm.size} ranks by {comm.backend}"
+        ranks = f"{comm.size} ranks with {comm.backend}"
     crossing = ""
     if comm.size > 1 and job.base.family.kind == "text":
         crossing = f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
     run.say(
-        f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
+        f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps per epoch,"
         f" {job.schedule.steps:,} in all; {ranks}; {job.precision}{crossing}"
     )
     return replace(job, sparse_embeddings=sparse)
 
 
-def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
-    """The job of a run that begins or resumes from a checkpoint: all is read and verified."""
+def _opened(
+    config: Config, comm: Comm, run: Run, device: Device, before: TrainingJob | None
+) -> TrainingJob:
+    """The job of a run that begins, or resumes from a checkpoint: all data is verified."""
     precision = agreed_precision(config, comm, run, device, before and before.precision)
-    # Rank 0 chooses the version: the ETL may be committing another one at this moment.
+    # Only rank 0 chooses the version, since the ETL may be committing another one.
     facts = None
     if comm.rank == 0:
-        path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
-        facts = {"path": path, "learnt": _learnt(config, load_dataset(path), run)}
+        version_path = run.choose_dataset(lambda dataset_path: load_dataset(dataset_path).path)
+        facts = {"path": version_path, "learnt": _learnt(config, load_dataset(version_path), run)}
     facts = comm.broadcast_json(facts)
     version, learnt = load_dataset(facts["path"]), facts["learnt"]
     run.update(source=described(version.manifest))
     dataset = replayed(version, config.training, learnt)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
-    comm.barrier()  # no rank begins to train while another may still find a damaged shard
+    comm.barrier()  # no rank trains before all have verified their shards
     base, weights = agreed_base(config, dataset, comm, run, learnt=learnt)
     return _job(config, device.gpu, precision, dataset, opened, base, weights, learnt)
 
 
 def _learnt(config: Config, version: Dataset, run: Run) -> list[str] | None:
-    """Rank 0: the parts that training.replay does not take for new, by their identities."""
+    """Identities of the parts that training.replay does not consider new; called on rank 0."""
     if config.training.replay is None:
         return None
     pinned = with_pinned_base(config)
@@ -254,14 +255,14 @@ def _learnt(config: Config, version: Dataset, run: Run) -> list[str] | None:
     if learnt is None and pinned.model.init_from is not None:
         run.say(
             f"training.replay: the dataset version that {pinned.model.init_from} was trained on"
-            " cannot be read, so the newest part alone counts as new"
+            " cannot be read, so only the newest part counts as new"
         )
     return learnt
 
 
 def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
-) -> Job:
+) -> TrainingJob:
     """The job of a rank that joins a running job."""
     learnt, precision = facts["learnt"], facts["precision"]
     dataset = replayed(load_dataset(facts["path"]), config.training, learnt)
@@ -279,10 +280,10 @@ def _job(
     base: BaseModel,
     weights: dict[str, np.ndarray],
     learnt: list[str] | None,
-) -> Job:
+) -> TrainingJob:
     shards, task = opened[TRAIN], dataset.manifest.task
     planner = training_planner(config, shards)
-    return Job(
+    return TrainingJob(
         config=config,
         dataset=dataset,
         base=base,
@@ -321,7 +322,7 @@ def training_planner(config: Config, shards: ShardSet) -> Planner:
 def _evaluation_planner(
     config: Config, shards: ShardSet, lengths: Sequence[np.ndarray], world: int
 ) -> Planner:
-    """The plan of an evaluation during training: rows in their order, each once."""
+    """The plan of an evaluation during training: each row once, in order."""
     spec = PlanSpec(
         dataset_hash=shards.dataset.manifest_hash,
         split=shards.split,
@@ -334,33 +335,31 @@ def _evaluation_planner(
 
 # ------------------------------------------------------------------------------------- the ranks
 def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
-    """Every rank must train by the same configuration and on the same kind of device, and have a
-    row to train on.
-    """
-    # By other values of training.parallel they would wait in different collectives, too.
-    own, parallel = config_hash(config), config.training.parallel
+    """Refuse ranks with different configurations or kinds of devices, and more ranks than rows of a
+    global batch. Every rank enters."""
+    # With different values of training.parallel, ranks would wait in different collectives.
+    own_hash, parallel = config_hash(config), config.training.parallel
     if parallel != ParallelSection():
-        own += f" with training.parallel {parallel.model_dump(exclude_defaults=True)}"
-    said = comm.gather_json({"config": own, "device": device.kind})
-    hashes = [one["config"] for one in said]
+        own_hash += f" with training.parallel {parallel.model_dump(exclude_defaults=True)}"
+    ranks = comm.gather_json({"config": own_hash, "device": device.kind})
+    hashes = [one["config"] for one in ranks]
     others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
     if others:
         raise ConfigError(
             "the ranks have different configurations",
-            where=f"rank 0 and rank(s) {', '.join(map(str, others))}",
+            where=f"rank 0 and ranks {', '.join(map(str, others))}",
             expected=f"{hashes[0]} everywhere",
             got=", ".join(hashes[rank] for rank in others),
             remedy="put the same configuration file on every node",
         )
-    on = {k: [rank for rank, one in enumerate(said) if one["device"] == k] for k in ("CPU", "GPU")}
+    on = {k: [rank for rank, one in enumerate(ranks) if one["device"] == k] for k in ("CPU", "GPU")}
     if on["CPU"] and on["GPU"]:
-        # The ranks would lay out their gradients differently, and wait in different collectives.
+        # They would lay out their gradients differently, and wait in different collectives.
         raise ConfigError(
-            "some ranks train on a GPU and some on the CPU",
-            where=f"rank(s) {', '.join(map(str, on['CPU']))}: no GPU",
-            expected="GPUs on all ranks, or on none",
-            got=f"GPUs on rank(s) {', '.join(map(str, on['GPU']))} alone",
-            remedy="look at `nvidia-smi` and the framework's build where those ranks run, or set"
+            "some ranks train on a GPU and some on a CPU",
+            where=f"ranks without a GPU: {', '.join(map(str, on['CPU']))}",
+            got=f"ranks with a GPU: {', '.join(map(str, on['GPU']))}",
+            remedy="check `nvidia-smi` and the framework's build where those ranks run, or set"
             " CUDA_VISIBLE_DEVICES='' on all nodes to train on CPUs",
         )
     check_world(config.training.global_batch_size, comm.size)
@@ -370,26 +369,24 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
 def _open_splits(
     config: Config, dataset: Dataset, comm: Comm, run: Run, multiple: int
 ) -> tuple[dict[str, ShardSet], ShardCache]:
-    """The splits to be read, and the cache that they are read through."""
+    """(the splits to read, the cache that they are read through)."""
     manifest = dataset.manifest
     ranks = comm.size
     if manifest.rows(TRAIN) < ranks:
         raise DataError(
-            "there are fewer rows to train on than ranks",
+            "there are fewer training rows than ranks",
             where=dataset.path,
             expected=f"at least {ranks} rows in train",
             got=str(manifest.rows(TRAIN)),
-            remedy="start fewer ranks, or make a larger dataset",
         )
     longest = config.training.per_device_max_tokens
     if padded_length(manifest.max_length, multiple) > longest:
         raise ConfigError(
             "a micro-batch cannot hold one row of the dataset",
             where="training.per_device_max_tokens",
-            expected=f"at least {manifest.max_length}, the dataset's max_length (to a multiple"
-            f" of {multiple})",
+            expected=f"at least {manifest.max_length}, the dataset's max_length, rounded up to a"
+            f" multiple of {multiple}",
             got=str(longest),
-            remedy="raise it",
         )
     splits = dict.fromkeys((TRAIN, VALIDATION, *config.evaluation.splits))
     cache = node_cache(config.training)
@@ -408,37 +405,37 @@ def _open_splits(
 
 
 def _verify(opened: dict[str, ShardSet], cache: ShardCache, comm: Comm, run: Run) -> None:
-    """Every byte of every split is read by some rank and checked, as far as the cache reaches.
+    """Verify all splits if the cache holds them: each byte is read by one rank.
 
     A dataset that no cache can hold is not read twice: each of its shards is checked when it
-    arrives, before a row of it is used. Sizes of all files and all indexes are checked already.
+    arrives, before its rows are used. Sizes of all files, and all indexes, are already checked.
     """
     indexes = next(iter(opened.values())).files.index_bytes  # of all splits
     needed = indexes + sum(shards.cached_bytes for shards in opened.values())
     whole = needed <= cache.limit_bytes
     if whole:
-        left_out = sum(shards.verify(comm.rank, comm.size) for shards in opened.values())
-        whole = left_out == 0
+        unverified = sum(shards.verify(comm.rank, comm.size) for shards in opened.values())
+        whole = unverified == 0
     if not comm.agree(not whole):
         return
     run.say(
-        "the shard cache does not hold the dataset: shards are checked as they arrive, each before"
-        " its first row is used (training.shard_cache_bytes)"
+        "the dataset does not fit the shard cache (training.shard_cache_bytes): each shard is"
+        " checked when it arrives, before its first row is used"
     )
 
 
 def _sparse_embeddings(
     config: Config, shards: ShardSet, planner: Planner, base: BaseModel, comm: Comm
 ) -> bool:
-    """Rows on the network are fewer bytes than the table if N * U < 2 V.
+    """True if rows on the network are fewer bytes than the table, that is if N * U < 2 V.
 
-    Decided by rank 0's estimate of U (rows that a rank's step touches) for all ranks: if each chose
-    for itself, they could wait for each other in different collectives.
+    All ranks use rank 0's estimate of U (rows that a rank's step touches): if each decided
+    separately, they could wait for each other in different collectives.
     """
     ranks = comm.size
     if ranks == 1 or config.model.freeze_embeddings or base.family.kind == "image":
         return False
-    if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike
+    if config.training.parallel.shard == "full":  # FSDP2 sums all gradients dense
         return False
     if EMBEDDINGS != "auto":
         return {"dense": False, "sparse": True}[EMBEDDINGS]

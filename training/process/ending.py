@@ -1,4 +1,4 @@
-"""How a rank ends: with the others, where all have agreed to, and its error on the console."""
+"""The end of a rank: it waits for the others if all have agreed to end, and prints its error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FinalBarrier:
     """The last collective of a world whose ranks have agreed to end.
 
     Args:
-        seconds: for which it waits for the others at most (`checkpoint.grace_seconds`).
+        seconds: maximum time to wait for the others (`checkpoint.grace_seconds`).
     """
 
     def __init__(self, seconds: float) -> None:
@@ -25,11 +25,11 @@ class FinalBarrier:
         self._enter: Callable[[], None] | None = None
 
     def agree(self, enter: Callable[[], None]) -> None:
-        """All ranks have agreed to end; each calls `enter`, a collective, as its last act."""
+        """Record that all ranks have agreed to end; `enter` is the last collective."""
         self._enter = enter
 
     def wait(self, exit_code: int) -> None:
-        """Enter it, if `agree` was called; the process exits when that takes too long.
+        """Enter it if `agree` was called; the process exits if that takes too long.
 
         Every rank enters, so that none exits before rank 0 has saved: a launcher that sees one of
         them exit kills the others.
@@ -40,17 +40,17 @@ class FinalBarrier:
         limit = threading.Timer(self._seconds, os._exit, (exit_code,))
         limit.daemon = True
         limit.start()
-        # A rank that is lost, or that meets an error in its save, ends the wait as well.
+        # A lost rank, or an error in another rank's save, ends the wait as well.
         with contextlib.suppress(HowdahError):
             enter()
         limit.cancel()
 
 
 def print_failure(failure: Failure, console: TextIO, signals: StopSignals) -> None:
-    """Print the error on the console; on ranks other than 0, unless rank 0 prints the same."""
+    """Print the error on the console; other ranks than 0 do so only if rank 0 does not."""
     if failure.rank == 0:
         print(f"training: {failure.text}", file=console, flush=True)
-    # Mostly rank 0 has failed in the same way and prints it, and the launcher ends this process.
-    # (mpirun waits a second before it does.)
+    # Usually rank 0 has failed in the same way and prints it, and the launcher ends this process
+    # (mpirun after a second).
     elif not (failure.consequence or signals.torn_down_within(3.0)):
         print(f"rank {failure.rank}: {failure.text}", file=console, flush=True)

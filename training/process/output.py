@@ -1,4 +1,4 @@
-"""Where a rank's output goes: everything into its log, rank 0's progress to the console besides."""
+"""Redirects a rank's output: all of it goes to its log, rank 0's progress also to the console."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from howdah.process.env import TERMINAL
 def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
     """Send this process's stdout and stderr to `<directory>/logs/rank.<rank>`.
 
-    The descriptors themselves are replaced: libraries in C++ (TensorFlow, Horovod) write to them
-    past Python.
+    The descriptors themselves are replaced, since C++ libraries (TensorFlow, Horovod) write to them
+    directly.
 
     Args:
         directory: local directory of the run (training/run/local_dir.py).
         rank: this process's rank.
     Returns:
-        (console, log): the stderr of before, or the terminal of `howdah train`; and the log.
+        (console, log): the previous stderr or the terminal of `howdah train`, and the log.
     """
     path = os.path.join(directory, "logs", f"rank.{rank}")
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -38,11 +38,11 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
 
 
 def terminal_of_command() -> TextIO | None:
-    """The terminal that `howdah train` runs in: ranks have pipes and files, which show no bar."""
+    """The terminal that `howdah train` runs in; the ranks' pipes and files cannot show a bar."""
     path = os.environ.get(TERMINAL)
     if path is None:
         return None
-    # Without the right to open it (another user's, another host's) the pipe does as well.
+    # If it cannot be opened (it is another user's or another host's), the pipe is used.
     with contextlib.suppress(OSError):
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8")
     return None

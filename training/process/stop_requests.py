@@ -1,4 +1,4 @@
-"""What asks a rank to stop: signals, or delegation tokens that are near their end."""
+"""The reasons for a rank to stop: signals, or delegation tokens that are about to expire."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class StopRequests:
 
     Args:
         several_ranks: the world has more than one rank.
-        grace_seconds: what it takes to save and end: tokens must live for so long.
-        abandon: ends the process; called in another thread when the main thread cannot act.
+        grace_seconds: time needed to save and end, for which tokens must stay valid.
+        abandon: ends the process; called in another thread if the main thread cannot act.
     """
 
     def __init__(
@@ -25,17 +25,17 @@ class StopRequests:
         self._tokens = TokenExpiry(grace_seconds)
 
     def requested(self) -> bool:
-        """A stop is asked for. The main thread asks at a step's end, and then acts on it."""
+        """True if a stop is requested. The main thread calls it at a step's end, and then acts."""
         return self.signals.requested() or self._tokens.ending()
 
     @property
     def alone(self) -> bool:
-        """The launcher is tearing the job down: save (rank 0) and stop without any collective."""
+        """True if the launcher is ending the job: save (rank 0) and stop without a collective."""
         return self.signals.alone
 
     def error(self, **fields: str | None) -> HowdahError:
-        """What to stop with: Interrupted, Terminated or TokensExpiring."""
-        # Signals come to every rank: where none has come, the tokens of some rank were the cause.
+        """The error to stop with: Interrupted, Terminated or TokensExpiring."""
+        # Every rank gets a signal. Without one, the tokens of some rank were the cause.
         if not self.signals.came and self._tokens.end is not None:
             return self._tokens.error(**fields)
         return self.signals.error(**fields)

@@ -1,17 +1,17 @@
-"""Stop requests: from a signal to a saved checkpoint, also when the main thread is in a collective.
+"""Stop requests: from a signal to a saved checkpoint, even if the main thread is in a collective.
 
-Who sends what:
+The sources of signals:
 
-- `howdah train` passes on its own SIGINT as SIGUSR1 and its SIGTERM as SIGUSR2, to every rank, and
-  waits. These are orderly: all ranks agree on the step they stop at.
-- A SIGINT or SIGTERM to one process that trains alone is orderly too.
-- With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, torchrun...), which tears
-  the job down, kills a moment later, and may have lost a rank already. No collective can be trusted
-  any more: each rank stops alone, and rank 0 saves the last step it has completed.
+- `howdah train` forwards SIGINT as SIGUSR1 and SIGTERM as SIGUSR2 to every rank, and waits. These
+  are orderly: all ranks agree on the step they stop at.
+- A SIGINT or SIGTERM to a process that trains alone is orderly, too.
+- With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, torchrun...), which is
+  ending the job, kills a moment later, and may already have lost a rank. Collectives may not
+  complete any more: each rank stops alone, and rank 0 saves the last step that it has completed.
 
-Python runs a signal handler in the main thread only, and only between bytecodes: a rank that waits
-in an allreduce for a dead peer never gets there. The C-level handler writes to the wake-up pipe all
-the same, and a thread of ours reads it.
+Python runs a signal handler only in the main thread, and only between bytecodes: a rank that waits
+in an allreduce for a dead peer never gets there. But the C-level handler still writes to the
+wake-up pipe, which a separate thread reads.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class StopSignals:
 
     Args:
         several_ranks: the world has more than one rank.
-        abandon: called from the watching thread when the main thread cannot act on the request;
-            it ends the process with `error` and does not return.
+        abandon: called from the watching thread if the main thread cannot act on the request; it
+            ends the process with `error` and does not return.
         patience: seconds that the main thread has to act before `abandon` is called.
     """
 
@@ -61,10 +61,10 @@ class StopSignals:
         self._handlers: dict[int, Any] = {}
         self._came = threading.Event()
         self.alone = False
-        """The job is being torn down: stop without any collective."""
+        """True if the launcher is ending the job: stop without a collective."""
 
     def install(self) -> None:
-        """Handle the four signals; main thread only."""
+        """Handle the four signals; must be called in the main thread."""
         read, write = os.pipe()
         os.set_blocking(write, False)
         self._pipe = (read, write)
@@ -84,23 +84,24 @@ class StopSignals:
         self._pipe = None
 
     def disarm(self) -> None:
-        """The process is ending: signals are noted, and nothing more."""
+        """Only note signals from now on: the process is ending."""
         self._seen_by_main.set()
         self._came.clear()
 
     def torn_down_within(self, seconds: float) -> bool:
-        """After `disarm`: a signal comes within that time."""
+        """True if a signal comes within that time; call `disarm` before."""
         return self._came.wait(seconds)
 
     def stepping(self, on: bool) -> None:
-        """While steps are taken a request waits for a step's end; otherwise it raises at once."""
+        """Set if steps are being taken: then a request waits for a step's end, otherwise it raises
+        at once."""
         self._stepping = on
         if not on and self._signal is not None and not self._seen_by_main.is_set():
             self._seen_by_main.set()
             raise self.error()
 
     def requested(self) -> bool:
-        """A stop has been asked for. The main thread asks at a step's end, and then acts on it."""
+        """True if a stop is requested. The main thread calls it at a step's end, and then acts."""
         if self._signal is None:
             return False
         self._seen_by_main.set()
@@ -108,11 +109,11 @@ class StopSignals:
 
     @property
     def came(self) -> bool:
-        """A signal has come."""
+        """True if a signal has come."""
         return self._signal is not None
 
     def error(self, **fields: str | None) -> HowdahError:
-        """Interrupted or Terminated, by the signal that came."""
+        """Interrupted or Terminated, depending on the signal."""
         if self.alone:
             return Terminated(
                 "the launcher ended the job: it was cancelled, or another rank had ended", **fields
@@ -142,9 +143,9 @@ class StopSignals:
                 continue
             self._note(data[0])
             self._came.set()
-            # An orderly request during the steps is the loop's, however long its step takes.
+            # The loop acts on an orderly request during the steps, however long its step takes.
             if self._stepping and not self.alone:
                 continue
-            # Outside the steps nothing can be lost; the pause lets the main thread end by itself.
+            # Outside of steps nothing can be lost; the pause lets the main thread end by itself.
             if not self._seen_by_main.wait(self._patience if self._stepping else 2.0):
                 self._abandon()

@@ -1,12 +1,12 @@
-"""A time limit for collectives on GPUs, and for those of MPI.
+"""A time limit for collectives on GPUs and of MPI.
 
-NCCL waits for ever for a peer that has vanished, and so does MPI for one that is stopped: neither
-has a time limit of its own, and Horovod's stall check only warns, and sees only ranks that have not
-entered a collective, not one that hangs in it (docs/decisions/gpus.md). Gloo on CPUs has
-a limit below job.hang_seconds, or with torch.distributed this very limit, which gloo keeps itself.
+NCCL waits forever for a peer that has vanished, and MPI for one that is stopped. Neither has a time
+limit, and Horovod's stall check only warns, and only about ranks that have not entered a
+collective, not about one that hangs in it (docs/decisions/gpus.md). Gloo on CPUs has a limit below
+job.hang_seconds or, with torch.distributed, this limit, which gloo itself enforces.
 
-Tried with a stopped rank under mpirun, and with a main thread that is held up: no machine with
-several GPUs was at hand.
+It was tested with a stopped rank under mpirun and with a blocked main thread, but not with several
+GPUs.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from howdah.training.comm.base import Waits
 from howdah.training.run.run import Run
 
 COLLECTIVE_SECONDS = limit("collective_seconds", 3_600.0)
-"""Longest collective. It allows for all that ranks may have to wait for: an export, the check of a
-dataset, and storage that does not answer for half an hour (run.storage_retry_seconds)."""
+"""Longest collective. It allows for everything that ranks may have to wait for: an export, the
+check of a dataset, and storage that does not answer for half an hour
+(run.storage_retry_seconds)."""
 
 _MARGIN_SECONDS = 10.0
-"""To write down why this process ends, after the save."""
+"""Time to record why this process ends, after the save."""
 
 
 class CollectiveLimit:
-    """Ends this process when one collective lasts too long.
+    """Ends this process if a collective lasts too long.
 
-    Rank 0 saves the last completed step first, as far as it can within checkpoint.grace_seconds:
-    the copy from a GPU may hang as well.
+    Rank 0 first saves the last completed step, if it can within checkpoint.grace_seconds: the copy
+    from a GPU may hang as well.
 
     Args:
         run: this rank's side of the run.
         waits: counts the time in collectives.
         seconds: the limit.
-        margin: seconds for what follows the save.
+        margin: seconds for the work after the save.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class CollectiveLimit:
         self._run, self._waits, self._seconds, self._margin = run, waits, seconds, margin
 
     def start(self) -> None:
-        """Watch from now on, in a thread of its own."""
+        """Start to watch in a separate thread."""
         threads.start(self._watch, name="collective limit", failed=threads.RESTART)
 
     def _watch(self) -> None:
@@ -63,13 +64,12 @@ class CollectiveLimit:
     def _end(self, waited: float) -> None:
         run = self._run
         error = ClusterError(
-            "a collective does not come back",
+            "a collective does not return",
             where=f"rank {run.rank} of {run.world_size}",
             expected=f"at most {self._seconds:g} s",
             got=f"{waited:.0f} s",
-            remedy="look for a rank that is stopped or lost, or a broken link between GPUs"
-            " (NCCL_DEBUG=INFO tells more); started again, the run goes on from its newest"
-            " checkpoint",
+            remedy="look for a rank that is stopped or lost, or a broken link between GPUs (set"
+            " NCCL_DEBUG=INFO); start again: the run resumes from its newest checkpoint",
         )
         print(render(error), file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)

@@ -1,8 +1,8 @@
-"""TensorBoard event files, written by hand: scalars alone, and no framework.
+"""Writes TensorBoard event files, only scalars, without a framework.
 
-tensorboardX and torch.utils.tensorboard import torch (and TensorBoard's own writer TensorFlow),
-which would put two frameworks into one process. A scalar is a dozen bytes of protobuf in TFRecord
-framing, which is here already.
+tensorboardX and torch.utils.tensorboard import torch (and TensorBoard's writer imports TensorFlow),
+which would load two frameworks into one process. A scalar is a dozen bytes of protobuf in TFRecord
+framing, which Howdah has anyway.
 
 Source: tensorflow/core/util/event.proto and tensorflow/core/framework/summary.proto.
 """
@@ -28,14 +28,14 @@ class EventFile:
     """One event file of a directory that TensorBoard reads.
 
     Args:
-        directory: local directory; made if missing.
-        resumed_at: step that the run goes on from; TensorBoard then drops later points of files
-            before this one.
+        directory: local directory; created if missing.
+        resumed_at: step that the run resumes from; TensorBoard then drops later points of earlier
+            files.
     """
 
     def __init__(self, directory: str, resumed_at: int = 0) -> None:
         os.makedirs(directory, exist_ok=True)
-        # The name sorts by time, which is the order that TensorBoard reads files in.
+        # The name sorts by time, since TensorBoard reads files in the order of their names.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         self._file = open(os.path.join(directory, name), "ab", buffering=0)  # noqa: SIM115 - kept
         self._waiting = bytearray()
@@ -46,7 +46,7 @@ class EventFile:
         self._flush()
 
     def resume(self, step: int) -> None:
-        """Have TensorBoard drop what came before this line and lies after `step`."""
+        """Make TensorBoard drop the points so far that lie after `step`."""
         self._event(step + 1, bytes_field(_SESSION_LOG, varint_field(_STATUS, _START)))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
@@ -67,7 +67,7 @@ class EventFile:
         self._file.close()
 
     def abandon(self) -> None:
-        """Leave the file as it is: what has not been written yet is given up."""
+        """Close the file without the values that have not been written yet."""
         self._waiting.clear()
         self._file.close()
 

@@ -1,12 +1,12 @@
-"""Where a run keeps growing files, locks and process records: always on local disk.
+"""The local directory for a run's growing files, locks and process records.
 
-Of a local run directory that is the directory itself. Of a remote one it is a private directory of
+For a local run directory it is the directory itself. For a remote one it is a private directory of
 this machine, from which training/run/mirror.py publishes growing files.
 
-It lies in the directory for temporary files: on this machine's own disk, where homes may be shared
-by several machines. Not in XDG_RUNTIME_DIR: that is memory, too little for logs and event files of
-a long run, and it is removed when its user logs out, while a run in the background still needs its
-lock and its records.
+The private directory is in the directory for temporary files, which is on this machine's disk,
+while homes may be shared by several machines. XDG_RUNTIME_DIR is not used: it is in memory, which
+is too small for the logs and event files of a long run, and it is removed when the user logs out,
+while a run in the background still needs its lock and records.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from howdah.errors import HowdahError, PermissionDenied, StorageError, UsageErro
 from howdah.faults import typed
 
 _KEPT_SECONDS = 30 * 86400.0
-"""How long local copies of a remote run are kept after their last change."""
+"""Time that local copies of a remote run are kept after their last change."""
 _NAMES = 20
 
 
 def local_directory(run_directory: str, mode: str = "0750") -> str:
-    """The local directory of a run's logs, process records and growing files; made if missing.
+    """The local directory of a run's logs, process records and growing files; created if missing.
 
-    Copies of remote runs that were not used for 30 days are removed when another one begins.
+    Copies of remote runs that were not used for 30 days are removed when another run begins.
 
     Args:
-        mode: `run.mode`, for a run directory on this machine that is not there yet.
+        mode: `run.mode`, for a run directory on this machine that does not exist yet.
     Raises:
         PermissionDenied: other users have taken every name of the private directory.
     """
@@ -53,7 +53,7 @@ def local_directory(run_directory: str, mode: str = "0750") -> str:
     directory = os.path.join(base, f"{storage.name(run_directory) or 'run'}-{key}")
     new = not os.path.isdir(directory)
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    os.utime(directory)  # in use: no sweep takes it from here on
+    os.utime(directory)  # marks it as used, so that no sweep removes it
     if new:
         _sweep(base)
     return directory
@@ -62,8 +62,8 @@ def local_directory(run_directory: str, mode: str = "0750") -> str:
 def _private_directory() -> str:
     """This user's directory for local copies, the same for all processes of the machine.
 
-    The directory for temporary files is shared by all users, and another one may have taken a name.
-    So there are several: the first that is ours already, else the first that can be made.
+    All users share the directory for temporary files, and another user may have taken a name. So
+    there are several names: the first that this user owns is used, else the first that is free.
     """
     parent, user = tempfile.gettempdir(), os.getuid()
     names = [f"howdah-{user}", *(f"howdah-{user}-{number}" for number in range(1, _NAMES))]
@@ -79,17 +79,16 @@ def _private_directory() -> str:
                     return path
     info = os.lstat(paths[0])
     raise PermissionDenied(
-        "the directory for local copies of remote runs is not ours",
+        "other users own the directories for local copies of remote runs",
         where=f"{paths[0]}, and {_NAMES - 1} more names",
-        expected=f"one of them to be a directory of user {user}, or free",
         got=f"{paths[0]} with owner {info.st_uid}, mode {info.st_mode:o}",
-        remedy="have them removed (their owner or an administrator can), or set TMPDIR to a"
-        " directory of your own",
+        remedy="have them removed by their owner or an administrator, or set TMPDIR to a directory"
+        f" of user {user}",
     )
 
 
 def _sweep(base: str) -> None:
-    """Remove copies that were not used for _KEPT_SECONDS. One that cannot be removed stays."""
+    """Remove copies that were not used for _KEPT_SECONDS, if they can be removed."""
     oldest = time.time() - _KEPT_SECONDS
     for entry in os.scandir(base):
         with contextlib.suppress(OSError, HowdahError):
@@ -98,7 +97,7 @@ def _sweep(base: str) -> None:
 
 
 def _newest(directory: str) -> float:
-    """When anything in there last changed, in seconds since 1970."""
+    """Time of the last change in a directory, in seconds since 1970."""
     times = [os.stat(directory).st_mtime]
     for folder, folders, files in os.walk(directory):
         times += [os.lstat(os.path.join(folder, name)).st_mtime for name in (*folders, *files)]
@@ -108,17 +107,17 @@ def _newest(directory: str) -> float:
 def _remove_unused(directory: str) -> None:
     if any(record.is_local and record.alive for record in RankRecord.read_all(directory)):
         return
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         for name in os.listdir(directory):
             if name.endswith(".lock"):
-                file = held.enter_context(open(os.path.join(directory, name), "rb"))
+                file = locks.enter_context(open(os.path.join(directory, name), "rb"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: in use
         shutil.rmtree(directory)
 
 
 # --------------------------------------------------------------------------------- processes
 def process_age() -> float:
-    """Seconds since this process was started, the interpreter's own start-up included."""
+    """Seconds since this process was started, the interpreter's start-up included."""
     with open("/proc/uptime", encoding="ascii") as file:
         uptime = float(file.read().split()[0])
     start = process_start(os.getpid()) or 0
@@ -126,21 +125,21 @@ def process_age() -> float:
 
 
 def job_age() -> float:
-    """Seconds since the launcher began, or, without one, since this process did."""
+    """Seconds since the launcher began or, without one, since this process did."""
     started = os.environ.get("HOWDAH_STARTED")
     return time.time() - float(started) if started else process_age()
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """`ranks/<rank>.json`: the process of a rank, to stop it or to find it lost."""
+    """`ranks/<rank>.json`: the process of a rank, to stop it or to notice its loss."""
 
     rank: int
     pid: int
     start: int
     host: str
     ended: bool = False
-    """The rank has finished, or has written its failure."""
+    """True if the rank has finished, or has written its failure."""
 
     @classmethod
     def of_this_process(cls, rank: int) -> RankRecord:
@@ -149,24 +148,25 @@ class RankRecord:
         return cls(rank=rank, pid=pid, start=process_start(pid) or 0, host=socket.gethostname())
 
     def write(self, directory: str) -> None:
-        """Put the record into `<directory>/ranks/`."""
+        """Write the record to `<directory>/ranks/`."""
         path = os.path.join(directory, "ranks", f"{self.rank}.json")
         storage.write_whole(path, json.dumps(self.__dict__).encode())
 
     @property
     def is_local(self) -> bool:
-        """The process is on this machine."""
+        """True if the process is on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def alive(self) -> bool:
-        """The very process is running; meaningful on its own machine only."""
+        """True if this process is running, and not another one with its pid; only meaningful on its
+        machine."""
         return process_start(self.pid) == self.start
 
     def send(self, number: int) -> None:
-        """Send the process a signal; nothing where it has ended, is on another machine, or is none
-        that a launcher of this user has started: who may write in the run directory could have
-        named any process."""
+        """Send the process a signal. Do nothing if it has ended, is on another machine, or was not
+        started by a launcher of this user: a user who may write in the run directory could have
+        written any pid to the record."""
         if self.is_local and self.alive and _launched_by_us(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -177,12 +177,9 @@ class RankRecord:
         folder = os.path.join(directory, "ranks")
         if not os.path.isdir(folder):
             return []
-        found = [
-            cls(**storage.read_object(entry.path))
-            for entry in storage.list_dir(folder)
-            if entry.name.endswith(".json")
-        ]
-        return sorted(found, key=lambda record: record.rank)
+        entries = [entry for entry in storage.list_dir(folder) if entry.name.endswith(".json")]
+        records = [cls(**storage.read_object(entry.path)) for entry in entries]
+        return sorted(records, key=lambda record: record.rank)
 
     @classmethod
     def clear(cls, directory: str) -> None:
@@ -201,16 +198,16 @@ def _launched_by_us(pid: int) -> bool:
 
 
 class RunLock:
-    """One process holds a run directory at a time, on one machine.
+    """A lock with which only one process of a machine holds a run directory at a time.
 
-    An flock on a file in the local directory: the kernel releases it when its holder dies, so that
-    it is never stale. Across machines the fence protects the run: the later attempt wins, and the
-    earlier one cannot commit any more.
+    It is an flock on a file in the local directory, which is never stale, since the kernel releases
+    it when its holder dies. Across machines the fence protects the run: the later attempt wins, and
+    the earlier one cannot commit any more.
 
     Args:
         directory: `local_directory(run_directory)`.
-        name: file name; rank 0 and the launcher have one each.
-        run_directory: for the message.
+        name: name of the lock file; rank 0 and the launcher have different ones.
+        run_directory: the run directory, for the message.
     """
 
     def __init__(self, directory: str, name: str, run_directory: str) -> None:
@@ -224,8 +221,8 @@ class RunLock:
         Args:
             patience: seconds to wait for a holder that is about to end.
         Raises:
-            UsageError: another process has it; it is named.
-            StorageError: the file cannot be written: a full disk, a directory of its name.
+            UsageError: another process has it; the error names the process.
+            StorageError: the file cannot be written: the disk is full, or it is a directory.
         """
         with typed(self._path, "lock"):
             file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
@@ -241,31 +238,28 @@ class RunLock:
                 "another training run is using this run directory",
                 where=self._run_directory,
                 got=holder,
-                remedy="wait for it, stop it, or give this run a run.directory of its own",
+                remedy="wait for it, stop it, or set another run.directory",
             )
         try:
             with typed(self._path, "lock", storage.free_bytes):
+                now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
                 file.truncate(0)
-                file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
+                file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {now}\n")
                 file.flush()
         except StorageError:
-            with contextlib.suppress(OSError):  # the line that found no room is still held
+            with contextlib.suppress(OSError):  # closing tries to write the buffered line again
                 file.close()
             raise
         self._file = file
 
     def fileno(self) -> int:
-        """Of the lock that is held. A child that inherits it holds the lock as long as it lives."""
+        """Descriptor of the held lock. A child that inherits it holds the lock while it lives."""
         if self._file is None:
             raise ValueError("the lock is not held")
         return self._file.fileno()
 
     def release(self) -> None:
-        """Release the lock, in this process."""
+        """Release the lock in this process."""
         if self._file is not None:
             self._file.close()
             self._file = None
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

@@ -1,6 +1,6 @@
-"""Metrics of a run's steps and evaluations: rates since the last logged step, and where they go.
+"""Metrics of a run's steps and evaluations: computes rates and passes metrics to their outputs.
 
-Every rank counts; rank 0 shows them: on the console, in metrics.jsonl, in TensorBoard and MLflow.
+Every rank counts; rank 0 writes them to the console, metrics.jsonl, TensorBoard and MLflow.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from howdah.training.run.progress import Progress, StepMetrics
 from howdah.training.run.tracking import Tracker
 
 _KEPT_LINES = 1000
-"""Lines that a rank other than 0 keeps: those of the seconds between two publications."""
+"""Number of lines that ranks other than 0 keep: those since rank 0's last publication."""
 
 
 class MetricsLogger:
     """Counts rows, tokens and time, and shows them every `logging_steps`.
 
     Args:
-        logging_steps: steps between two shown ones.
-        console: where progress is shown; None on ranks other than 0.
-        log: the rank's log; None where there is none.
+        logging_steps: number of steps between two that are shown.
+        console: stream that progress is shown on; None on ranks other than 0.
+        log: the rank's log; None: no log.
     """
 
     def __init__(self, logging_steps: int, *, console: TextIO | None, log: TextIO | None) -> None:
@@ -46,7 +46,7 @@ class MetricsLogger:
 
     # ---------------------------------------------------------------------- where they go
     def write_to(self, metrics: MetricsLog) -> None:
-        """Put lines into metrics.jsonl from now on."""
+        """Write lines to metrics.jsonl from now on."""
         self._metrics = metrics
 
     def _write(self, **values: Any) -> None:
@@ -56,10 +56,8 @@ class MetricsLogger:
             self._unwritten.append(values)
 
     def _write_missing(self, upto: int) -> None:
-        """Write what a lost rank 0 has not published, up to the step that all ranks resume from.
-
-        Every rank computes the same values, except for times.
-        """
+        """Write the lines that a lost rank 0 has not published, up to the step that all ranks
+        resume from. Every rank computes the same values, except for times."""
         for line in self._unwritten:
             if self._metrics.last < position_of(line) and line["step"] <= upto:
                 self._metrics.write(**line)
@@ -87,9 +85,9 @@ class MetricsLogger:
         self._trackers, self._metrics = [], None
 
     def hand_over(self) -> None:
-        """Show and write nothing more: another process has become rank 0.
+        """Stop showing and writing, because another process has become rank 0.
 
-        Lines are kept in memory from here on, as on every rank other than 0.
+        Lines are kept in memory from now on, as on every rank other than 0.
         """
         if self._progress is not None:
             self._progress.end()
@@ -100,7 +98,8 @@ class MetricsLogger:
         self._progress, self._metrics, self._trackers = None, None, []
 
     def abandon(self) -> None:
-        """Show and write nothing more, nor what is waiting: the run is a later attempt's."""
+        """Stop showing and writing, and drop waiting values, because a later attempt has the
+        run."""
         if self._progress is not None:
             self._progress.end()
         for tracker in self._trackers:
@@ -110,7 +109,7 @@ class MetricsLogger:
         self._progress, self._metrics, self._trackers = None, None, []
 
     def show_on(self, console: TextIO) -> None:
-        """Show progress there from now on: this rank has become rank 0."""
+        """Show progress on a stream from now on, because this rank has become rank 0."""
         self._progress = Progress(console)
 
     # --------------------------------------------------------------------------- stepping
@@ -136,7 +135,7 @@ class MetricsLogger:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside counts neither as training nor for a rate (evaluation, export)."""
+        """Do not count the time inside (evaluation, export) as training, nor in rates."""
         before = time.perf_counter()
         try:
             yield
@@ -149,7 +148,7 @@ class MetricsLogger:
         return round(state.epochs, 4)
 
     def summary(self, state: TrainState) -> dict[str, Any]:
-        """What run.json says of all steps at the end."""
+        """Fields of run.json about all steps, at the end."""
         seconds = max(state.train_seconds, 1e-9)
         return {
             "steps": state.step,
@@ -172,17 +171,18 @@ class MetricsLogger:
         padded_tokens: int,
         input_seconds: float = 0.0,
     ) -> float:
-        """Count a step; every `logging_steps` show the metrics. Returns its seconds.
+        """Count a step; every `logging_steps` show the metrics. Returns the step's seconds.
 
         Args:
-            state: with `step` counted up already; rows, tokens and train_seconds are counted here.
-            loss: of this step, over the global batch.
+            state: the state, whose `step` is already counted; its rows, tokens and train_seconds
+                are counted here.
+            loss: the step's loss over the global batch.
             lr: the learning rate used.
             grad_norm: global norm of the reduced gradient before clipping.
-            rows: rows of the global batch, padding rows not counted.
-            real_tokens: tokens of the global batch.
-            padded_tokens: the same with padding.
-            input_seconds: time that this rank has waited for batches, since the steps began.
+            rows: rows of the global batch without padding rows.
+            real_tokens: tokens of the global batch without padding.
+            padded_tokens: tokens of the global batch with padding.
+            input_seconds: time that this rank has waited for batches since the steps began.
         """
         now = time.perf_counter()
         seconds = 0.0 if self._marked is None else now - self._marked
@@ -215,11 +215,11 @@ class MetricsLogger:
 
     def _show(self, metrics: StepMetrics) -> None:
         self._speed.mark(self._own_seconds, metrics.step)
-        left = self._speed.left(self._own_seconds, self._total_steps) or 0.0
+        seconds_left = self._speed.left(self._own_seconds, self._total_steps) or 0.0
         if self._progress is not None:
-            self._progress.show(metrics, self._total_steps, left)
+            self._progress.show(metrics, self._total_steps, seconds_left)
         if self._log is not None:
-            print(metrics.line(self._total_steps, left), file=self._log, flush=True)
+            print(metrics.line(self._total_steps, seconds_left), file=self._log, flush=True)
         self._write(**metrics.__dict__)
         values = {f"train/{key}": v for key, v in metrics.__dict__.items() if key != "step"}
         for tracker in self._trackers:
@@ -228,7 +228,7 @@ class MetricsLogger:
     def evaluated(
         self, state: TrainState, split: str, metrics: dict[str, Any], *, exported: bool = False
     ) -> None:
-        """Show an evaluation, during training or of the model that is exported at its end."""
+        """Show an evaluation during training, or that of the exported model at the end."""
         shown = [
             f"{key} {metrics[key]:.4f}" for key in SHOWN if isinstance(metrics.get(key), float)
         ]

@@ -1,9 +1,9 @@
-"""Publishes files of this machine that grow: logs, metrics, TensorBoard's events of a remote run.
+"""Publishes growing local files of a remote run: logs, metrics, TensorBoard's events.
 
-Bytes sent are proportional to the files' sizes, however long a run lasts: of a log and of
-metrics.jsonl, what is new (howdah/storage/growing.py); of other files, which readers need whole,
-all of it whenever they have doubled. The rate is bounded to spare the NameNode: rank 0 publishes
-every ten seconds, the other ranks of a large world less often.
+The bytes sent are proportional to the files' sizes, however long a run lasts. For a log and for
+metrics.jsonl only new bytes are sent (howdah/storage/growing.py); other files, which readers need
+whole, are sent again whenever they have doubled. The rate is bounded to spare the NameNode: rank 0
+publishes every ten seconds, the other ranks of a large world less often.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from howdah.storage import growing
 from howdah.training.checkpoint.fence import FencedOff
 
 _FIRST_SECONDS = 10.0
-"""Between two rounds: published lines and metrics of rank 0 are late by this much."""
+"""Pause between two rounds, by which published lines and metrics of rank 0 are late."""
 _OTHER_SECONDS = 60.0
 _SECONDS_PER_RANK = 1.5
-"""Other ranks' pauses are so many seconds for each rank of the world: a part is five operations of
-the NameNode, and all of a world's ranks together make fewer than five a second."""
+"""Pause of the other ranks per rank of the world. A part costs the NameNode five operations, so all
+ranks of a world together cause fewer than five per second."""
 _ROUND_SECONDS = 300.0
-"""Longest round where storage does not answer; a thread that waits for it is no hang until then."""
+"""Longest round if storage does not answer; until then a waiting thread is not considered hung."""
 _GROWTH = 2.0
-"""A file that is published whole is published again when it has grown by this factor."""
+"""A file that is published whole is published again once it has grown by this factor."""
 _SMALL_PARTS = 64
-"""So many parts of single rounds are replaced by one. So each byte is sent at most three times: in
-a part, in the larger one, and in the whole file at the end."""
+"""Number of parts of single rounds that are replaced by a larger one. So each byte is sent at most
+three times: in a part, in the larger part, and in the whole file at the end."""
 
 
 @dataclass
 class _Published:
-    """What storage has of one file."""
+    """The published state of a file."""
 
     whole: tuple[int, int] | None = None
     """Size and time of change (ns) of the file when it was last published whole."""
     end: int = 0
-    """Bytes that have been published, parts included."""
+    """Number of bytes that have been published, parts included."""
     small: list[int] = field(default_factory=list)
     """Starts of the parts since the last large one."""
     removing: list[str] = field(default_factory=list)
-    """Parts that a larger one has replaced."""
+    """Paths of parts that a larger one has replaced."""
     parts: bool = False
-    """Parts have been published since the file was last published whole."""
+    """True if parts have been published since the file was last published whole."""
     due: float = 0.0
-    """When the file is looked at again, by the clock."""
+    """Time of the clock at which the file is checked again."""
 
 
 class Mirror:
-    """Publishes local files to remote storage as they grow, in a thread of its own.
+    """Publishes local files to remote storage as they grow, in a separate thread.
 
     Args:
-        say: takes a line when publishing begins to fail (once, not every round): a storage that is
-            away for a minute must not end a training run.
+        say: called with a line when publishing begins to fail (once, not every round): a storage
+            that is away for a minute must not end a training run.
         seconds: pause between two rounds of rank 0.
-        clock: seconds that only grow.
-        threaded: False: rounds are made by calls of `round` alone.
+        clock: monotonic clock in seconds.
+        threaded: False: there is no thread, and only calls of `round` publish.
 
-    `check`, where there is one, is called before a round writes anything. It raises FencedOff where
-    another process has the run directory by now: nothing is published from then on.
+    `check`, if it is set, is called before a round writes anything. It raises FencedOff if another
+    process has taken over the run directory: nothing is published from then on.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Mirror:
         self.check: Callable[[], None] | None = None
         self._checked = False
         self.fenced_off: FencedOff | None = None
-        """What `check` has raised: nothing is published, unless `resume` is called."""
+        """The error that `check` has raised: nothing is published unless `resume` is called."""
 
     def belongs_to(self, rank: int, size: int) -> None:
-        """This process's rank, and of how many: they decide how often it publishes."""
+        """Set this process's rank and the world's size, which determine how often it publishes."""
         self._rank, self._size = rank, size
         if rank == 0:
             self.hurry()
@@ -107,43 +107,43 @@ class Mirror:
         """Publish a file, or every file below a directory, as `remote` from now on.
 
         Args:
-            in_parts: its readers know of parts (howdah/storage/growing.py), and its bytes never
-                change later; else it is published whole whenever it has doubled.
+            in_parts: its readers support parts (howdah/storage/growing.py), and its bytes never
+                change later; otherwise it is published whole whenever it has doubled.
         """
         self._sources.append((local, remote, in_parts))
         if self._thread is None and self._threaded:
-            # Without it no other machine sees logs of the run: an exception starts it again.
+            # Without it no other machine sees the run's logs, so an exception must not end it.
             self._thread = threads.start(
                 self._loop, name="mirror", failed=threads.RESTART, say=self._say
             )
 
     def drop(self, local: str) -> None:
-        """Stop publishing this; waits for a round under way."""
+        """Stop publishing a source, after a round under way."""
         with self._lock:
             self._sources = [source for source in self._sources if source[0] != local]
 
     def resume(self) -> None:
-        """Publish what is left of the sources, without asking: they are this process's own."""
+        """Publish the remaining sources without `check`: only this process writes them."""
         self.check = self.fenced_off = None
 
     def hurry(self) -> None:
-        """Publish what is new at once, in the mirror's own thread."""
+        """Publish new bytes at once, in the mirror's thread."""
         for state in list(self._files.values()):
             state.due = 0.0
         self._wake.set()
 
     def abandon(self) -> None:
-        """Publish nothing more: the run directory is another process's."""
+        """Stop publishing, because another process has the run directory."""
         self._stop.set()
         self._wake.set()
         with self._lock:
             self._sources.clear()
 
     def close(self) -> None:
-        """Publish every file that has changed whole, a last time.
+        """Publish every file that has changed a last time, as a whole.
 
         Raises:
-            StorageError: that fails.
+            StorageError: publishing fails.
             FencedOff: nothing may be published any more.
         """
         self._stop.set()
@@ -156,11 +156,11 @@ class Mirror:
                 self._each(self._finish)
 
     def publish(self) -> None:
-        """Publish what is new in files with parts now; a failure is said once, not raised."""
+        """Publish the new bytes of files with parts now; a failure is logged once, not raised."""
         self._try(lambda path, remote, in_parts: in_parts and self._add_part(path, remote))
 
     def round(self) -> None:
-        """Publish what is due."""
+        """Publish the files that are due."""
         self._try(self._if_due)
 
     def _loop(self) -> None:
@@ -169,7 +169,7 @@ class Mirror:
             self._wake.clear()
             if self._stop.is_set():
                 return
-            # The next round tries again; who ends this run must not wait half an hour for this one.
+            # The next round tries again; the run's end must not wait half an hour for this one.
             with storage.waiting_at_most(self._seconds):
                 self.round()
 
@@ -190,14 +190,13 @@ class Mirror:
             self._failing = True
 
     def _each(self, call: Callable[[str, str, bool], object]) -> None:
-        """Call with each file; the error of one is raised when the others have had their turn.
-
-        A file that has been removed meanwhile is none.
-        """
+        """Call with each file; the first error is raised after all of them. Files that have been
+        removed meanwhile are skipped."""
         error: Exception | None = None
         self._checked = False
         for local, remote, in_parts in list(self._sources):
-            for path in _files_below(local):
+            below = ((at, name) for at, _, names in os.walk(local) for name in names)
+            for path in [local] if os.path.isfile(local) else [os.path.join(*one) for one in below]:
                 inner = os.path.relpath(path, local)
                 target = remote if inner == "." else storage.join(remote, inner)
                 try:
@@ -210,7 +209,7 @@ class Mirror:
             raise error
 
     def _check(self) -> None:
-        """Before the first thing that a round writes."""
+        """Call `check` before the first write of a round."""
         if not self._checked and self.check is not None:
             self.check()
         self._checked = True
@@ -234,7 +233,7 @@ class Mirror:
             self._put_whole(path, remote)
 
     def _add_part(self, path: str, remote: str) -> None:
-        """Publish what is new; a file that is not published yet, or begun anew, whole."""
+        """Publish new bytes, or the whole file if it was not published yet or has shrunk."""
         state = self._files.setdefault(path, _Published())
         size = os.stat(path).st_size
         if state.whole is None or size < state.end:
@@ -262,7 +261,7 @@ class Mirror:
         state.end = start + len(data)
 
     def _put_whole(self, path: str, remote: str) -> None:
-        """Publish a file whole; parts that an earlier attempt has left are of no use any more."""
+        """Publish a file whole, and remove parts, which an earlier attempt may have left."""
         state = self._files.setdefault(path, _Published())
         first = state.whole is None
         info = os.stat(path)
@@ -271,7 +270,7 @@ class Mirror:
         if first or state.parts:
             growing.forget_parts(remote)
         state.whole = (info.st_size, info.st_mtime_ns)
-        # It may have grown while it was read: those bytes go up once more.
+        # It may have grown while it was read: then those bytes are sent twice.
         state.end, state.parts, state.small, state.removing = info.st_size, False, [], []
 
     def _finish(self, path: str, remote: str, in_parts: bool) -> None:
@@ -279,9 +278,3 @@ class Mirror:
         info = os.stat(path)
         if state.parts or state.whole != (info.st_size, info.st_mtime_ns):
             self._put_whole(path, remote)
-
-
-def _files_below(path: str) -> list[str]:
-    if os.path.isfile(path):
-        return [path]
-    return [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]

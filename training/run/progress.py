@@ -1,4 +1,4 @@
-"""Progress on the console: a bar on a terminal, else a line every n steps; rank 0 only."""
+"""Progress on rank 0's console: a bar on a terminal, else a line every n steps."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class StepMetrics:
     epoch: float
     """Epochs done, with a fraction."""
     loss: float
-    """Of this step, over the global batch."""
+    """Loss of the step over the global batch."""
     lr: float
     grad_norm: float
-    """Global norm of the reduced gradient, before clipping."""
+    """Global norm of the reduced gradient before clipping."""
     examples_per_second: float
     tokens_per_second: float
-    """Real tokens, padding not counted."""
+    """Tokens per second without padding."""
     padding_ratio: float
-    """Padded tokens / real tokens."""
+    """Tokens with padding, divided by tokens without."""
     input_wait: float = 0.0
-    """Share of the time for which this rank waited for its batches."""
+    """Share of the time that this rank waited for its batches."""
     skipped_steps: int = 0
-    """Steps so far that fp16 skipped, since their gradient was infinite."""
+    """Number of steps so far that fp16 skipped because of an infinite gradient."""
 
     def line(self, total: int, seconds_left: float) -> str:
         """`step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s`"""
         return f"step {self.step}/{total} {self._values()} eta {clock(seconds_left)}"
 
     def _values(self) -> str:
-        # Said only where it counts: steps that wait are slow for want of data.
+        # Only shown if it matters: then the input is too slow for the steps.
         waits = f" waits for input {self.input_wait:.0%}" if self.input_wait >= 0.05 else ""
         skipped = f" skipped {self.skipped_steps}" if self.skipped_steps else ""
         return (
@@ -61,7 +61,7 @@ class Progress:
     """Writes lines, and on a terminal a bar below them.
 
     Args:
-        stream: where to; a bar is drawn if it is a terminal.
+        stream: the output; a bar is drawn if it is a terminal.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -70,7 +70,7 @@ class Progress:
         self._task = None
 
     def begin(self, done: int, total: int) -> None:
-        """Draw the bar, if there is a terminal to draw it on."""
+        """Draw the bar if the stream is a terminal."""
         if not self._stream.isatty() or os.environ.get("TERM") == "dumb":
             return
         from rich.console import Console
@@ -78,10 +78,9 @@ class Progress:
         from rich.progress import Progress as RichProgress
 
         console = Console(file=self._stream, highlight=False, markup=False)
-        self._bar = RichProgress(
-            MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
-            TextColumn("eta"), TimeRemainingColumn(compact=True), console=console,
-        )  # fmt: skip
+        figures, eta = TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True)
+        columns = MofNCompleteColumn(), BarColumn(bar_width=24), figures, TextColumn("eta"), eta
+        self._bar = RichProgress(*columns, console=console)
         self._task = self._bar.add_task("steps", total=total, completed=done, figures="")
         self._bar.start()
 
@@ -104,11 +103,11 @@ class Progress:
             return
         try:
             print(line, file=self._stream, flush=True)
-        except OSError:  # the terminal or the launcher's pipe is gone; the log has it all
+        except OSError:  # the terminal or the launcher's pipe is gone; the log has every line
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def end(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating the bar, which stays on the screen."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -1,4 +1,4 @@
-"""The files of one rank's process: its record, its failure, and its log as it is published."""
+"""The files of one rank's process: its record, its failure, and its published log."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RankFiles:
     """`ranks/N.json`, `logs/failure.N.json` and `logs/rank.N` of this process.
 
     Args:
-        rank: of this process.
+        rank: rank of this process.
         local: the run's local directory.
         directory: the run directory.
         mirror: publishes logs to a remote run directory.
-        linked: an agent started this process: it has a log, and neither record nor failure.
+        linked: an agent started this process, which has a log, but neither record nor failure.
     """
 
     def __init__(
@@ -29,54 +29,54 @@ class RankFiles:
         self._linked = linked
         self._record = RankRecord.of_this_process(rank)
         self.on_record = False
-        """The record is written: other processes know of this one."""
+        """True if the record is written, so that other processes know this one."""
         self.launched = "HOWDAH_STARTED" in os.environ and not linked
-        """`howdah train` started this process, and holds the run directory for it."""
+        """True if `howdah train` started this process, and holds the run directory for it."""
         self._first_world = 0
 
     @property
     def shares_names(self) -> bool:
-        """The files lie in the run directory itself, under names that ranks of other attempts
-        use, too."""
+        """True if the files are in the run directory itself, under names that ranks of other
+        attempts use, too."""
         return storage.is_local(self._directory) and not self._linked
 
     @property
     def read_by_launcher(self) -> bool:
-        """`howdah train` shows the failure that this process writes."""
+        """True if `howdah train` shows the failure that this process writes."""
         return self.launched and self.on_record
 
     def put_on_record(self) -> None:
-        """Write the record; a failure of an earlier attempt's rank goes."""
+        """Write the record, and remove the failure of an earlier attempt's rank."""
         failure.clear(self._local, self._record.rank)
         self._record.write(self._local)
         self.on_record = True
 
     def write_failure(self, why: Failure) -> None:
-        """Write down why this process ends, if it is on record."""
+        """Write the failure that ends this process, if it is on record."""
         if self.on_record:
             failure.write(self._local, why)
 
     def end(self) -> None:
-        """Note that this process has said how it ended, if it is on record."""
+        """Mark the record as ended, if there is one: this process has reported its end."""
         if self.on_record:
             RankRecord(**(self._record.__dict__ | {"ended": True})).write(self._local)
 
     def publish_log(self) -> None:
-        """Publish this rank's log; another attempt's rank has the same name."""
+        """Publish this rank's log, under the same name as the logs of other attempts."""
         if not storage.is_local(self._directory):
             name = f"rank.{self._record.rank}"
             log = os.path.join(self._local, "logs", name)
             self._mirror.add(log, storage.join(self._directory, "logs", name))
 
     def enter_world(self, world: int) -> None:
-        """A world begins; the first one is part of the output's name."""
+        """Note that a world begins; the first one is part of the output's name."""
         self._first_world = self._first_world or world
 
     def publish_output(self, rank: int, attempt: int) -> None:
-        """Publish this process's output, which lies in the agent's log directory; once.
+        """Publish this process's output, which is in the agent's log directory, once.
 
-        A file belongs to a process, whatever ranks it comes to: it is named by the first one, and
-        by attempt and world where ranks before it have had that name.
+        The file belongs to a process, which may get several ranks: it is named by the first one,
+        and by attempt and world if an earlier rank had that name.
         """
         output = os.environ.pop("HOWDAH_LOG", None)
         if output is not None:

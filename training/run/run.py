@@ -1,15 +1,15 @@
 """One rank's side of a run: its place in the job, and the parts that act for it.
 
-    metrics      MetricsLogger    what is logged and shown, on every rank
-    heartbeat    Heartbeat        phases and progress, for the agent
+    metrics      MetricsLogger    logs and shows metrics, on every rank
+    heartbeat    Heartbeat        reports phases and progress to the agent
     stops        StopRequests     signals and expiring tokens
-    last_save    LastSave         the save where the loop cannot
+    last_save    LastSave         saves if the loop cannot
     owned        RunDirectory     rank 0's hold on the run directory; None on other ranks
 
 A run directory (any storage) holds config.yaml, run.json, metrics.jsonl, logs/rank.N, tensorboard/,
-attempts/, checkpoints/, export/, predictions/ and report.html. Only rank 0 writes to it, save that
-each rank has its own log. What grows is kept on local disk (training/run/local_dir.py) and, of a
-remote run, published as it grows (training/run/mirror.py).
+attempts/, checkpoints/, export/, predictions/ and report.html. Only rank 0 writes to it, except
+that each rank has a log. Growing files are kept on local disk (training/run/local_dir.py) and, for
+a remote run, published as they grow (training/run/mirror.py).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from howdah.training.run.run_directory import RunDirectory
 __all__ = ["Run", "read_metrics"]
 
 _LEAVE_SECONDS = 30.0
-"""How long a rank that ends by an error waits for storage to write that down."""
+"""Time that a rank which ends with an error waits for storage to record it."""
 _TAKE_OVER_SECONDS = 10.0
-"""How long a new rank 0 waits for the kernel to release the lock of a killed one on its machine."""
+"""Time that a new rank 0 waits for the kernel to release a killed one's lock on its machine."""
 
 
 class Run:
@@ -56,10 +56,10 @@ class Run:
     Args:
         config: the run's configuration.
         env: this process's place in the job.
-        console: where rank 0 shows progress; the other ranks' copies go to their logs.
-        log: the rank's log; None where `console` is all there is.
-        heartbeat: reports to the agent that started this process; None: no agent did. With one,
-            this process has no rank before its first world (`enter`), and may have several.
+        console: stream on which rank 0 shows progress; the other ranks only write to their logs.
+        log: the rank's log; None: there is only `console`.
+        heartbeat: reports to the agent that started this process; None: no agent did. With an
+            agent, this process has no rank before its first world (`enter`), and may get several.
     """
 
     def __init__(
@@ -75,23 +75,23 @@ class Run:
         self.directory = config.run.directory
         self.rank, self.world_size = env.rank, env.size
         self.linked = heartbeat is not None
-        """An agent started this process, which may train in one world or in several."""
+        """True if an agent started this process, which may train in one world or in several."""
         self.elastic = False
-        """The other ranks train on where this process ends: their memory need not be saved."""
-        self.loss_known = False
-        """A rank of this world is known to be gone: no collective of it can succeed any more."""
+        """True if the other ranks continue when this process ends, so that it need not save."""
+        self.loss_reported = False
+        """True if a rank of this world is lost: its collectives cannot succeed any more."""
         self.is_main = env.rank == 0 and not self.linked
         self.local = local_directory(self.directory, config.run.mode)
         self.run_id = ""
         self.attempt = 0
         self.update_lock = threading.Lock()
-        """Held by the loop while weights change, so that no snapshot is taken in between."""
+        """Lock that the loop holds while weights change, so that no snapshot is taken then."""
         self.heartbeat = heartbeat or Heartbeat(None, Waits())
         self.metrics = MetricsLogger(
             config.training.logging_steps, console=console if self.is_main else None, log=log
         )
         self.stops = StopRequests(
-            # What ends a container ends this process, whatever the others do: no step to agree on.
+            # A signal under an agent ends the container, whatever the other ranks do.
             several_ranks=env.size > 1 or self.linked,
             grace_seconds=config.checkpoint.grace_seconds,
             abandon=self._abandon,
@@ -101,7 +101,7 @@ class Run:
         )
         self.final_barrier = FinalBarrier(config.checkpoint.grace_seconds)
         self.gpu = False
-        """This rank computes on a GPU; set once its framework has started."""
+        """True if this rank computes on a GPU; set once its framework has started."""
         self.owned: RunDirectory | None = None
         """Rank 0's hold on the run directory; None on other ranks."""
         self._console, self._log = console, log
@@ -116,7 +116,7 @@ class Run:
     def open(self) -> None:
         """Handle signals; on rank 0 take the run directory: lock, fence, run.json, metrics.
 
-        A process that an agent started has no rank yet: it handles its signals.
+        A process that an agent started has no rank yet, and only handles signals.
 
         Raises:
             UsageError: another process of this machine is using the run directory.
@@ -125,22 +125,22 @@ class Run:
         self.stops.signals.install()
         if self.is_main:
             self._lock.take()
-        # Another run may live here until rank 0 has the lock: the other ranks touch nothing yet.
+        # Until rank 0 has the lock, another run may have the directory: other ranks do not write.
         if self.is_main or self._files.launched:
             self._put_on_record()
         if self.is_main:
             self._take_possession()
 
     def enter(self, env: RankEnv, world: int) -> None:
-        """A world begins for a process that an agent started: this is its place there.
+        """Set this process's place in a world that begins; only with an agent.
 
-        A process that becomes rank 0 opens the run directory, and has the later fence from then on.
+        A process that becomes rank 0 opens the run directory, and has the newest fence.
 
         Args:
             env: rank and size.
-            world: its number.
+            world: the world's number.
         Raises:
-            As `open`.
+            UsageError, StorageError: see `open`.
         """
         self.rank, self.world_size = env.rank, env.size
         self.is_main = env.rank == 0
@@ -156,8 +156,8 @@ class Run:
         self.owned.file.world(world, self.world_size)
 
     def share(self, comm: Comm) -> None:
-        """Broadcast the run's id and attempt. Every rank enters, after comm.init: only rank 0 knows
-        them, and every rank publishes and exports under them."""
+        """Broadcast the run's id and attempt, which only rank 0 knows, and which every rank needs
+        to publish and export. Every rank enters once its world has formed."""
         shared = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
         self.run_id, self.attempt = shared["run_id"], shared["attempt"]
         if self.owned is not None:
@@ -171,15 +171,15 @@ class Run:
             self._mirror.check = self.check_fence
         if not self._files.on_record:
             self._put_on_record()
-        elif not self.is_main:  # under `howdah train`: the attempt was not known before
+        elif not self.is_main:  # started by `howdah train`: the attempt was unknown until now
             self._files.publish_log()
 
     def close(self, status: str, error: HowdahError | None = None) -> None:
         """Write the run's end: finished, interrupted or failed.
 
         Raises:
-            StorageError: what is left cannot be published.
-            FencedOff: a later attempt has the run directory; nothing was written there.
+            StorageError: the remaining files cannot be published.
+            FencedOff: a later attempt has the run directory, and nothing was written there.
         """
         self.metrics.end()
         fenced_off: FencedOff | None = None
@@ -219,10 +219,11 @@ class Run:
         self.run_id, self.attempt = self.owned.run_id, self.owned.attempt
 
     def _hand_over(self) -> None:
-        """Another process is rank 0 now: leave it the run directory, if this one has it.
+        """Leave the run directory, if this process has it, to the process that is rank 0 now.
 
-        A checkpoint that is being written is given up, unless it gets its name before the new
-        rank 0 takes its fence: that one sees what is whole, and when the next one is due.
+        A checkpoint that is being written is lost, unless it gets its name before the new rank 0
+        takes its fence. The new rank 0 sees which checkpoints are complete, and when the next one
+        is due.
         """
         owned, self.owned = self.owned, None
         if owned is None:
@@ -244,7 +245,7 @@ class Run:
         return [] if self.owned is None else self.owned.file.values["attempts"]
 
     def choose_dataset(self, choose: Callable[[str], str]) -> str:
-        """The dataset's version to train on, as RunDirectory.choose_dataset; rank 0 only."""
+        """The dataset version to train on, see RunDirectory.choose_dataset; called on rank 0."""
         if self.owned is None:
             return choose(self.config.data.dataset)
         return self.owned.choose_dataset(choose)
@@ -254,7 +255,7 @@ class Run:
         self.metrics.say(line)
 
     def update(self, **fields: Any) -> None:
-        """Put fields into run.json (rank 0; the others do nothing). Mappings are merged.
+        """Write fields to run.json (rank 0; the others do nothing). Mappings are merged.
 
         Raises:
             FencedOff: a later attempt has the run directory.
@@ -263,19 +264,17 @@ class Run:
             self.owned.file.update(**fields)
 
     def used(self, comm: Comm) -> None:
-        """Put what all ranks have used into run.json. Every rank enters."""
-        said = comm.gather_json({"cpu": cpu_seconds(), "gpu": int(self.gpu)})
+        """Write the usage of all ranks to run.json. Every rank enters."""
+        usages = comm.gather_json({"cpu": cpu_seconds(), "gpu": int(self.gpu)})
         if self.owned is not None:
-            self.owned.file.used(
-                cpu_seconds=sum(one["cpu"] for one in said), gpus=sum(one["gpu"] for one in said),
-                of="all ranks",
-            )  # fmt: skip
+            cpu, gpus = (sum(one[kind] for one in usages) for kind in ("cpu", "gpu"))
+            self.owned.file.used(cpu_seconds=cpu, gpus=gpus, of="all ranks")
 
     def check_fence(self) -> None:
-        """Raise FencedOff where a later attempt has the run directory; on any rank, after `share`.
+        """Raise FencedOff if a later attempt has the run directory; on any rank, after `share`.
 
         Raises:
-            StorageError: not known, since storage does not answer.
+            StorageError: it is unknown, because storage does not answer.
         """
         if self.owned is not None:
             self.owned.fence.check()
@@ -283,7 +282,7 @@ class Run:
             Fence(self.directory, self.attempt, Attempt.of_environment()).check()
 
     def meta(self, state: TrainState) -> dict[str, Any]:
-        """What a checkpoint's meta.json holds: the state, and where it comes from."""
+        """The contents of a checkpoint's meta.json: the state and its origin."""
         return state.to_meta() | {
             "run_id": self.run_id,
             "attempt": self.attempt,
@@ -295,13 +294,13 @@ class Run:
 
     # ----------------------------------------------------------------------------- stepping
     def begin(self, state: TrainState, *, total_steps: int) -> None:
-        """The steps begin: from here on a stop request waits for a step's end.
+        """Begin the steps: from now on a stop request waits for a step's end.
 
         Args:
-            state: where the run stands.
-            total_steps: steps of the whole run.
+            state: the run's state.
+            total_steps: number of steps of the whole run.
         """
-        storage.be_patient()  # from here on there is work to lose
+        storage.be_patient()  # from now on there is work to lose
         if self.owned is not None:
             self.owned.begin(state.step)
             if mlflow_run := self.owned.file.values.get("mlflow_run_id"):
@@ -311,7 +310,7 @@ class Run:
         self.heartbeat.begin(self.rank, state.step, total_steps)
 
     def step_done(self, state: TrainState, **values: Any) -> None:
-        """A step is done; the arguments are those of MetricsLogger.step_done."""
+        """Count and report a step; for the arguments see MetricsLogger.step_done."""
         if self._mirror.fenced_off is not None:
             raise self._mirror.fenced_off
         seconds = self.metrics.step_done(state, **values)
@@ -326,17 +325,17 @@ class Run:
             self.owned.note_first_step()
 
     def end_steps(self) -> None:
-        """The steps are over, of this world at least: a stop request is acted on at once."""
+        """End the steps, at least those of this world: a stop request takes effect at once."""
         self.metrics.end()
         self.stops.signals.stepping(False)
 
     def finish(self, state: TrainState, metrics: dict[str, dict], **fields: Any) -> None:
-        """Put the run's results into run.json (rank 0).
+        """Write the run's results to run.json (rank 0).
 
         Args:
-            state: at the end.
+            state: the state at the end.
             metrics: {split: metrics} of the exported weights.
-            fields: more for run.json.
+            fields: further fields for run.json.
         """
         self.update(
             metrics=metrics,
@@ -348,54 +347,55 @@ class Run:
 
     # --------------------------------------------------------------------------------- ending
     def stop_error(self) -> HowdahError:
-        """What to raise once the state is saved; it names the checkpoint that holds.
+        """The error to raise once the state is saved; it names the newest checkpoint.
 
-        Where the launcher tears the job down, the last completed step is saved here, first: the
-        message would name the checkpoint before it.
+        If the launcher is ending the job, the last completed step is saved here first: otherwise
+        the message would name the checkpoint before it.
         """
         if self.stops.alone:
             self.last_save.save()
         newest = None
-        with contextlib.suppress(StorageError):  # which is not what we end for
+        with contextlib.suppress(StorageError):  # storage is not the reason for this end
             newest = self.checkpoints.newest() if self.checkpoints else None
         if newest is None:
             return self.stops.error(where=self.directory)
         return self.stops.error(
             where=self.directory,
             got=f"the newest checkpoint is step-{newest.step}",
-            remedy="start it again in the same way: it goes on from there",
+            remedy="start it again in the same way: it resumes from there",
         )
 
     def leave(self, error: BaseException, *, consequence: bool = False) -> None:
-        """Write down why this rank ends, and end the process at once.
+        """Record why this rank ends, and end the process at once.
 
-        No `atexit`: Horovod's would wait for ranks that are gone. mpirun and horovodrun both end
-        the other ranks when one ends so.
+        `atexit` functions do not run: Horovod's would wait for ranks that are gone. mpirun and
+        horovodrun both end the other ranks when one ends in this way.
         """
-        with self.last_save.lock:  # a save that another thread has under way is seen through
+        with self.last_save.lock:  # waits for a save that another thread has under way
             self.stops.signals.disarm()
             why = failure.of(self.rank, error, consequence=consequence)
             if not self.is_main:
-                # Nothing of this rank's end is seen before rank 0's checkpoint is whole.
+                # This rank's end must not be noticed before rank 0's checkpoint is complete.
                 self.final_barrier.wait(why.exit_code)
             fenced_off = isinstance(error, FencedOff) or self._fenced_off_its_names()
-            # Local disks may be full, which this rank may end for: the agent must hear of it.
+            # A full local disk, which may be the reason for this end, must not hide it from the
+            # agent.
             with contextlib.suppress(HowdahError, OSError):
                 if not (fenced_off and self._files.shares_names):
                     self._files.write_failure(why)
             with contextlib.suppress(OSError):
                 if self._log is not None:
                     print(why.text, file=self._log, flush=True)
-            known = error if isinstance(error, HowdahError) else None
+            howdah_error = error if isinstance(error, HowdahError) else None
             stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
             status = "interrupted" if stopped else "failed"
-            # The first error is reported already: a second one on the way out must not hide it, nor
-            # a storage that does not answer hold up the process that takes this rank's place.
+            # A second error on the way out must not hide the first one, and a storage that does not
+            # answer must not delay the process that replaces this rank.
             with contextlib.suppress(HowdahError):
                 if self.checkpoints is not None:
                     self.checkpoints.wait()
             with contextlib.suppress(HowdahError, OSError), storage.waiting_at_most(_LEAVE_SECONDS):
-                self.close(status, known)
+                self.close(status, howdah_error)
             self.heartbeat.send(
                 "failed",
                 exit_code=why.exit_code,
@@ -403,26 +403,26 @@ class Run:
                 consequence=consequence,
                 step=self.heartbeat.step,
             )
-            # `howdah train` shows the failure's file, an agent's driver what it is sent.
+            # `howdah train` shows the failure's file, the driver of an agent the message above.
             if not (self.linked or (self._files.read_by_launcher and not fenced_off)):
                 print_failure(why, self._console, self.stops.signals)
             self.final_barrier.wait(why.exit_code)
             os._exit(why.exit_code)
 
     def _abandon(self) -> None:
-        """In the watching thread: the main thread cannot act. Save, say why, and end."""
+        """Save, report and end in the watching thread, because the main thread cannot act."""
         self.heartbeat.take_over("save")
         self.last_save.save()
         self.leave(self.stop_error(), consequence=self.stops.alone)
 
     def _fenced_off_its_names(self) -> bool:
-        """The files that say how this rank has ended are a later attempt's by now."""
+        """True if the files that describe this rank's end belong to a later attempt by now."""
         if not self._files.shares_names:
             return False
         try:
             self.check_fence()
         except FencedOff:
             return True
-        except StorageError:  # the write that follows says so
+        except StorageError:  # the write that follows reports it
             pass
         return False

@@ -1,4 +1,4 @@
-"""Rank 0's hold on the run directory: fence, run.json, checkpoints and their timetable, metrics."""
+"""Rank 0's hold on the run directory: fence, run.json, checkpoints and their schedule, metrics."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class RunDirectory:
 
     Args:
         config: the run's configuration.
-        local: local directory for what grows.
-        metrics: gets metrics.jsonl and the trackers to write to.
-        mirror: publishes what grows.
-        saved: called with step and path of each checkpoint that is whole on storage.
-        world_size: ranks.
+        local: local directory for growing files.
+        metrics: writes to metrics.jsonl and the trackers.
+        mirror: publishes growing files.
+        saved: called with step and path of each checkpoint that is complete on storage.
+        world_size: number of ranks.
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the directory cannot be written.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RunDirectory:
         self.attempt = fence.attempt
         fence.check()
         self.file = RunFile(self._path, check=fence.check)
-        if not self.file.is_of_finished:  # else its configuration stays until `_admit`
+        if not self.file.is_of_finished:  # otherwise its configuration stays until `_admit`
             freeze_config(config, self._path)
         mirror.check = fence.check
         self._submission = os.environ.get("HOWDAH_APPLICATION")
@@ -68,7 +68,7 @@ class RunDirectory:
         )
 
         self.saves = CheckpointProgress()
-        """How the checkpoints of this possession have fared, over all its worlds."""
+        """Record of the saves since this process took the directory, over all its worlds."""
         self.save_times = CheckpointSchedule(config.checkpoint)
 
         def whole(step: int, path: str) -> None:
@@ -82,7 +82,7 @@ class RunDirectory:
             metric=config.evaluation.metric,
             fence=fence,
             say=metrics.say,
-            saving=mirror.publish,  # metrics of its steps: a resumed run does not log them again
+            saving=mirror.publish,  # a resumed run does not log metrics of earlier steps again
             saved=whole,
         )
         path = os.path.join(local, METRICS_FILE)
@@ -99,10 +99,10 @@ class RunDirectory:
             self._mirror.add(local, published, in_parts=in_parts)
 
     def hand_over(self) -> None:
-        """Another process takes the directory over: write nothing more there."""
+        """Stop writing to the directory, because another process takes it over."""
         for local in self._mirrored:
             self._mirror.drop(local)
-        self._mirror.resume()  # what is left is this process's own log, under its own name
+        self._mirror.resume()  # only this process's log is left, whose name is unique
         self._logger.hand_over()
 
     @property
@@ -112,84 +112,84 @@ class RunDirectory:
 
     # ------------------------------------------------------------------------------ resuming
     def choose_dataset(self, choose: Callable[[str], str]) -> str:
-        """The dataset's version to train on: the one that this submission has begun with.
+        """The dataset version to train on: the one that this submission began with.
 
-        The ETL may have committed another one since: what is started again by itself goes on with
-        its own. A user who starts a run again gets the newest, or is refused it.
+        The ETL may have committed another one since. A restart within a submission keeps its
+        version; a run that the user starts again gets the newest, or is refused.
 
         Args:
-            choose: gives the version that `data.dataset`, or a version itself, stands for.
+            choose: returns the version for `data.dataset`, or for the path of a version.
         """
-        wanted = self._config.data.dataset
-        path = choose(self.file.dataset_of(self._submission) or wanted)
+        configured = self._config.data.dataset
+        path = choose(self.file.dataset_of(self._submission) or configured)
         self.file.update_attempt(dataset=path)
         return path
 
     def newer_checkpoint(self, expect: Identity, than: int) -> Checkpoint | None:
-        """The newest checkpoint if it is of a later step than `than`, which is in memory: a rank 0
-        that was lost may have saved later than the others have committed.
+        """The newest checkpoint if its step is later than `than`, the step in memory: a lost rank 0
+        may have saved later than the others committed.
 
-        Where checkpoints cannot be read, a warning says so, and the state in memory is used.
+        If checkpoints cannot be read, a warning is logged, and the state in memory is used.
         """
         try:
             saved = self.checkpoints.newest()
             if saved is None or saved.step <= than:
                 return None
-            found = self.checkpoints.latest(expect)
+            checkpoint = self.checkpoints.latest(expect)
         except (StorageError, CheckpointError) as error:
-            self._logger.say(f"warning: {render(error)}\n  the state in memory counts")
+            self._logger.say(f"warning: {render(error)}\n  resuming from memory instead")
             return None
-        if found is None or found.step <= than:  # the newest was corrupt
+        if checkpoint is None or checkpoint.step <= than:  # the newest one was corrupt
             return None
-        self._note_resumed(found)
-        return found
+        self._note_resumed(checkpoint)
+        return checkpoint
 
     def resume_checkpoint(self, expect: Identity, *, when_used: bool = False) -> Checkpoint | None:
-        """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
+        """The checkpoint that `checkpoint.resume` selects; None: begin with the base model.
 
         Args:
-            when_used: its tensors are read when they are used.
+            when_used: its tensors are read on use.
         Raises:
-            CheckpointError: it is of another run, corrupt, or not there.
+            CheckpointError: it belongs to another run, is corrupt, or does not exist.
         """
         self.file.of(expect)
-        wanted = self._config.checkpoint.resume
-        found = None
+        rule = self._config.checkpoint.resume
+        checkpoint = None
         begun = self.file.has_begun(self._submission)
-        if wanted == "auto" or begun:
-            found = self.checkpoints.latest(expect, when_used=when_used)
-        elif wanted == "never":
+        if rule == "auto" or begun:
+            checkpoint = self.checkpoints.latest(expect, when_used=when_used)
+        elif rule == "never":
             self._set_aside(-1)
-        # Begun from a path, and lost before a checkpoint of its own: it begins there again.
-        if found is None and wanted not in ("auto", "never"):
-            found = load(wanted, expect, when_used=when_used)
-            own = self.checkpoints.is_own(found)
-            self._set_aside(found.step if own else -1)
-            if not (own or begun) and self._metrics.last[0] >= 0:
-                self._logger.say(f"metrics until now are kept as {self._metrics.set_aside()}")
-        self._note_resumed(found)
-        return found
+        # A run that began from a path and was lost before its first checkpoint begins there again.
+        if checkpoint is None and rule not in ("auto", "never"):
+            checkpoint = load(rule, expect, when_used=when_used)
+            is_here = self.checkpoints.is_here(checkpoint)
+            self._set_aside(checkpoint.step if is_here else -1)
+            if not (is_here or begun) and self._metrics.last[0] >= 0:
+                self._logger.say(f"the metrics so far are kept as {self._metrics.set_aside()}")
+        self._note_resumed(checkpoint)
+        return checkpoint
 
-    def _note_resumed(self, found: Checkpoint | None) -> None:
-        """Say where the run resumes from; None: from the base model."""
+    def _note_resumed(self, checkpoint: Checkpoint | None) -> None:
+        """Log and record where the run resumes from; None: from the base model."""
         self._admit()
         self.file.update_attempt(
-            resumed_from=None if found is None else found.path,
-            resumed_at_step=0 if found is None else found.step,
+            resumed_from=None if checkpoint is None else checkpoint.path,
+            resumed_at_step=0 if checkpoint is None else checkpoint.step,
         )
-        self._logger.say(
-            "starting from the base model" if found is None
-            else f"going on from checkpoint step-{found.step} ({found.path})"
-        )  # fmt: skip
+        if checkpoint is None:
+            self._logger.say("starting from the base model")
+        else:
+            self._logger.say(f"resuming from checkpoint step-{checkpoint.step} ({checkpoint.path})")
 
     def resumed_from_memory(self, step: int) -> None:
-        """All ranks resume from some rank's memory of this step."""
+        """Record that all ranks resume from a rank's memory of this step."""
         if "resumed_at_step" not in self.file.values["attempts"][-1]:
             self._admit()
             self.file.note(resumed_from="memory", resumed_at_step=step)
 
     def _admit(self) -> None:
-        """Dataset, base model and checkpoint are found: a finished run's record gives way."""
+        """Replace a finished run's record, once dataset, base model and checkpoint exist."""
         if self.file.is_of_finished:
             self.file.admit()
             freeze_config(self._config, self._path)
@@ -198,25 +198,25 @@ class RunDirectory:
         moved = self.checkpoints.set_aside(after_step)
         if moved:
             self._logger.say(
-                f"{len(moved)} checkpoint(s) of the history given up are kept under other names:"
+                f"{len(moved)} checkpoints of later steps are kept under other names:"
                 f" {', '.join(moved)}"
             )
 
     # ------------------------------------------------------------------------------ stepping
     def begin(self, step: int) -> None:
-        """The steps of a world begin after `step`."""
+        """Begin the steps of a world after `step`."""
         self._track(step)
-        if not self.save_times.known:  # from the base, or from a checkpoint
+        if not self.save_times.has_begun:  # the run begins from the base or from a checkpoint
             self.save_times.begin(step)
 
     def note_first_step(self) -> None:
-        """Put into run.json how long it took to the first step, once."""
+        """Write the time until the first step to run.json, once."""
         if not self._first_step_noted:
             self._first_step_noted = True
             self.file.note(seconds_to_first_step=round(job_age(), 3))
 
     def _provenance(self) -> Provenance:
-        """What MLflow is to say of this run."""
+        """Tags, dataset and report of this run for MLflow."""
         run = self.file.values
         attempt, git = run["attempts"][-1], run.get("git")
         tags = {
@@ -237,10 +237,11 @@ class RunDirectory:
             tags["howdah.application"] = attempt["submission"]
         path, digest = run.get("dataset"), run.get("dataset_hash")
         return Provenance(
-            tags=tags, dataset=(redact.text(path), digest) if path and digest else None,
+            tags=tags,
+            dataset=(redact.text(path), digest) if path and digest else None,
             report=lambda: storage.read_text(storage.join(self._path, REPORT)),
             ending=lambda: tags_of(self.file.values.get("hours")),
-        )  # fmt: skip
+        )
 
     def _track(self, resumed_at: int) -> None:
         """Open the trackers, once."""
@@ -264,5 +265,5 @@ class RunDirectory:
             )
             self._logger.track(tracker)
             self.file.update(mlflow_run_id=tracker.run_id)
-            # Airflow's link is made of this line (howdah/airflow/links.py).
+            # Airflow reads this line for its link (howdah/airflow/links.py).
             self._logger.say(f"MLflow run: {tracker.run_id}")

@@ -1,4 +1,4 @@
-"""`howdah status` of a run of `howdah train` or a bare launcher: by what it has written."""
+"""`howdah status` for a run of `howdah train` or a bare launcher, from the files of the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOCKS = (".launch.lock", ".lock")
 
 
 def run_status(directory: str) -> dict[str, Any] | None:
-    """The status of a run directory that no job was submitted to; None: it is not a run."""
+    """The status of a run directory without a submitted job; None if it is not a run."""
     directory = storage.local_path(directory) if storage.is_local(directory) else directory
     try:
         run = record.read(directory)
@@ -56,7 +56,7 @@ def lines(status: dict[str, Any]) -> list[str]:
         f"run directory: {status['run_directory']}",
     ]
     if status["state"] == "LOST":
-        result.append("its processes have died; started again, the run goes on from its checkpoint")
+        result.append("its processes have died; start it again: it resumes from its checkpoint")
     for split, values in status["metrics"].items():
         shown = ", ".join(f"{key} {values[key]:.4f}" for key in values if key != "rows")
         result.append(f"{split}: {shown}")
@@ -72,8 +72,8 @@ def _metrics(directory: str) -> list[dict[str, Any]]:
 
 
 def _state(directory: str) -> str:
-    """RUNNING, or LOST where no process of this machine has the run. On another storage its machine
-    is not known to be this one: RUNNING, as run.json says."""
+    """RUNNING, or LOST if no process of this machine has the run. On remote storage the run may be
+    on another machine, so it is RUNNING, as in run.json."""
     if not storage.is_local(directory):
         return "RUNNING"
     for name in _LOCKS:

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow: where metrics go besides metrics.jsonl; rank 0 only."""
+"""TensorBoard and MLflow, which get metrics besides metrics.jsonl, from rank 0."""
 
 from __future__ import annotations
 
@@ -19,31 +19,32 @@ from howdah.training.checkpoint.fence import FencedOff
 from howdah.training.run.event_file import EventFile
 
 _START_SECONDS = 900.0
-"""MLflow's client retries a server that does not answer, two minutes each time, and then fails."""
+"""Limit for the start: MLflow's client retries a server that does not answer, for two minutes per
+call, and then fails."""
 _CLOSE_SECONDS = 60.0
-"""A run that is finished does not wait longer for an MLflow server."""
+"""Maximum time that a finished run waits for an MLflow server."""
 
 
 class Tracker:
-    """Takes metrics by step."""
+    """Receives metrics by step."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Log metrics of a step."""
         raise NotImplementedError
 
     def resume(self, step: int) -> None:
-        """Steps after `step` follow, some of which may have been logged before."""
+        """Prepare for steps after `step`, some of which may have been logged before."""
 
     def hand_over(self) -> None:
-        """Write nothing more: another process continues the run."""
+        """Stop writing, because another process continues the run."""
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Write nothing more, nor what is waiting: the run is a later attempt's."""
+        """Stop writing, and drop waiting values, because a later attempt has the run."""
         raise NotImplementedError
 
     def close(self, status: str) -> None:
-        """Write out what is left; status is finished, failed or interrupted."""
+        """Write waiting values; status is finished, failed or interrupted."""
         raise NotImplementedError
 
 
@@ -52,7 +53,7 @@ class TensorBoard(Tracker):
 
     Args:
         directory: local directory of the event files.
-        resumed_at: step that the run goes on from; later points of earlier attempts are hidden.
+        resumed_at: step that the run resumes from; later points of earlier attempts are hidden.
     """
 
     def __init__(self, directory: str, resumed_at: int) -> None:
@@ -65,7 +66,7 @@ class TensorBoard(Tracker):
         self._logged = max(self._logged, step)
 
     def resume(self, step: int) -> None:
-        """Have TensorBoard drop the points after `step` where there are some."""
+        """Make TensorBoard drop the points after `step`, if there are any."""
         if self._logged > step:
             self._file.resume(step)
             self._logged = step
@@ -79,42 +80,42 @@ class TensorBoard(Tracker):
         self._file.close()
 
     def abandon(self) -> None:
-        """Leave the event file as it is."""
+        """Close the event file without waiting values."""
         self._file.abandon()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What a run in MLflow says of itself besides parameters and figures."""
+    """The facts about a run in MLflow besides parameters and metrics."""
 
     tags: Mapping[str, str]
-    """Who, where, from which commit; MLflow's own names where it has one."""
+    """Tags such as user, directory and commit, under MLflow's names if it has one."""
     dataset: tuple[str, str] | None
-    """(path, hash) of the dataset's version."""
+    """(path, hash) of the dataset version."""
     report: Callable[[], str]
-    """Gives report.html, once the run has finished."""
+    """Returns report.html once the run has finished."""
     ending: Callable[[], Mapping[str, str]] = lambda: {}
-    """Gives tags that are known at the end of an attempt alone: hours, cost."""
+    """Returns tags that are only known at the end of an attempt, such as hours."""
 
 
 class MlflowTracker(Tracker):
-    """One MLflow run, whatever the world size, continued by later attempts.
+    """One MLflow run for any world size, which later attempts continue.
 
-    Metrics are sent by a thread, in batches: a slow server must not slow a step.
+    A thread sends metrics in batches, since a slow server must not slow a step.
 
     Args:
         options: the configuration's tracking.mlflow.
         config: the whole configuration, whose leaves become the run's parameters.
         run_id: MLflow's id of the run to continue; None begins one.
-        run_name: name of a run that begins.
+        run_name: name of a new run.
         provenance: tags, dataset and report of the run.
-        say: shows a line when the server stops answering (once).
-        check: called before anything is sent; raises FencedOff where the run is a later attempt's.
+        say: called with a line when the server stops answering (once).
+        check: called before anything is sent; raises FencedOff if a later attempt has the run.
     Raises:
         ClusterError: the server cannot be reached at the start.
     """
 
-    # Characters, MLflow's limits for all of its stores.
+    # MLflow's limits for all of its stores, in characters.
     _MAX_PARAMETER, _MAX_TAG, _MAX_DIGEST = 500, 5000, 36
 
     def __init__(
@@ -128,7 +129,7 @@ class MlflowTracker(Tracker):
         say: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        # MLflow reports usage to its makers only where the user asks for it.
+        # MLflow must not report usage to its makers unless the user has enabled that.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.exceptions import MlflowException
@@ -166,9 +167,9 @@ class MlflowTracker(Tracker):
         self._stop = threading.Event()
         self._status: str | None = None
         self._over = False
-        """A later attempt has the run."""
+        """True if a later attempt has the run."""
         self._warned = False
-        # Lost metrics cost a chart, not the training: after an exception the thread starts again.
+        # An exception must not end the thread, nor training: it only costs points of a chart.
         self._thread = threads.start(self._loop, name="mlflow", failed=threads.RESTART, say=say)
 
     def _log_parameters(self, run_id: str, config: Config) -> None:
@@ -186,12 +187,11 @@ class MlflowTracker(Tracker):
         self._client.log_batch(run_id, tags=tags)
         if provenance.dataset is not None:
             path, digest = provenance.dataset
-            dataset = Dataset(
-                name=storage.name(storage.parent(path)), digest=digest[: self._MAX_DIGEST],
-                source_type="howdah", source=json.dumps({"uri": path}),
-            )  # fmt: skip
+            name, source = storage.name(storage.parent(path)), json.dumps({"uri": path})
+            digest = digest[: self._MAX_DIGEST]
+            dataset = Dataset(name=name, digest=digest, source_type="howdah", source=source)
             context = InputTag("mlflow.data.context", "training")
-            # MLflow adds none that the run has already, as at a second attempt.
+            # A second attempt may repeat this: MLflow ignores a dataset that the run already has.
             self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -221,40 +221,40 @@ class MlflowTracker(Tracker):
             try:
                 self._client.log_batch(self.run_id, metrics=batch[start : start + 1000])
             except (self._error, OSError) as error:
-                # Training goes on without the server: metrics.jsonl has every figure.
+                # Training continues without the server: metrics.jsonl has all metrics.
                 if not self._warned:
-                    self._say(f"warning: MLflow does not take figures: {error}".splitlines()[0])
+                    self._say(f"warning: MLflow does not accept metrics: {error}".splitlines()[0])
                 self._warned = True
 
     def _ours(self) -> bool:
-        """No later attempt has the run, as far as is known: storage may not answer."""
+        """True unless a later attempt has the run; if storage does not answer, only at the end."""
         try:
             self._check()
         except FencedOff:
-            return False  # what waits is given up by `abandon`, or sent by `hand_over`
+            return False  # `abandon` drops the waiting values, or `hand_over` sends them
         except StorageError:
-            return self._stop.is_set()  # what was not sent then would be lost
+            return self._stop.is_set()  # at the end, values that are not sent would be lost
         return True
 
     def abandon(self) -> None:
-        """Send nothing more; MLflow's run is the later attempt's."""
+        """Stop sending, because a later attempt has MLflow's run."""
         self._over = True
         self._stop.set()
 
     def hand_over(self) -> None:
-        """Have the thread send what is left and end; another process continues the run."""
+        """Let the thread send waiting values and end, because another process continues the run."""
         self._stop.set()
 
     def close(self, status: str) -> None:
-        """Send what is left and end MLflow's run; a server that does not answer is given up."""
+        """Send waiting values and end MLflow's run, unless the server does not answer in time."""
         self._status = status
         self._stop.set()
         with activity.current().at_most(_CLOSE_SECONDS):
             self._thread.join(_CLOSE_SECONDS)
         if self._thread.is_alive():
             self._say(
-                f"warning: MLflow does not answer within {_CLOSE_SECONDS:.0f} s: its run lacks the"
-                " last figures and its end; metrics.jsonl has every figure"
+                f"warning: MLflow did not answer within {_CLOSE_SECONDS:.0f} s: its run lacks the"
+                " last metrics and its end; metrics.jsonl has all metrics"
             )
 
     def _end(self, status: str) -> None:
@@ -272,18 +272,18 @@ class MlflowTracker(Tracker):
             self._say(f"warning: MLflow's run could not be ended: {error}".splitlines()[0])
 
     def _send_report(self) -> None:
-        """Put report.html among the run's artifacts; they may lie where only others can write."""
+        """Add report.html to the run's artifacts, whose store may not be writable from here."""
         try:
             self._client.log_text(self.run_id, self._report(), "report.html")
-        except Exception as error:  # noqa: BLE001 - of whichever artifact store
-            self._say(f"warning: MLflow does not take report.html: {error}".splitlines()[0])
+        except Exception as error:  # noqa: BLE001 - any artifact store's
+            self._say(f"warning: MLflow does not accept report.html: {error}".splitlines()[0])
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    leaves: list[tuple[str, Any]] = []
     for key, item in value.items():
         if isinstance(item, dict) and item:
-            found += _leaves(item, f"{prefix}{key}.")
+            leaves += _leaves(item, f"{prefix}{key}.")
         else:
-            found.append((prefix + key, item))
-    return found
+            leaves.append((prefix + key, item))
+    return leaves

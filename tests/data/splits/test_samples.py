@@ -99,7 +99,7 @@ def test_new_is_what_the_model_before_was_not_trained_on():
     # The model before has seen all of them: some are replayed, none is new.
     all_of = [f"id-{n}" for n in range(5)]
     assert len(chosen(dataset, 2, all_of)) == 2
-    with pytest.raises(ConfigError, match="no older ones"):
+    with pytest.raises(ConfigError, match="no older rows"):
         chosen(dataset, 0, all_of)
 
 

@@ -247,7 +247,7 @@ def test_no_manifest_is_written_over_files_that_were_swept(dataset, gone):
         refuse_missing(version, _manifest(MINE))
         _put(version, MINE + "x")
         storage.write_whole(f"{version}/{MINE}", b"half")
-        with pytest.raises(DataError, match="is gone") as caught:
+        with pytest.raises(DataError, match="is missing or changed") as caught:
             refuse_missing(version, _manifest(MINE))
         assert (caught.value.expected, caught.value.got) == ("1 bytes", "4 bytes")
         return

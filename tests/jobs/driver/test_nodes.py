@@ -60,7 +60,7 @@ NODE = [
                  " you tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)"),
 ]  # fmt: skip
 JOB = [
-    StorageFull("no room for checkpoint step-9", where=f"{RUN}/checkpoints"),
+    StorageFull("not enough space for checkpoint step-9", where=f"{RUN}/checkpoints"),
     QuotaExceeded("the quota is used up", where="hdfs://nn/elsewhere"),
     TrainingError("loss is not a number"),
 ]

@@ -362,7 +362,7 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
     ("name", "fields", "said"),
     [
         ("config.json", 5, "no JSON object"),
-        ("config.json", {"id2label": 5}, "names no labels"),
+        ("config.json", {"id2label": 5}, "has no labels"),
         (INFO, 5, "no JSON object"),
         (INFO, {"max_length": "x"}, "is not whole"),
         (INFO, {"clean": 5}, "is not whole"),

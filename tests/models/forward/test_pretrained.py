@@ -265,7 +265,7 @@ def test_tokenizer_must_be_there_and_fit(base):
     assert "vocab.txt" in load_base(base).tokenizer_files
     with open(os.path.join(base, "vocab.txt"), "a") as file:
         file.write("onemore\n")
-    with pytest.raises(ModelError, match="no embedding"):
+    with pytest.raises(ModelError, match="without an embedding"):
         load_base(base)
     os.remove(os.path.join(base, "vocab.txt"))
     with pytest.raises(ModelError, match="no tokenizer"):

@@ -89,7 +89,7 @@ def test_a_model_of_another_size_is_refused(base, tmp_path):
         json.dump(config, file)
     with pytest.raises(ModelError) as caught:
         start_from(other, base, OLD, seed=1)
-    assert "kind or size" in str(caught.value)
+    assert "family or size" in str(caught.value)
 
 
 def test_a_published_model_is_found_by_its_pointer_or_its_version(tmp_path):

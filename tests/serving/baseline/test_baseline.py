@@ -172,7 +172,7 @@ def test_a_dataset_without_rows_to_evaluate_is_refused(tiny_model_dir, tmp_path)
 
 def test_a_file_that_is_no_baseline_is_refused_and_named_in_the_report(tmp_path):
     (tmp_path / "baseline.json").write_text('{"metrics": 3}')
-    with pytest.raises(ModelError, match="no baseline"):
+    with pytest.raises(ModelError, match="not a baseline"):
         results.read(str(tmp_path))
     finished_run(tmp_path, "v=1", {})
-    assert "the file is no baseline" in storage.read_text(report.write(str(tmp_path)))
+    assert "the file is not a baseline" in storage.read_text(report.write(str(tmp_path)))

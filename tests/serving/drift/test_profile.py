@@ -98,7 +98,7 @@ def test_several_labels_and_numbers_are_counted_as_what_they_are():
 
 def test_a_model_without_tokens_has_labels_and_confidence_alone():
     bins = samples.bins(vocabulary=0, top=(), special=(), unknown=None, length=())
-    images = Profile(bins, known=Known.of(np.array([]), 0))
+    images = Profile(bins, known_tokens=Known.of(np.array([]), 0))
     images.add(samples.rows(1, 5)[0])
     assert (images.counts.rows, images.counts.texts) == (5, 0)
     assert Profile.from_dict(images.as_dict()).counts.rows == 5
@@ -125,7 +125,8 @@ def test_a_profile_is_at_most_40_kb_whatever_it_counts(rows):
         top=tuple(random.choice(np.arange(4, vocabulary), 1024, replace=False).tolist()),
     )
     spread = tuple((float(n), 0.1234567890123, 0.0123456789012) for n in range(12))
-    profile = Profile(bins, reference=Reference(known=known, split="validation", spread=spread))
+    reference = Reference(known_tokens=known, split="validation", spread=spread)
+    profile = Profile(bins, reference=reference)
     ids = (random.pareto(1.0, (rows, 20)) * 1000).astype(np.int64) % (vocabulary - 4) + 4
     profile.add(random.dirichlet(np.ones(100), rows).astype(np.float32), list(ids))
     assert len(profile.to_bytes()) <= 40_000
@@ -140,7 +141,7 @@ def test_known_tokens_of_a_large_vocabulary_share_bits():
 
 
 def test_profiles_of_different_models_are_not_added_up():
-    with pytest.raises(DataError, match="different models"):
+    with pytest.raises(DataError, match="different model versions"):
         counted(1, 3).merge(counted(1, 3, samples.reference(slope=0.9)))
 
 
@@ -172,14 +173,14 @@ def test_a_damaged_profile_is_refused_with_its_path(tmp_path, kind):
     DAMAGE[kind](written)
     path = storage.join(str(tmp_path), PROFILE)
     storage.write_whole(path, json.dumps(written).encode())
-    with pytest.raises(ModelError, match="no profile") as caught:
+    with pytest.raises(ModelError, match="not a profile") as caught:
         reference_of(str(tmp_path))
     assert path in str(caught.value)
 
 
 def test_a_partitions_profile_is_no_models(tmp_path):
     (tmp_path / PROFILE).write_bytes(counted(1, 3).to_bytes())
-    with pytest.raises(ModelError, match="no profile"):
+    with pytest.raises(ModelError, match="not a profile"):
         reference_of(str(tmp_path))
 
 

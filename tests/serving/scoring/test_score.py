@@ -108,7 +108,7 @@ class Place:
         put_version(self.models / "news", 1, one)
         self.other = made_model(str(directory / "other"), base_dir, "run-2", 2)
         size = json.loads((directory / "other" / "config.json").read_text())["vocab_size"]
-        known = Reference(known=Known.of(np.arange(size // 2), size), split="validation")
+        known = Reference(known_tokens=Known.of(np.arange(size // 2), size), split="validation")
         reference = Profile(samples.bins(vocabulary=size), reference=known)
         (directory / "other" / PROFILE).write_bytes(reference.to_bytes())
         conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{directory}/log"}

@@ -269,5 +269,5 @@ class ServingContract:
         assert own and own <= set(FORWARD_PASSES)
 
     def test_a_base_model_is_no_classifier(self, tiny_model_dir):
-        with pytest.raises(ModelError, match="names no labels"):
+        with pytest.raises(ModelError, match="has no labels"):
             open_model(tiny_model_dir, framework=self.framework)

@@ -351,9 +351,8 @@ def test_a_newer_format_is_refused(tmp_path):
     path = checkpoints.path_of(10) + "/manifest.json"
     manifest = storage.read_json(path) | {"format": 99}
     storage.write_whole(path, json.dumps(manifest).encode())
-    with pytest.raises(CheckpointError, match="another format") as caught:
+    with pytest.raises(CheckpointError, match="has format 99"):
         checkpoints.latest(IDENTITY)
-    assert caught.value.got == "format 99"
 
 
 def test_a_path_without_a_checkpoint_is_refused(tmp_path):

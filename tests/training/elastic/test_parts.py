@@ -161,7 +161,7 @@ def test_orders_come_down_and_words_go_up(pair):
     world = link.next_world()
     assert (world.generation, world.env["HOROVOD_RANK"], world.elastic) == (2, "1", True)
     assert stops == [False]
-    assert link.change_wanted
+    assert link.change_pending
     console = ChannelConsole(link)
     print("one\ntwo", end="", file=console)
     print(" and a half", file=console, flush=True)

@@ -10,11 +10,11 @@ from tests.fixtures.dataset import build_dataset
 
 
 def test_all_rows_are_kept_while_there_is_room():
-    kept = reference.Kept.of(10, 3, "single_label")
+    sample = reference.RowSample.of(10, 3, "single_label")
     for start in range(0, 10, 4):
         rows = np.arange(start, min(10, start + 4))
-        kept.add(rows, np.repeat(rows[:, None], 3, axis=1).astype(np.float32))
-    labels_N, logits_NC = kept.gathered(SoloComm(), 3)
+        sample.add(rows, np.repeat(rows[:, None], 3, axis=1).astype(np.float32))
+    labels_N, logits_NC = sample.gathered(SoloComm(), 3)
     assert labels_N.tolist() == list(range(10))
     assert logits_NC[:, 1].tolist() == list(range(10))
 
@@ -22,20 +22,21 @@ def test_all_rows_are_kept_while_there_is_room():
 @pytest.mark.parametrize("batch", [1, 3, 7, 64])
 def test_of_many_rows_every_nth_is_kept_whatever_the_batches(batch, monkeypatch):
     monkeypatch.setattr(reference.references, "MOST_ROWS", 100)
-    kept = reference.Kept.of(1000, 2, "single_label")
+    sample = reference.RowSample.of(1000, 2, "single_label")
     for start in range(0, 1000, batch):
         rows = np.arange(start, min(1000, start + batch))
-        kept.add(rows, np.zeros((len(rows), 2), np.float32))
-    assert kept.gathered(SoloComm(), 2)[0].tolist() == list(range(0, 1000, 10))
+        sample.add(rows, np.zeros((len(rows), 2), np.float32))
+    assert sample.gathered(SoloComm(), 2)[0].tolist() == list(range(0, 1000, 10))
 
 
 def test_scores_of_many_classes_are_bounded_too():
-    assert reference.Kept.of(10**6, 10**4, "single_label").every == -(-(10**6) // (2**22 // 10**4))
+    sample = reference.RowSample.of(10**6, 10**4, "single_label")
+    assert sample.every == -(-(10**6) // (2**22 // 10**4))
 
 
 def test_a_rank_without_rows_has_empty_arrays_of_the_right_shape():
     for task, shape in (("single_label", (0,)), ("multi_label", (0, 4)), ("regression", (0,))):
-        labels_N, logits_NC = reference.Kept.of(5, 4, task).gathered(SoloComm(), 4)
+        labels_N, logits_NC = reference.RowSample.of(5, 4, task).gathered(SoloComm(), 4)
         assert (labels_N.shape, logits_NC.shape) == (shape, (0, 4))
 
 

@@ -117,7 +117,7 @@ def test_a_run_begun_elsewhere_finds_its_own_best(begin):
     whole = begin("whole").go()
     other = begin("other", checkpoint={"resume": whole.run.checkpoints.path_of(4)})
     assert other.state.best_step is None
-    assert "evaluations begin anew" in other.console.getvalue()
+    assert "the next evaluation is the best" in other.console.getvalue()
     assert other.go().state.best_step == 8  # of 6 and 8, the better one
     assert other.exported_bias() == AMPLITUDES[8]
 
@@ -128,7 +128,7 @@ def test_an_evaluation_ends_when_a_rank_is_known_to_be_lost(begin, monkeypatch):
 
     def slow(self, ids_BT, mask_BT):
         batches.append(1)
-        self.run.loss_known = True
+        self.run.loss_reported = True
         return forward(self, ids_BT, mask_BT)
 
     monkeypatch.setattr(done.evaluator, "_forward", lambda *batch: slow(done, *batch))
@@ -161,7 +161,7 @@ def test_a_run_inside_an_epoch_of_an_earlier_planner_is_refused(
         first.step()
         first.step()  # evaluated and saved
         first.leave()
-    with pytest.raises(CheckpointError, match="under another plan of batches") as caught:
+    with pytest.raises(CheckpointError, match="with another plan of batches") as caught:
         Training(str(tmp_path), tiny_dataset, tiny_model_dir)
     assert "version of the plan=2" in caught.value.expected
     assert "version of the plan=1" in caught.value.got

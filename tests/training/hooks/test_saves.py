@@ -102,7 +102,7 @@ def test_saves_that_fail_for_an_hour_end_it_and_not_their_number(begin, outage, 
     for _ in range(6):
         settled_step(done)
     now.seconds += 3600
-    with pytest.raises(StorageUnavailable, match=r"failure \d in a row, for 60 minutes") as caught:
+    with pytest.raises(StorageUnavailable, match=r"failure \d in a row, over 60 minutes") as caught:
         for _ in range(2):
             settled_step(done)
     assert "checkpoint.max_failure_minutes" in caught.value.what
@@ -225,7 +225,7 @@ def test_a_divided_run_that_lost_a_rank_waits_for_the_save_under_way(
     assert ends.is_alive() and "falls back" not in done.console.getvalue()
     blocked_save.go_on.set()
     ends.join(60)
-    assert "falls back on the newest checkpoint, step-1" in done.console.getvalue()
+    assert "falls back to the newest checkpoint, step-1" in done.console.getvalue()
     monkeypatch.undo()
     done.leave()
 

@@ -140,7 +140,7 @@ def test_a_disk_without_room_is_said_after_the_collectives(tmp_path):
     file.write_text("")
     spool = Spool(str(file))
     spool.add(np.zeros(10, np.float32))
-    with pytest.raises(StorageFull, match="no room on the local disk"):
+    with pytest.raises(StorageFull, match="not enough space on the local disk"):
         spool.check()
 
 

@@ -111,7 +111,7 @@ def test_speeds_are_bits():
 
 @pytest.mark.parametrize("text", ["", "two", "0", "4,-1", "1.5"])
 def test_a_malformed_list_of_workers_is_refused(text):
-    with pytest.raises(UsageError, match="no list of worker counts"):
+    with pytest.raises(UsageError, match="not a list of worker counts"):
         preview._worlds(text)
 
 
@@ -125,7 +125,7 @@ def test_the_lines_show_each_world_once_and_the_model_s_error():
         "worlds": [world(count).as_dict() for count in (8, 64)],
     }  # fmt: skip
     lines = preview.scaling_lines(found)
-    assert "np=2 here: predicted 900 ms a step, measured 1,000 ms (-10%)" in lines
+    assert "np=2 here: predicted 900 ms per step, measured 1,000 ms (-10%)" in lines
     assert len([line for line in lines if line.lstrip().startswith(("8 ", "64 "))]) == 2
     assert any("the processor: 1.00 GB/s" in line for line in lines)
 

@@ -18,7 +18,7 @@ from howdah.process.env import RankEnv
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import SoloComm
 from howdah.training.optim.loss_scale import LossScale, clip_factor
-from howdah.training.preparation.job import Job, prepare
+from howdah.training.preparation.job import TrainingJob, prepare
 from howdah.training.run.run import Run
 from tests.fixtures.dataset import build_dataset
 from tests.support.models.tiny_model import write_tiny_model
@@ -37,7 +37,7 @@ class OneOf(SoloComm):
         return obj
 
 
-def job(dataset, base, comm=None, *, device=CPU, console=None, **sections) -> Job:
+def job(dataset, base, comm=None, *, device=CPU, console=None, **sections) -> TrainingJob:
     training = {"framework": "torch", "per_device_max_tokens": 512} | sections.pop("training", {})
     config = from_dict(
         {
@@ -252,7 +252,7 @@ def test_bf16_is_taken_where_every_rank_gains_by_it(tiny_dataset, tiny_model_dir
     others = ("bf16", None), ("fp32", None), ("bf16", None)
     got = job(tiny_dataset.path, tiny_model_dir, Among(*others), console=console)
     assert (got.precision, got.pad_multiple) == ("fp32", 2)
-    assert f"rank(s) {'2' if gains else '0, 2'} gain nothing by bf16" in console.getvalue()
+    assert f"of ranks {'2' if gains else '0, 2'}; training.precision: bf16" in console.getvalue()
     alike = ("bf16" if gains else "fp32", None)
     assert job(tiny_dataset.path, tiny_model_dir, Among(alike)).precision == alike[0]
     asked = Among(("bf16", None))
@@ -293,7 +293,7 @@ def test_processors_without_bf16_are_named(
     console = io.StringIO()
     job(tiny_dataset.path, tiny_model_dir, Among((precision, None)), console=console,
         training={"framework": framework, "precision": precision})  # fmt: skip
-    assert ("rank(s) 0, 1 have no instructions for bf16" in console.getvalue()) == warns
+    assert ("ranks 0, 1 have no instructions for bf16" in console.getvalue()) == warns
 
 
 @pytest.mark.parametrize(
@@ -316,11 +316,11 @@ def test_gpus_of_different_generations_train_in_fp32_and_are_called_gpus(
     others = ("fp32", None), ("bf16", None)
     got = job(tiny_dataset.path, tiny_model_dir, Among(*others), console=console, device=AMPERE)
     assert got.precision == "fp32"
-    assert "the GPUs of rank(s) 1 gain nothing by bf16" in console.getvalue()
+    assert "bf16 is not faster on the GPUs of ranks 1;" in console.getvalue()
     training = {"precision": "bf16"}
     job(tiny_dataset.path, tiny_model_dir, Among(("bf16", None)), console=console,
         device=VOLTA, training=training)  # fmt: skip
-    assert "the GPUs of rank(s) 0, 1 have no units for bf16" in console.getvalue()
+    assert "the GPUs of ranks 0, 1 have no units for bf16" in console.getvalue()
     assert "compute capability 7.0" in console.getvalue()
 
 
@@ -334,13 +334,13 @@ def test_gpus_on_some_ranks_alone_are_refused(tiny_dataset, tiny_model_dir):
 
     with pytest.raises(ConfigError, match="some ranks train on a GPU") as caught:
         job(tiny_dataset.path, tiny_model_dir, Mixed(0, 4), device=AMPERE)
-    assert caught.value.where == "rank(s) 1, 3: no GPU"
-    assert "rank(s) 0, 2" in caught.value.got
+    assert caught.value.where == "ranks without a GPU: 1, 3"
+    assert "ranks with a GPU: 0, 2" in caught.value.got
 
 
 def test_fp16_is_for_gpus(tiny_dataset, tiny_model_dir):
     training = {"precision": "fp16"}
-    with pytest.raises(ConfigError, match="fp16 trains on GPUs only"):
+    with pytest.raises(ConfigError, match="fp16 needs a GPU"):
         job(tiny_dataset.path, tiny_model_dir, training=training)
     assert (
         job(tiny_dataset.path, tiny_model_dir, training=training, device=AMPERE).precision == "fp16"
@@ -386,7 +386,7 @@ def test_class_weights_must_fit_the_labels(tiny_dataset, tiny_model_dir, weights
 
 def test_more_ranks_than_rows_are_refused(tmp_path, tiny_model_dir, tiny_dataset):
     few = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, rows={"train": 3})
-    with pytest.raises(DataError, match="fewer rows to train on than ranks"):
+    with pytest.raises(DataError, match="fewer training rows than ranks"):
         job(few.path, tiny_model_dir, OneOfAlike(0, 4))
     with pytest.raises(ConfigError, match="more ranks than rows in a global batch"):
         job(tiny_dataset.path, tiny_model_dir, OneOfAlike(0, 4),
@@ -400,7 +400,7 @@ def test_ranks_with_different_configurations_are_refused(tiny_dataset, tiny_mode
 
     with pytest.raises(ConfigError, match="different configurations") as caught:
         job(tiny_dataset.path, tiny_model_dir, Differs(0, 3))
-    assert "rank(s) 2" in caught.value.where
+    assert "ranks 2" in caught.value.where
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])

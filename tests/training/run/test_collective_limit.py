@@ -53,7 +53,7 @@ def test_it_ends_the_process_with_the_reason_the_stacks_and_a_save(tmp_path, ins
     """Also in a pass through a divided model, whose collectives are not counted one by one."""
     done = rank(tmp_path / "run", "well", inside)
     assert done.returncode == ClusterError.exit_code
-    assert "a collective does not come back" in done.stderr
+    assert "a collective does not return" in done.stderr
     assert "at most 1 s" in done.stderr
     assert "most recent call first" in done.stderr
     assert "saved" in done.stderr.splitlines()

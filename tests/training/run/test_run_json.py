@@ -41,7 +41,7 @@ def test_an_attempt_has_a_user_and_an_end(tmp_path, monkeypatch):
     file.of(IDENTITY)
     began = datetime.datetime.fromisoformat(file.values["attempts"][0]["started"])
     later = (began + datetime.timedelta(seconds=90)).isoformat()
-    monkeypatch.setattr(run_json, "_now", lambda: later)
+    monkeypatch.setattr(run_json, "utc_now", lambda: later)
     file.end("finished", None)
     run = storage.read_json(str(tmp_path / "run.json"))
     assert (run["dataset"], run["dataset_hash"], run["model_hash"]) == ("/d/v1", "rows", "weights")
@@ -57,7 +57,7 @@ def test_an_end_written_again_by_the_launcher_keeps_its_time(tmp_path, monkeypat
     file = begun(str(tmp_path))
     file.end("failed", "the loss is not finite")
     ended = file.values["attempts"][0]["ended"]
-    monkeypatch.setattr(run_json, "_now", lambda: "2999-01-01T00:00:00+00:00")
+    monkeypatch.setattr(run_json, "utc_now", lambda: "2999-01-01T00:00:00+00:00")
     launcher = RunFile(str(tmp_path))
     launcher.end("interrupted", "stopped")
     assert launcher.values["attempts"][0]["ended"] == ended

@@ -49,7 +49,7 @@ def test_training_stops_a_margin_before_the_first_token_ends(held):
     assert TokenExpiry(45.0).ending()  # 45 s to save, 60 in which storage takes it no more
     error = TokenExpiry(45.0).error(where="run", got="the newest checkpoint is step-3")
     assert error.exit_code == 5
-    assert "they end at" in error.got and "step-3" in error.got
+    assert "they expire at" in error.got and "step-3" in error.got
 
 
 def test_new_tokens_in_the_same_file_count(held):
@@ -196,7 +196,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
                    "checkpoint.grace_seconds": 5.0}  # fmt: skip
         code, output = place.train(tokens_alone(cluster, tmp_path / "first"), **endless)
         assert code == 5, output
-        assert "the delegation tokens come to the end of their life" in output
+        assert "the delegation tokens are about to expire" in output
         failure = storage.read_json(f"{place.top}/run/logs/failure.0.json")
         assert failure["error"]["error"] == "TokensExpiring"  # by which to start it again
         assert "Traceback" not in output
@@ -206,7 +206,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
         endless["training.max_steps"] = saved + 3
         code, output = place.train(tokens_alone(cluster, tmp_path / "second"), **endless)
         assert code == 0, output
-        assert f"going on from checkpoint step-{saved}" in output
+        assert f"resuming from checkpoint step-{saved}" in output
     finally:
         cluster.stop(remove=True)
 

@@ -7,10 +7,10 @@ BROKEN=node:batches    on that node (stand_in_cluster.py: nodes/<node>) every pr
 import os
 
 if "HOWDAH_LINK_FD" in os.environ and "BROKEN" in os.environ:
-    from howdah.training.preparation.job import Job
+    from howdah.training.preparation.job import TrainingJob
 
     node, number = os.environ["BROKEN"].split(":")
-    train_source = Job.train_source
+    train_source = TrainingJob.train_source
 
     class Broken:
         """A source of batches whose GPU breaks."""
@@ -34,4 +34,4 @@ if "HOWDAH_LINK_FD" in os.environ and "BROKEN" in os.environ:
         source = train_source(self, comm, start)
         return Broken(source) if f"/nodes/{node}/" in os.getcwd() else source
 
-    Job.train_source = broken_source
+    TrainingJob.train_source = broken_source

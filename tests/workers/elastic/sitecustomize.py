@@ -25,7 +25,7 @@ if "HOWDAH_LINK_FD" in os.environ:
     from howdah.training.elastic.control_channel import ControlChannel
     from howdah.training.evaluation import evaluate as evaluation
     from howdah.training.hooks import conclusion
-    from howdah.training.preparation.job import Job
+    from howdah.training.preparation.job import TrainingJob
 
     FAULTS = json.loads(os.environ.get("ELASTIC_FAULTS", "[]"))
     ROWS = os.environ["ELASTIC_ROWS"]
@@ -91,7 +91,7 @@ if "HOWDAH_LINK_FD" in os.environ:
                     file.flush()
                     yield batch
 
-    train_source = Job.train_source
+    train_source = TrainingJob.train_source
 
     def watched_source(self, comm, start):
         _patch_reduction()
@@ -117,7 +117,7 @@ if "HOWDAH_LINK_FD" in os.environ:
         here.update(world=world.generation, rank=int(world.env["HOROVOD_RANK"]))
         return world
 
-    Job.train_source = watched_source
+    TrainingJob.train_source = watched_source
     ControlChannel.next_world = watched_world
     before(backends, "init", "join")
     before(ElasticState, "share", "share")

@@ -28,7 +28,7 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
     from howdah.training.comm import backends
     from howdah.training.data.readers import BatchSource
     from howdah.training.evaluation import evaluate as evaluation
-    from howdah.training.preparation.job import Job
+    from howdah.training.preparation.job import TrainingJob
 
     SLOW = json.loads(os.environ.get("SLOW", "{}"))
     STOP = json.loads(os.environ.get("STOP", "{}"))
@@ -129,7 +129,7 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
         shutdown()
 
     backends.init = late_init
-    train_source, block = Job.train_source, BatchSource.block
+    train_source, block = TrainingJob.train_source, BatchSource.block
 
     def slow_source(self, comm, start):
         source = train_source(self, comm, start)
@@ -157,5 +157,5 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
 
     shardfiles._chunks, evaluation.evaluate = slow_chunks, slow_evaluate
     Writer.write, checkpoint.write_files = slow_write, slow_files
-    LocalStorage.open_write, Job.train_source = open_write_later, slow_source
+    LocalStorage.open_write, TrainingJob.train_source = open_write_later, slow_source
     BatchSource.block = slow_block
