@@ -2,7 +2,7 @@
 
 Two sources, which are kept apart:
 
-- attempts: what ranks and launchers measure. CPU is user and system time of the processes
+- attempts: what ranks and `howdah train` measure. CPU is user and system time of the processes
   (getrusage(2)); GPU is the wall time of an attempt times the GPUs that its ranks see.
 - applications: what YARN says that it has given: vcoreSeconds, memorySeconds and
   resourceSecondsMap of each application of the run, killed containers included. These are its own

@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import math
 import os
-import re
 import resource
 import secrets
 import socket
@@ -33,8 +32,6 @@ from howdah.run_files import RUN_JSON
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Of a configuration that was written down without its secrets, these must be whole to train."""
-
-_PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
@@ -148,8 +145,8 @@ class RunFile:
     def end(self, status: str, error: str | None) -> None:
         """Write how and when the newest attempt ended: finished, interrupted or failed.
 
-        Called again (by the launcher, of a rank that has written its own end), it changes no time.
-        The end of an attempt that was not admitted is its own: the run stays finished.
+        Called again (by `howdah train`, of a rank that has written its own end), it changes no
+        time. The end of an attempt that was not admitted is its own: the run stays finished.
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
@@ -177,14 +174,14 @@ class RunFile:
         Args:
             cpu_seconds: user and system time.
             gpus: that its ranks see; None: as noted before.
-            of: whose time it is: "all ranks", "rank 0", "the launcher's processes".
+            of: whose time it is: "all ranks", "rank 0", "howdah train and its rank".
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
                 before = attempts[-1].get("usage") or {}
                 if gpus is None:
                     gpus = before.get("gpus")
-                # A launcher's processes are all ranks of its machine, and none of others.
+                # The greater figure counts: who waited for a rank knows its last moments too.
                 if cpu_seconds >= before.get("cpu_seconds", 0.0):
                     attempts[-1]["usage"] = {
                         "cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of,
@@ -305,35 +302,23 @@ def freeze_config(config: Config, directory: str) -> str:
 
 
 @contextlib.contextmanager
-def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator[str]:
-    """A path: where ranks read their configuration while the context lasts.
+def readable_config(config: Config, directory: str) -> Iterator[str]:
+    """A path: where a rank of this machine reads its configuration while the context lasts.
 
     That is config.yaml, written here.
 
-    If it has secrets, a private copy (0600) beside it has them, on this machine's own disk. So it
-    is for a finished run, whose config.yaml rank 0 replaces once its attempt is admitted.
-
-    Args:
-        shared: ranks on other machines read it too: the copy lies in the run directory, as long as
-            they run.
+    If it has secrets, a private copy (0600) on this machine's own disk has them. So it is for a
+    finished run, whose config.yaml rank 0 replaces once its attempt is admitted.
     """
     finished = RunFile(directory).is_of_finished
     path = storage.join(directory, CONFIG) if finished else freeze_config(config, directory)
-    for entry in storage.list_dir(directory):  # of a launcher that was killed
-        if _PRIVATE.fullmatch(entry.name):
-            storage.remove(entry.path)
     if not (finished or redact.left_out(redact.config(config))):
         yield path
         return
-    folder = directory if shared else tempfile.mkdtemp(prefix="howdah-config-")  # 0700
-    private = storage.join(folder, f".config-{secrets.token_hex(8)}.yaml")
-    try:
+    with tempfile.TemporaryDirectory(prefix="howdah-config-") as folder:  # 0700
+        private = os.path.join(folder, CONFIG)
         storage.write_whole(private, dump_yaml(config).encode(), mode=0o600)
         yield private
-    finally:
-        storage.remove(private)
-        if not shared:
-            storage.remove(folder, recursive=True)
 
 
 def versions(framework: str) -> dict[str, str]:

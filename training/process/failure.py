@@ -1,7 +1,7 @@
-"""How a rank says why it ended: `logs/failure.<rank>.json`, read by `howdah train`.
+"""How a rank says why it ended: `logs/failure.<rank>.json`, read by what has started it.
 
-Launchers report exit codes each in their own way, or not at all; still, the first failing rank's
-error must come last on the user's screen.
+An exit code does not name the error, and launchers report theirs each in their own way; still, the
+first failing rank's error must come last on the user's screen.
 """
 
 from __future__ import annotations

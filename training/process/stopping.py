@@ -2,8 +2,9 @@
 
 Who sends what:
 
-- `howdah train` passes on its own SIGINT as SIGUSR1 and its SIGTERM as SIGUSR2, to every rank, and
-  waits. These are orderly: all ranks agree on the step they stop at.
+- `howdah train` passes on its own SIGINT as SIGUSR1 and its SIGTERM as SIGUSR2 to its rank, and
+  waits; a rank that an agent asks to stop sends itself SIGUSR2 (training/__main__.py). These are
+  orderly: all ranks agree on the step they stop at.
 - A SIGINT or SIGTERM to one process that trains alone is orderly too.
 - With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, torchrun...), which tears
   the job down, kills a moment later, and may have lost a rank already. No collective can be trusted

@@ -104,7 +104,7 @@ class Progress:
             return
         try:
             print(line, file=self._stream, flush=True)
-        except OSError:  # the terminal or the launcher's pipe is gone; the log has it all
+        except OSError:  # the terminal or the pipe to what started it is gone; the log has it all
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def end(self) -> None:
