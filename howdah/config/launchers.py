@@ -43,7 +43,7 @@ class Launcher:
     """Name in messages."""
     variables: RankVariables
     command: str
-    """How it starts `np` ranks of a Python module, up to `-m`."""
+    """How it starts `np` ranks of a Python module, up to the module's name."""
     comm: CommKind
     """What carries the collectives of its ranks, unless `training.comm` names another."""
     checks: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables(
             "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
         ),
-        command="horovodrun --gloo -np {np} python",
+        command="horovodrun --gloo -np {np} python -m",
         comm="horovod",
         checks=("Horovod",),
     ),
@@ -67,7 +67,7 @@ LAUNCHERS: dict[str, Launcher] = {
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
         ),
-        command="mpirun -np {np} --bind-to none python",
+        command="mpirun -np {np} --bind-to none python -m",
         comm="horovod",
         checks=("MPI", "Horovod"),
     ),
@@ -75,7 +75,7 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher(
         title="torchrun",
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        command="torchrun --nproc-per-node {np}",
+        command="torchrun --nproc-per-node {np} -m",
         comm="torch",
     ),
 }  # fmt: skip
@@ -114,7 +114,7 @@ def refuse(name: str, np: int) -> None:
         "`howdah train` starts its ranks itself, as a job on this machine",
         where=f"--launcher {name}",
         expected="no --launcher",
-        remedy=f"leave it out, or start {row.title} yourself: {command} -m howdah.training"
+        remedy=f"leave it out, or start {row.title} yourself: {command} howdah.training"
         " --config run.yaml",
     )
 
