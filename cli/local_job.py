@@ -144,7 +144,8 @@ def _run(config: Config) -> None:
 
 def _error(config: Config, status: dict[str, Any], stopped_by: int | None) -> HowdahError:
     if stopped_by is not None:
-        return _stopped(config, stopped_by)
+        cut_short = bool(outcome.cut_short(config))
+        return outcome.stopped(config, stopped_by, killed=cut_short)
     error = failure_of(status)
     newest = outcome.newest_checkpoint(config)
     if newest != outcome.NONE:
@@ -232,17 +233,3 @@ def _live(job: Application) -> dict[str, Any]:
 def _shown(status: dict[str, Any]) -> dict[str, Any]:
     """The status, without rank 0's lines where rank 0 writes to the terminal itself."""
     return status | {"lines": []} if TERMINAL in os.environ else status
-
-
-def _stopped(config: Config, number: int) -> HowdahError:
-    kind = Interrupted if number == signal.SIGINT else Terminated
-    what = "training was interrupted" if kind is Interrupted else "training was asked to end"
-    newest = outcome.newest_checkpoint(config)
-    got = f"the newest checkpoint is {newest}"
-    remedy = "start it again in the same way: it goes on from there"
-    if newest == outcome.NONE:
-        got = "no checkpoint had been saved yet"
-        remedy = "start it again in the same way: it begins with the base model"
-    if cut_short := outcome.cut_short(config):
-        what += f", and its ranks were killed before they had saved{cut_short}"
-    return kind(what, where=config.run.directory, got=got, remedy=remedy)

@@ -52,7 +52,8 @@ _LOOPS = {"tensorflow": "howdah.training.loop_tf", "torch": "howdah.training.loo
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as one rank. Returns the process's exit code."""
     here = env.rank_env()
-    if here.launcher is not None or CHANNEL in os.environ or "HOWDAH_STARTED" in os.environ:
+    # The one rank of `howdah train` gets SIGTERM at its end, and saves (howdah/core/child.py).
+    if here.launcher is not None or CHANNEL in os.environ:
         die_with_parent()
     args = _parse(argv)
     if args.standby:

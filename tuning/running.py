@@ -107,9 +107,7 @@ class RunningTrial:
             except UsageError as error:
                 return self._wait(error)
             try:
-                self._path = self._files.enter_context(
-                    readable_config(self.config, self.directory, shared=False)
-                )
+                self._path = self._files.enter_context(readable_config(self.config, self.directory))
                 # If this process is killed, the kernel sends the training SIGTERM: it saves.
                 self._child = Child(
                     self._way.command(self._path), env=isolation.environment(), on_line=self._take,

@@ -1,7 +1,7 @@
 """The launchers whose ranks find their place by environment variables, in one table.
 
-The ranks' environment (howdah/process/env.py), the choice of a Comm (training/comm/backends.py) and
-help read it. `training/launch/command.py` makes the command lines of the planner's short runs.
+The ranks' environment (howdah/process/env.py), the choice of a Comm (training/comm/backends.py),
+`howdah doctor` and help read it. `howdah train --np N` needs none of them: its ranks are a job's.
 """
 
 from __future__ import annotations
@@ -37,23 +37,17 @@ class RankVariables:
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """One way to start the ranks of a job."""
+    """One way to start ranks."""
 
     title: str
     """Name in messages."""
     variables: RankVariables
     command: str
-    """How it starts `np` ranks of a Python module, up to `-m`."""
+    """How it starts `np` ranks of a Python module, up to the module's name."""
     comm: CommKind
     """What carries the collectives of its ranks, unless `training.comm` names another."""
-    package: str
-    """The package that installs its program."""
     checks: tuple[str, ...] = ()
     """The checks of `howdah doctor` that must pass where it starts ranks, besides common ones."""
-    prefix: str | None = None
-    """Pattern of what it puts before each line of a rank; None: nothing."""
-    failure_report: str
-    """Pattern of the beginning of its own report of a failed job."""
 
 
 LAUNCHERS: dict[str, Launcher] = {
@@ -63,13 +57,9 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables(
             "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
         ),
-        command="horovodrun --gloo -np {np} python",
+        command="horovodrun --gloo -np {np} python -m",
         comm="horovod",
-        package="the Horovod wheel",
         checks=("Horovod",),
-        prefix=r"\[\d+\]<std(?:out|err)>: ?",  # "[0]<stderr>:step 10/60 ..."
-        failure_report=r"Process \d+ exit with status|Terminating remaining workers"
-        r"|Traceback \(most recent call last\)|Killed$",  # Horovod 0.28
     ),
     "mpirun": Launcher(
         title="Open MPI",
@@ -77,23 +67,16 @@ LAUNCHERS: dict[str, Launcher] = {
             "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
         ),
-        command="mpirun -np {np} --bind-to none python",
+        command="mpirun -np {np} --bind-to none python -m",
         comm="horovod",
-        package="openmpi-bin",
         checks=("MPI", "Horovod"),
-        failure_report=r"Primary job +terminated|mpirun (detected|noticed)",  # Open MPI 4
     ),
     # The same variables are set by TorchDistributor, Ray Train and Kubernetes' PyTorchJob.
     "torchrun": Launcher(
         title="torchrun",
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        command="torchrun --nproc-per-node {np}",
+        command="torchrun --nproc-per-node {np} -m",
         comm="torch",
-        package="PyTorch, as pip install 'howdah[torch]' does",
-        # Not its other warnings: what follows them is the ranks'. torch 2.13
-        failure_report=r"[WE]\d{4} [\d:.]+ \d+ torch/distributed/elastic/.*"
-        r"(Sending process|failed \(exitcode|death signal|Unable to shutdown|did not exit)"
-        r"|Traceback \(most recent call last\)",
     ),
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
@@ -131,7 +114,7 @@ def refuse(name: str, np: int) -> None:
         "`howdah train` starts its ranks itself, as a job on this machine",
         where=f"--launcher {name}",
         expected="no --launcher",
-        remedy=f"leave it out, or start {row.title} yourself: {command} -m howdah.training"
+        remedy=f"leave it out, or start {row.title} yourself: {command} howdah.training"
         " --config run.yaml",
     )
 

@@ -20,8 +20,6 @@ STORE = "HOWDAH_STORE"
 """Environment variable of ranks of one machine: a file, new for each start, through which they find
 each other for torch.distributed. It takes the place of torch's TCPStore, which listens on all
 interfaces and knows no password."""
-
-
 TERMINAL = "HOWDAH_TTY"
 """Environment variable of ranks that `howdah train` starts: the terminal that rank 0 may draw its
 bar on."""

@@ -2,7 +2,7 @@
 
 There are two separate sources:
 
-- attempts: measured by ranks and launchers. CPU is the user and system time of the processes
+- attempts: measured by ranks and `howdah train`. CPU is the user and system time of the processes
   (getrusage(2)); GPU is the wall time of an attempt times the number of GPUs that its ranks see.
 - applications: YARN's vcoreSeconds, memorySeconds and resourceSecondsMap of each application of the
   run, killed containers included. They are final once the application has ended.

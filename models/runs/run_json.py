@@ -9,7 +9,6 @@ import importlib.metadata
 import json
 import math
 import os
-import re
 import resource
 import secrets
 import socket
@@ -33,8 +32,6 @@ from howdah.run_files import RUN_JSON
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Sections that must have their secrets to train; config.yaml is written without secrets."""
-
-_PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 
 _WORLDS = 50
 """Number of an attempt's newest worlds that are recorded: a job may have hundreds."""
@@ -146,7 +143,7 @@ class RunFile:
     def end(self, status: str, error: str | None) -> None:
         """Write how and when the newest attempt ended: finished, interrupted or failed.
 
-        A second call (the launcher's, after a rank has written its end) does not change the time.
+        A second call (by `howdah train`, after its rank has written its end) keeps the time.
         If the attempt was not admitted, only its entry changes: the run stays finished.
         """
         with self._lock:
@@ -177,14 +174,14 @@ class RunFile:
         Args:
             cpu_seconds: user and system time.
             gpus: number of GPUs that its ranks see; None: the number from before.
-            of: the processes whose time it is: "all ranks", "rank 0", "the launcher's processes".
+            of: the processes whose time it is: "all ranks", "rank 0", "howdah train and its rank".
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
                 before = attempts[-1].get("usage") or {}
                 if gpus is None:
                     gpus = before.get("gpus")
-                # A launcher measures only the ranks of its machine: a larger figure stays.
+                # A larger figure stays: the process that waited for a rank knows its last moments.
                 if cpu_seconds >= before.get("cpu_seconds", 0.0):
                     usage = {"cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of}
                     attempts[-1]["usage"] = usage
@@ -297,33 +294,22 @@ def freeze_config(config: Config, directory: str) -> str:
 
 
 @contextlib.contextmanager
-def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator[str]:
-    """Path that ranks read their configuration from inside the context.
+def readable_config(config: Config, directory: str) -> Iterator[str]:
+    """Path that a rank of this machine reads its configuration from inside the context.
 
     It is config.yaml, which is written here. If the configuration has secrets, it is a private copy
     (0600) with them on this machine's disk. A finished run gets a private copy too, since rank 0
     replaces its config.yaml only once its attempt is admitted.
-
-    Args:
-        shared: ranks on other machines read it too, so the private copy lies in the run directory.
     """
     finished = RunFile(directory).is_of_finished
     path = storage.join(directory, CONFIG) if finished else freeze_config(config, directory)
-    for entry in storage.list_dir(directory):  # copies that killed launchers have left
-        if _PRIVATE.fullmatch(entry.name):
-            storage.remove(entry.path)
     if not (finished or redact.left_out(redact.config(config))):
         yield path
         return
-    folder = directory if shared else tempfile.mkdtemp(prefix="howdah-config-")  # 0700
-    private = storage.join(folder, f".config-{secrets.token_hex(8)}.yaml")
-    try:
+    with tempfile.TemporaryDirectory(prefix="howdah-config-") as folder:  # 0700
+        private = os.path.join(folder, CONFIG)
         storage.write_whole(private, dump_yaml(config).encode(), mode=0o600)
         yield private
-    finally:
-        storage.remove(private)
-        if not shared:
-            storage.remove(folder, recursive=True)
 
 
 def versions(framework: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ def test_plan_and_train_take_it_and_go_on_with_it_after_another_is_published(
     run = storage.read_json(str(tmp_path / "run" / "run.json"))
     assert run["base"]["source"] == "models/zoo/v=1"
     assert run["attempts"][0]["command"].startswith("howdah train --set checkpoint.resume=auto -c ")
-    assert run["attempts"][0]["usage"]["of"] == "the launcher's processes"
+    assert run["attempts"][0]["usage"]["of"] == "howdah train and its rank"
     republish(config_of(str(tmp_path / "b"), models), 2)
     howdah("train", "--set", "training.max_steps=6")
     run = storage.read_json(str(tmp_path / "run" / "run.json"))

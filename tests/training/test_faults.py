@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.checkpoint.manager import Checkpoints
 from tests.fixtures.launched import Job, jobs, table
-from tests.runs.training_runs import SETTINGS, launcher
+from tests.runs.training_runs import ROOT, SETTINGS, launcher
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
@@ -131,6 +131,59 @@ def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
     job.process.wait()
     job.wait_until_nothing_is_left()
     assert Checkpoints(os.path.join(job.directory, "checkpoints")).latest().step > 0
+
+
+# ----------------------------------------------------------------------------------- one rank
+def test_ctrl_c_of_one_rank_saves_and_the_run_goes_on(start):
+    job = start("torch", "auto", ranks=1)
+    job.wait_for_checkpoint()
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.stderr
+    job.wait_until_nothing_is_left()
+    last = job.stderr.split("howdah: ")[-1]
+    newest = job.steps_saved()[0]
+    assert last.startswith("training was interrupted")
+    assert f"the newest checkpoint is step-{newest}" in last
+    assert "Traceback" not in job.stderr
+    assert job.run_json()["status"] == "interrupted"
+    again = start("torch", "auto", ranks=1, **{"training.max_steps": newest + 3})
+    assert again.end() == 0, again.stderr
+    assert f"going on from checkpoint step-{newest}" in again.stderr
+
+
+def test_one_rank_that_is_killed_is_named(start):
+    job = start("torch", "auto", ranks=1)
+    job.wait_for_checkpoint()
+    os.kill(job.rank(0), signal.SIGKILL)
+    assert job.end() == 6, job.stderr
+    job.wait_until_nothing_is_left()
+    assert job.stderr.split("howdah: ")[-1].startswith("rank 0 was lost, and training stopped")
+    assert job.run_json()["status"] == "failed"
+
+
+def test_when_howdah_train_is_killed_its_one_rank_saves_and_ends(start):
+    job = start("torch", "auto", ranks=1, **{"checkpoint.grace_seconds": 300})
+    job.wait_for_checkpoint()
+    job.process.kill()
+    job.process.wait()
+    job.wait_until_nothing_is_left()
+    assert job.run_json()["status"] == "interrupted"  # which the rank itself has written
+    logged = [line["step"] for line in read_metrics(job.directory) if "split" not in line]
+    assert job.steps_saved()[0] == logged[-1]
+
+
+def test_a_save_of_one_rank_that_hangs_ends_with_its_time(start):
+    """After the end of `howdah train`, whose guard is left."""
+    stuck = os.path.join(ROOT, "tests", "workers", "slow")
+    env = {"PYTHONPATH": os.pathsep.join([stuck, ROOT]), "SLOW": json.dumps({"save": 3600.0})}
+    few = {"checkpoint.every_steps": None, "checkpoint.every_epoch": False,
+           "checkpoint.every_minutes": None, "checkpoint.grace_seconds": 1}  # fmt: skip
+    job = start("torch", "auto", ranks=1, env=env, **few)
+    wait_until(lambda: os.path.exists(os.path.join(job.directory, "metrics.jsonl")), seconds=200)
+    job.process.kill()
+    job.process.wait()
+    job.wait_until_nothing_is_left()
+    assert job.steps_saved() == []
 
 
 # ------------------------------------------------------------------------------ stopped ranks

@@ -1,1 +1,1 @@
-"""`howdah train`: starts the ranks and judges by what they left."""
+"""`howdah train` with one rank: starts its process, and judges by what it left."""

@@ -8,6 +8,7 @@ process that vanished, leaves none behind, and shows its error last. Several ran
 from __future__ import annotations
 
 import json as _json
+import shlex
 import sys
 
 from howdah.config.loader import Config, require_secrets
@@ -15,9 +16,8 @@ from howdah.models.runs import settings
 from howdah.models.runs.run_json import NEEDED, readable_config
 from howdah.process import isolation
 from howdah.storage import directories
-from howdah.training.launch import command as launch_command
 from howdah.training.launch import outcome
-from howdah.training.launch.ranks import Ranks
+from howdah.training.launch.rank_process import RankProcess
 from howdah.training.process import failure
 from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
 
@@ -50,24 +50,16 @@ def train(config: Config, *, json: bool = False) -> int:
         failure.clear(local)
         RankRecord.clear(local)
         before = outcome.attempts(directory)
-        with readable_config(config, directory, shared=False) as path:
+        with readable_config(config, directory) as path:
             argv = isolation.module("howdah.training", "--config", path)
-            print(f"+ {launch_command.shown(argv)}", file=sys.stderr, flush=True)
-            job = Ranks(
-                argv,
-                "training",
-                local,
-                np=1,
-                all_local=True,
-                grace_seconds=config.checkpoint.grace_seconds,
-            )
-            job.run()
-        error = outcome.taken_over(job, directory, before)
+            print(f"+ {shlex.join(argv)}", file=sys.stderr, flush=True)
+            rank = RankProcess(argv, local, grace_seconds=config.checkpoint.grace_seconds)
+            rank.run()
+        error = outcome.taken_over(rank, directory, before)
         if error is None:
-            error = outcome.cause(job, config, local) or outcome.not_finished(directory, before)
-            outcome.write(
-                config, local, error, begun=len(outcome.attempts(directory)) > len(before)
-            )
+            error = outcome.cause(rank, config, local) or outcome.not_finished(directory, before)
+            begun = len(outcome.attempts(directory)) > len(before)
+            outcome.write(config, local, error, begun=begun)
         if error is not None:
             raise error
     finally:
@@ -78,7 +70,7 @@ def train(config: Config, *, json: bool = False) -> int:
 
 
 def _refuse_if_in_use(local: str, directory: str) -> None:
-    """Refuse while ranks that another command started use the run directory."""
+    """Refuse while a rank that another command has started uses the run directory."""
     probe = RunLock(local, ".lock", directory)
     probe.take()
     probe.release()

@@ -1,9 +1,14 @@
-"""How training by `howdah train` ended, judged by the files of the ranks, never by exit codes."""
+"""How training by `howdah train` ended, judged by the files of the ranks, never by exit codes.
+
+Of several ranks the job's driver says who failed (cli/local_job.py); both know here which
+checkpoint is left, and what a stop is called.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import Any
 
 from howdah import redact, storage
@@ -25,7 +30,7 @@ from howdah.run_files import RUN_JSON
 from howdah.storage import growing
 from howdah.training.checkpoint.fence import FencedOff
 from howdah.training.checkpoint.manager import Checkpoints
-from howdah.training.launch.ranks import Ranks
+from howdah.training.launch.rank_process import RankProcess
 from howdah.training.process import failure
 
 _BY_EXIT_CODE: dict[int, type[HowdahError]] = {
@@ -44,21 +49,23 @@ def attempts(directory: str) -> list[dict[str, Any]]:
     return list(RunFile(directory).values.get("attempts", []))
 
 
-def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """The error if another launcher's later attempt has taken the run, so that this one must not
+def taken_over(
+    rank: RankProcess, directory: str, before: list[dict[str, Any]]
+) -> HowdahError | None:
+    """The error if another command's later attempt has taken the run, so that this one must not
     write there any more.
 
     Args:
-        before: the attempts when this launcher began.
+        before: the attempts when this command began.
     """
     try:
         now = attempts(directory)
     except StorageError:  # nothing can be written there either
         return None
     if len(now) <= len(before):
-        return None  # none of our ranks has come so far
-    newest, ranks = now[-1], job.records.values()
-    if any((newest.get("host"), newest.get("pid")) == (r.host, r.pid) for r in ranks):
+        return None  # our rank has not come so far
+    newest = now[-1]
+    if (newest.get("host"), newest.get("pid")) == (socket.gethostname(), rank.pid):
         return None
     return FencedOff(
         "a later attempt has taken over this run; nothing more was written by this one",
@@ -70,55 +77,59 @@ def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> Howd
 
 
 def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """The error if run.json has no finished attempt of these ranks, whatever their exit codes.
+    """The error if run.json has no finished attempt of this rank, whatever its exit code.
 
     Args:
-        before: the attempts when this launcher began.
+        before: the attempts when this command began.
     """
     now = attempts(directory)
     newest = now[-1] if len(now) > len(before) else {}
     if newest.get("status") == "finished":
         return None
     return ClusterError(
-        "the ranks ended with exit code 0, but none of them says that training is finished",
+        "the rank ended with exit code 0, but it does not say that training is finished",
         where=storage.join(directory, RUN_JSON),
-        expected="a finished attempt of these ranks",
-        got=f"status {newest.get('status')}" if newest else "no attempt: they have not trained",
-        remedy="did they run another program? The command after `+` above starts them; their"
-        " output is in logs/launcher",
+        expected="a finished attempt of this rank",
+        got=f"status {newest.get('status')}" if newest else "no attempt: it has not trained",
+        remedy="did it run another program? The command after `+` above starts it; its output is"
+        " in logs/output",
     )
 
 
-def cause(job: Ranks, config: Config, local: str) -> HowdahError | None:
+def cause(rank: RankProcess, config: Config, local: str) -> HowdahError | None:
     """The error that ended training; None if it finished."""
     failed = failure.first(local)
-    lost = min(job.lost.items(), key=lambda item: item[1], default=None)
-    if job.asked_by is not None and (job.exit_code != 0 or job.killed):
-        return _stopped(job, config, failed)
-    if failed is not None and not failed.consequence and (
-        lost is None or failed.unix_time <= lost[1]
-    ):  # fmt: skip
-        return _rebuilt(failed, local)
-    if lost is not None:
-        return _rank_lost(lost[0], job, config, local)
+    if rank.asked_by is not None and (rank.exit_code != 0 or rank.killed):
+        return stopped(config, rank.asked_by, killed=rank.killed, failed=failed)
     if failed is not None:
         return _rebuilt(failed, local)
-    if job.exit_code != 0:
+    if rank.lost:
+        return _lost(rank, config, local)
+    if rank.exit_code != 0:
         return ClusterError(
-            f"{job.program} ended without any rank saying why",
+            "training ended without saying why",
             where=os.path.join(local, "logs"),
             expected="exit code 0",
-            got=f"exit code {job.exit_code}\n{job.launcher_message()}".rstrip(),
-            remedy="its log says what it did last; `howdah doctor` checks this machine",
+            got=f"exit code {rank.exit_code}",
+            remedy="its output says what it did last; `howdah doctor` checks this machine",
         )
     return None
 
 
-def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> HowdahError:
-    kind = Interrupted if job.asked_by == signal.SIGINT else Terminated
+def stopped(
+    config: Config, number: int, *, killed: bool, failed: failure.Failure | None = None
+) -> HowdahError:
+    """The error of a training that was asked to stop.
+
+    Args:
+        number: the signal that asked.
+        killed: its time was over before it had saved.
+        failed: what its rank says of its end.
+    """
+    kind = Interrupted if number == signal.SIGINT else Terminated
     newest = newest_checkpoint(config)
     what = "training was interrupted" if kind is Interrupted else "training was asked to end"
-    if job.killed:
+    if killed:
         what += ", and its ranks were killed before they had saved" + cut_short(config)
     elif failed is not None and failed.exit_code not in (130, 143):
         what += f"; saving failed: {(failed.error or {}).get('what', failed.text.splitlines()[-1])}"
@@ -131,34 +142,33 @@ def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> Howd
 
 
 def _rebuilt(failed: failure.Failure, local: str) -> HowdahError:
-    """A rank's failure as the error it was."""
-    log = os.path.join(local, "logs", f"rank.{failed.rank}")
+    """The rank's failure as the error it was."""
     if failed.error is None:
         return TrainingError(
             f"rank {failed.rank} stopped by an error that Howdah does not know",
-            where=log,
+            where=_log(local),
             remedy="a defect of Howdah, or of what it runs on; the log has all of it",
             got=failed.text,
         )
-    what = failed.error["what"] + (f" (rank {failed.rank})" if failed.rank else "")
     # Its class is kept: with --json it says what can be done about it.
-    return _BY_EXIT_CODE.get(failed.exit_code, TrainingError).from_dict(
-        {**failed.error, "what": what}
-    )
+    return _BY_EXIT_CODE.get(failed.exit_code, TrainingError).from_dict(failed.error)
 
 
-def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingError:
-    record = job.records.get(rank)
-    who = f"pid {record.pid} on {record.host}" if record else "its process"
+def _lost(rank: RankProcess, config: Config, local: str) -> TrainingError:
     return TrainingError(
-        f"rank {rank} was lost, and training stopped",
-        where=os.path.join(local, "logs", f"rank.{rank}"),
-        expected=f"{who} to run to the end",
+        "rank 0 was lost, and training stopped",
+        where=_log(local),
+        expected=f"pid {rank.pid} on {socket.gethostname()} to run to the end",
         got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
         f" newest checkpoint is {newest_checkpoint(config)}{cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
         " on from that checkpoint",
     )
+
+
+def _log(local: str) -> str:
+    """The rank's log."""
+    return os.path.join(local, "logs", "rank.0")
 
 
 def newest_checkpoint(config: Config) -> str:
@@ -180,21 +190,20 @@ def cut_short(config: Config) -> str:
 
 
 def write(config: Config, local: str, error: HowdahError | None, *, begun: bool) -> None:
-    """Write what killed ranks could not: the outcome and what they used in run.json, logs of a
+    """Write what a killed rank could not: the outcome and what it used in run.json, logs of a
     remote run.
 
     Args:
-        begun: our ranks have begun an attempt.
+        begun: our rank has begun an attempt.
     """
     directory = config.run.directory
     file = RunFile(directory)
-    if begun:  # this process has waited for all ranks of this machine
-        file.used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
+    if begun:  # this process has waited for the rank
+        file.used(cpu_seconds=cpu_seconds(), gpus=None, of="howdah train and its rank")
     # A refusal before an attempt began does not end an earlier one, which has written its end.
     if error is not None and (begun or file.values.get("status") == "running"):
-        stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
-        status = "interrupted" if stopped else "failed"
-        file.end(status, redact.text(error.what))
+        orderly = isinstance(error, Interrupted | Terminated | TokensExpiring)
+        file.end("interrupted" if orderly else "failed", redact.text(error.what))
     if not storage.is_local(directory):
         logs = os.path.join(local, "logs")
         for name in sorted(os.listdir(logs)) if os.path.isdir(logs) else []:

@@ -1,4 +1,7 @@
-"""Runs trainings of a few steps with real ranks, to measure them; kills each when it has enough."""
+"""Runs trainings of a few steps with real ranks, to measure them; kills each when it has enough.
+
+Their sums go over Gloo as those of a job on YARN do, which `howdah plan` predicts.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,18 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from howdah.config.launchers import LAUNCHERS
 from howdah.config.loader import Config, dump_yaml
 from howdah.config.splits import VALIDATION
-from howdah.core import machine
 from howdah.core.child import Child
 from howdah.core.processes import descendants, process_start
-from howdah.errors import TrainingError
+from howdah.errors import ClusterError, TrainingError
 from howdah.models.runs.metrics_log import FILE_NAME
 from howdah.process import isolation
+from howdah.process.env import STORE
 from howdah.training.comm.backends import horovod_installed
-from howdah.training.launch import command as launch_command
 from howdah.training.process import failure
 
 WARM_UP = 2
@@ -27,13 +30,6 @@ _LEAST_STEPS, _MOST_STEPS = 8, 60
 _ENOUGH_SECONDS = 6.0
 """Steps are measured until they took so long in all: short steps vary more."""
 _HANG_SECONDS = 900.0
-
-
-def _launcher(framework: str) -> str:
-    """One whose ranks sum over Gloo as those of a job on YARN do, which `howdah plan` predicts."""
-    if framework == "torch" and not horovod_installed(framework):
-        return "torchrun"
-    return "horovodrun"
 
 
 def short(config: Config, directory: str, batch: int, threads: int) -> Config:
@@ -85,11 +81,11 @@ def steps_at_once(
             return len(found) >= (least if sum(found) >= _ENOUGH_SECONDS else most) - WARM_UP
 
         def failed(run: _Run) -> bool:
-            return not run.process.alive and not enough(run)
+            return _over(run.ranks) and not enough(run)
 
         _until(lambda: all(map(enough, runs)) or any(map(failed, runs)), runs[0].output)
         for run in filter(failed, runs):
-            raise _ended(run.output, run.process.code)
+            raise _ended(run.output, _code(run.ranks))
     return [run.seconds(most) for run in runs]
 
 
@@ -102,17 +98,13 @@ class _Run:
         path = os.path.join(directory, "config.yaml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(dump_yaml(config))
-        argv = launch_command.command(
-            path,
-            np=ranks,
-            launcher=_launcher(config.training.framework),
-            cores=machine.cores(),
-            is_root=os.geteuid() == 0,
-        )
+        argv = isolation.module("howdah.training", "--config", path)
         self.output = os.path.join(directory, "output.txt")
         self._metrics = os.path.join(directory, FILE_NAME)
         self._rows = config.training.global_batch_size
-        self.process = running.enter_context(_running(argv, self.output))
+        self.ranks = running.enter_context(
+            _running(argv, ranks, config.training.framework, self.output)
+        )
 
     def seconds(self, most: int) -> list[float]:
         """Seconds of each step so far, without the warm-up and those beyond `most`."""
@@ -141,39 +133,79 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     out = os.path.join(directory, "probe.json")
     sizes = json.dumps(list(messages))
     rank = isolation.module("howdah.training.planning.network_probe", framework, sizes, out)
-    argv = launch_command.command(
-        "-", np=2, launcher=_launcher(framework), cores=machine.cores(), is_root=False, rank=rank
-    )
     output = os.path.join(directory, "probe.txt")
-    with _running(argv, output) as process:
-        _until(lambda: not process.alive, output)
-    if process.code != 0:
-        raise _ended(output, process.code)
+    with _running(rank, 2, framework, output) as ranks:
+        _until(lambda: _over(ranks), output)
+        code = _code(ranks)
+    if code != 0:
+        raise _ended(output, code)
     with open(out, encoding="utf-8") as file:
         return json.load(file)
 
 
 # ------------------------------------------------------------------------------------ processes
 @contextlib.contextmanager
-def _running(argv: Sequence[str], output: str) -> Iterator[Child]:
-    """Start a launcher with its ranks; all of them are killed in the end, after errors too."""
-    scratch = os.path.dirname(output)
-    variables = launch_command.environment(os.environ, terminal=None, scratch=scratch)
-    process = Child(argv, env=variables, output=output)
+def _running(
+    rank: Sequence[str], count: int, framework: str, output: str
+) -> Iterator[Sequence[Child]]:
+    """Start ranks on this machine; all of them are killed in the end, after errors too."""
+    started: list[Child] = []
     try:
-        yield process
-    finally:  # the launcher starts each rank in its own session: find them by their parents
-        family = [process.pid, *descendants(process.pid)]
+        for argv, env in _commands(rank, count, framework, os.path.dirname(output)):
+            # Where this process is killed, nothing is to be saved.
+            started.append(Child(argv, env=env, output=output, death_signal=signal.SIGKILL))
+        yield started
+    finally:  # Horovod starts each rank in its own session: find them by their parents
+        family = [pid for child in started for pid in (child.pid, *descendants(child.pid))]
         starts = {pid: process_start(pid) for pid in family}
         for pid in family:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        process.end()
+        for child in started:
+            child.end()
         # A rank that still writes could create its directory again after the removal.
         _until(
             lambda: all(start != process_start(pid) for pid, start in starts.items() if start),
             output,
         )
+
+
+def _commands(
+    rank: Sequence[str], count: int, framework: str, directory: str
+) -> Iterator[tuple[Sequence[str], Mapping[str, str]]]:
+    """The processes to start, each with its environment: Horovod starts its ranks itself, those of
+    torch.distributed meet in a file and need no launcher.
+
+    Raises:
+        ClusterError: TensorFlow's ranks need Horovod, and it is not installed.
+    """
+    env = isolation.environment() | {STORE: os.path.join(directory, "meeting")}
+    if count == 1:
+        yield rank, env
+    elif horovod_installed(framework):
+        hosts = ["--gloo", "-np", str(count), "-H", f"localhost:{count}"]
+        yield [*isolation.module("horovod.runner.launch", *hosts), *rank], env
+    elif framework == "torch":
+        names = LAUNCHERS["torchrun"].variables
+        for number in map(str, range(count)):
+            place = {names.rank: number, names.local_rank: number}
+            yield rank, env | place | {names.size: str(count), names.local_size: str(count)}
+    else:
+        raise ClusterError(
+            f"Horovod for {framework} is not installed, and {count} ranks need it",
+            remedy="run `make setup`, which builds it; `howdah doctor` says what is missing",
+        )
+
+
+def _over(ranks: Sequence[Child]) -> bool:
+    """All have ended, or one has failed: the others can only wait for it."""
+    return bool(_code(ranks)) or not any(rank.alive for rank in ranks)
+
+
+def _code(ranks: Sequence[Child]) -> int | None:
+    """The exit code of one that has failed; else 0, or None while one is running."""
+    codes = [rank.code for rank in ranks]
+    return next(filter(None, codes), None if None in codes else 0)
 
 
 def _until(ready: Callable[[], object], output: str) -> None:

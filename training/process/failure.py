@@ -1,4 +1,4 @@
-"""The reason why a rank ended: `logs/failure.<rank>.json`, which `howdah train` reads.
+"""The reason why a rank ended: `logs/failure.<rank>.json`, which the process that started it reads.
 
 Launchers report exit codes in different ways, or not at all. Still, the error of the rank that
 failed first must be the last one on the user's screen.

@@ -2,8 +2,9 @@
 
 The sources of signals:
 
-- `howdah train` forwards SIGINT as SIGUSR1 and SIGTERM as SIGUSR2 to every rank, and waits. These
-  are orderly: all ranks agree on the step they stop at.
+- `howdah train` forwards SIGINT as SIGUSR1 and SIGTERM as SIGUSR2 to its rank, and waits; a rank
+  that an agent asks to stop sends itself SIGUSR2 (training/__main__.py). These are orderly: all
+  ranks agree on the step they stop at.
 - A SIGINT or SIGTERM to a process that trains alone is orderly, too.
 - With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, torchrun...), which is
   ending the job, kills a moment later, and may already have lost a rank. Collectives may not

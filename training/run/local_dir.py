@@ -125,14 +125,14 @@ def process_age() -> float:
 
 
 def job_age() -> float:
-    """Seconds since the launcher began or, without one, since this process did."""
+    """Seconds since `howdah train` or an agent began to start this process, or since its start."""
     started = os.environ.get("HOWDAH_STARTED")
     return time.time() - float(started) if started else process_age()
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """`ranks/<rank>.json`: the process of a rank, to stop it or to notice its loss."""
+    """`ranks/<rank>.json`: the process of a rank, to stop it."""
 
     rank: int
     pid: int
@@ -163,14 +163,6 @@ class RankRecord:
         machine."""
         return process_start(self.pid) == self.start
 
-    def send(self, number: int) -> None:
-        """Send the process a signal. Do nothing if it has ended, is on another machine, or was not
-        started by a launcher of this user: a user who may write in the run directory could have
-        written any pid to the record."""
-        if self.is_local and self.alive and _launched_by_us(self.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
     @classmethod
     def read_all(cls, directory: str) -> list[RankRecord]:
         """The records in `<directory>/ranks/`, by rank."""
@@ -187,16 +179,6 @@ class RankRecord:
         storage.remove(os.path.join(directory, "ranks"), recursive=True)
 
 
-def _launched_by_us(pid: int) -> bool:
-    """True if a process is this user's and a launcher (training/launch/command.py) started it."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}
-            return b"HOWDAH_STARTED" in names and os.fstat(file.fileno()).st_uid == os.geteuid()
-    except OSError:
-        return False
-
-
 class RunLock:
     """A lock with which only one process of a machine holds a run directory at a time.
 
@@ -206,7 +188,7 @@ class RunLock:
 
     Args:
         directory: `local_directory(run_directory)`.
-        name: name of the lock file; rank 0 and the launcher have different ones.
+        name: name of the lock file; rank 0 and `howdah train` have different ones.
         run_directory: the run directory, for the message.
     """
 

@@ -103,7 +103,7 @@ class Progress:
             return
         try:
             print(line, file=self._stream, flush=True)
-        except OSError:  # the terminal or the launcher's pipe is gone; the log has every line
+        except OSError:  # the terminal or the pipe is gone; the log has every line
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def end(self) -> None:

@@ -30,8 +30,7 @@ class RankFiles:
         self._record = RankRecord.of_this_process(rank)
         self.on_record = False
         """True if the record is written, so that other processes know this one."""
-        self.launched = "HOWDAH_STARTED" in os.environ and not linked
-        """True if `howdah train` started this process, and holds the run directory for it."""
+        self._started = "HOWDAH_STARTED" in os.environ and not linked
         self._first_world = 0
 
     @property
@@ -41,15 +40,16 @@ class RankFiles:
         return storage.is_local(self._directory) and not self._linked
 
     @property
-    def read_by_launcher(self) -> bool:
-        """True if `howdah train` shows the failure that this process writes."""
-        return self.launched and self.on_record
+    def shown_by_command(self) -> bool:
+        """True if `howdah train` started this process and shows the failure that it writes."""
+        return self._started and self.on_record
 
     def put_on_record(self) -> None:
-        """Write the record, and remove the failure of an earlier attempt's rank."""
+        """Write the record, begin to publish the log, and remove an earlier attempt's failure."""
         failure.clear(self._local, self._record.rank)
         self._record.write(self._local)
         self.on_record = True
+        self._publish_log()
 
     def write_failure(self, why: Failure) -> None:
         """Write the failure that ends this process, if it is on record."""
@@ -61,7 +61,7 @@ class RankFiles:
         if self.on_record:
             RankRecord(**(self._record.__dict__ | {"ended": True})).write(self._local)
 
-    def publish_log(self) -> None:
+    def _publish_log(self) -> None:
         """Publish this rank's log, under the same name as the logs of other attempts."""
         if not storage.is_local(self._directory):
             name = f"rank.{self._record.rank}"

@@ -123,12 +123,9 @@ class Run:
             StorageError: the run directory cannot be written.
         """
         self.stops.signals.install()
-        if self.is_main:
+        if self.is_main:  # another run may live here until then: other ranks touch nothing yet
             self._lock.take()
-        # Until rank 0 has the lock, another run may have the directory: other ranks do not write.
-        if self.is_main or self._files.launched:
-            self._put_on_record()
-        if self.is_main:
+            self._files.put_on_record()
             self._take_possession()
 
     def enter(self, env: RankEnv, world: int) -> None:
@@ -169,10 +166,7 @@ class Run:
             return
         if not self.is_main:
             self._mirror.check = self.check_fence
-        if not self._files.on_record:
-            self._put_on_record()
-        elif not self.is_main:  # started by `howdah train`: the attempt was unknown until now
-            self._files.publish_log()
+            self._files.put_on_record()
 
     def close(self, status: str, error: HowdahError | None = None) -> None:
         """Write the run's end: finished, interrupted or failed.
@@ -201,11 +195,6 @@ class Run:
         self.stops.signals.uninstall()
         if fenced_off is not None:
             raise fenced_off
-
-    def _put_on_record(self) -> None:
-        self._files.put_on_record()
-        if self.is_main or self.attempt:
-            self._files.publish_log()
 
     def _take_possession(self) -> None:
         self.owned = RunDirectory(
@@ -404,7 +393,7 @@ class Run:
                 step=self.heartbeat.step,
             )
             # `howdah train` shows the failure's file, the driver of an agent the message above.
-            if not (self.linked or (self._files.read_by_launcher and not fenced_off)):
+            if not (self.linked or (self._files.shown_by_command and not fenced_off)):
                 print_failure(why, self._console, self.stops.signals)
             self.final_barrier.wait(why.exit_code)
             os._exit(why.exit_code)

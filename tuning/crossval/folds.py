@@ -192,7 +192,7 @@ def _fold(
     """Write the fold's dataset, train on it unless that is done, and read the metrics."""
     run = config.run.directory
     directories.take(run, config.run.mode, key="run.directory")
-    with readable_config(config, run, shared=False) as path:
+    with readable_config(config, run) as path:
         progress(f"{name}: dataset")
         _howdah(["etl", "--config", path, "--json"], name, command, progress)
         dataset = load_dataset(config.data.dataset)

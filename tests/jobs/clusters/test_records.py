@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 
@@ -21,7 +20,6 @@ from howdah.jobs.clusters import application as control
 from howdah.jobs.clusters.application import listed
 from howdah.jobs.record import Record
 from howdah.jobs.submit import Claims
-from howdah.training.run.local_dir import RankRecord
 
 
 @pytest.fixture(autouse=True)
@@ -189,22 +187,3 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
     assert asked == ["/health", "/health"]
     assert _health(f"file://{tmp_path}") is None
     assert _health("http://127.0.0.1:99999") is None
-
-
-# ------------------------------------------------------------------------------- ranks' records
-def test_a_rank_record_does_not_name_any_process(tmp_path, victim):
-    RankRecord(
-        rank=0, pid=victim.pid, start=process_start(victim.pid), host=socket.gethostname()
-    ).write(str(tmp_path))
-    (found,) = RankRecord.read_all(str(tmp_path))
-    found.send(signal.SIGKILL)
-    with pytest.raises(subprocess.TimeoutExpired):
-        victim.wait(0.5)
-    argv = [sys.executable, "-c", "import time; time.sleep(3000)"]
-    with subprocess.Popen(argv, env={"HOWDAH_STARTED": "1.0"}) as rank:
-        mine = RankRecord(
-            rank=0, pid=rank.pid, start=process_start(rank.pid), host=socket.gethostname()
-        )
-        while rank.poll() is None:  # until its environment is the new program's
-            mine.send(signal.SIGKILL)
-        assert rank.wait(20) == -signal.SIGKILL

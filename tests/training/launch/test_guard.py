@@ -1,5 +1,6 @@
-"""The guard of `howdah train`: what it does to a job whose command was killed."""
+"""The guard of `howdah train`: what becomes of the rank when the command is killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -8,101 +9,106 @@ import sys
 import pytest
 
 from howdah.core.processes import process_start
-from howdah.training.run.local_dir import RankRecord
 from tests import ROOT
 from tests.support.waiting import wait_until
 
 LIMIT = 60  # seconds; detects a hang
 
 RANK = """
-import signal, sys, time
-from howdah.training.run.local_dir import RankRecord
-directory, rank, kind = sys.argv[1:]
+import os, signal, subprocess, sys, time
+directory, kind = sys.argv[1:]
 def save(number, frame):
     time.sleep(0.3)
-    open(f"{directory}/saved-{rank}", "w").close()
+    open(f"{directory}/saved", "w").close()
     sys.exit(143)
 signal.signal(signal.SIGTERM, save if kind == "saves" else signal.SIG_IGN)
-RankRecord.of_this_process(int(rank)).write(directory)
-time.sleep(600)
-"""
-LAUNCHER = """
-import signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as mpirun, for as long as its teardown time
-directory, code, *kinds = sys.argv[1:]
-for rank, kind in enumerate(kinds):
-    subprocess.Popen([sys.executable, "-c", code, directory, str(rank), kind])
-time.sleep(600)
+own = subprocess.Popen(["sleep", "600"], process_group=0)
+with open(f"{directory}/up-", "w") as file:
+    file.write(str(own.pid))
+os.rename(f"{directory}/up-", f"{directory}/up")
+if kind == "is stopped":
+    os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    time.sleep(600)
 """
 TRAIN = """
-import sys, time
+import sys
 from howdah.core.child import Child
 from howdah.training.launch.guard import guarded
-directory, seconds, *launcher = sys.argv[1:]
-with Child([sys.executable, "-c", *launcher]) as child:
-    with guarded(directory, child.pid, float(seconds)):
+seconds, *rank = sys.argv[1:]
+with Child([sys.executable, "-c", *rank]) as child:
+    with guarded(child.pid, float(seconds)):
         print(child.pid, flush=True)
         sys.stdin.readline()
+    print("not guarded", flush=True)
+    sys.stdin.readline()
 """
 
 
-class Job:
-    """A `howdah train` with two ranks, as bare as can be."""
+class Training:
+    """A `howdah train`, as bare as can be, and its rank, which has started a process."""
 
-    def __init__(self, directory: str, seconds: float, *kinds: str) -> None:
+    def __init__(self, directory: str, seconds: float, kind: str) -> None:
         self.directory = directory
-        argv = [sys.executable, "-c", TRAIN, directory, str(seconds), LAUNCHER, directory, RANK]
-        self.train = subprocess.Popen(
-            [*argv, *kinds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HOWDAH_STARTED": "1.0"},
+        self.command = subprocess.Popen(
+            [sys.executable, "-c", TRAIN, str(seconds), RANK, directory, kind],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        self.launcher = int(self.train.stdout.readline())
-        wait_until(lambda: len(RankRecord.read_all(directory)) == len(kinds), LIMIT)
-        self.ranks = RankRecord.read_all(directory)
+        self.rank = int(self.command.stdout.readline())
+        up = os.path.join(directory, "up")
+        wait_until(lambda: os.path.exists(up), LIMIT)
+        with open(up, encoding="ascii") as file:
+            self.pids = [self.rank, int(file.read())]
 
     def wait_for_its_end(self) -> None:
-        self.train.wait(LIMIT)
-        wait_until(lambda: process_start(self.launcher) is None, LIMIT)
-        wait_until(lambda: not any(rank.alive for rank in self.ranks), LIMIT)
+        self.command.wait(LIMIT)
+        wait_until(lambda: not any(map(process_start, self.pids)), LIMIT)
 
-    def saved(self) -> list[str]:
-        return sorted(one for one in os.listdir(self.directory) if one.startswith("saved"))
+    @property
+    def saved(self) -> bool:
+        return os.path.exists(os.path.join(self.directory, "saved"))
 
 
 @pytest.fixture
-def job(tmp_path):
-    """Makes jobs, and ends them."""
+def training(tmp_path):
+    """Begins trainings, and ends them."""
     made = []
 
-    def make(seconds, *kinds):
-        made.append(Job(str(tmp_path), seconds, *kinds))
+    def make(seconds, kind):
+        made.append(Training(str(tmp_path), seconds, kind))
         return made[-1]
 
     yield make
     for one in made:
-        one.train.kill()
-        one.train.communicate()
-        for pid in [one.launcher, *(rank.pid for rank in one.ranks if rank.alive)]:
+        one.command.kill()
+        one.command.communicate()
+        for pid in one.pids:
             if process_start(pid) is not None:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
-def test_the_ranks_save_and_end_and_the_launcher_with_them(job):
-    one = job(LIMIT * 5, "saves", "saves")
-    one.train.kill()
+def test_the_rank_saves_and_ends_and_what_it_has_started_with_it(training):
+    one = training(LIMIT * 5, "saves")
+    one.command.kill()
     one.wait_for_its_end()
-    assert one.saved() == ["saved-0", "saved-1"]
+    assert one.saved
 
 
-def test_a_rank_that_does_not_end_is_killed_when_its_time_is_over(job):
-    one = job(1.0, "saves", "hangs")
-    one.train.kill()
+@pytest.mark.parametrize("kind", ["hangs", "is stopped"])
+def test_a_rank_that_does_not_end_is_killed_when_its_time_is_over(training, kind):
+    one = training(1.0, kind)
+    one.command.kill()
     one.wait_for_its_end()
-    assert one.saved() == ["saved-0"]
+    assert not one.saved
 
 
-def test_at_a_good_end_nothing_is_signalled(job, tmp_path):
-    one = job(LIMIT * 5, "saves", "saves")
-    one.train.communicate("over\n", LIMIT)
-    assert one.train.returncode == 0
-    assert one.saved() == []
+def test_at_a_good_end_the_guard_signals_nothing(training):
+    one = training(0.0, "saves")
+    print("over", file=one.command.stdin, flush=True)
+    assert one.command.stdout.readline() == "not guarded\n"
+    assert all(map(process_start, one.pids))
+    one.command.communicate("over\n", LIMIT)
+    assert one.command.returncode == 0
+    assert not one.saved

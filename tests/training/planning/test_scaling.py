@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from howdah.config.loader import load
-from howdah.errors import DataError, TrainingError, UsageError
+from howdah.errors import ClusterError, DataError, TrainingError, UsageError
+from howdah.models.runs.run_json import RunFile
 from howdah.training.planning import calibrate, preview, scaling, short_runs
 from howdah.training.planning.scaling import Compute, Gradient, Network, Work
 from tests.runs.training_runs import ROOT, SETTINGS, _nested
@@ -189,11 +190,42 @@ def test_a_failing_training_s_error_is_reported(given, tmp_path):
     assert "fp16" in caught.value.got
 
 
-def test_short_runs_take_torchrun_where_torch_has_no_horovod(monkeypatch):
-    for there, framework, launcher in (
-        (True, "torch", "horovodrun"),
-        (False, "torch", "torchrun"),
-        (False, "tensorflow", "horovodrun"),
-    ):
-        monkeypatch.setattr(short_runs, "horovod_installed", lambda framework, there=there: there)
-        assert short_runs._launcher(framework) == launcher
+@pytest.mark.parametrize(
+    ("installed", "framework", "count", "processes"),
+    [
+        (True, "torch", 2, 1),
+        (True, "tensorflow", 2, 1),
+        (False, "torch", 2, 2),
+        (False, "tensorflow", 1, 1),
+    ],
+)
+def test_short_runs_need_horovod_of_tensorflow_s_ranks_alone(
+    monkeypatch, installed, framework, count, processes
+):
+    monkeypatch.setattr(short_runs, "horovod_installed", lambda framework: installed)
+    started = list(short_runs._commands(["/bin/true"], count, framework, "/tmp/x"))
+    assert len(started) == processes
+    assert all(argv[-1] == "/bin/true" for argv, _ in started)
+    if processes == count:
+        assert all(argv == ["/bin/true"] for argv, _ in started)
+    else:
+        assert started[0][0][3:] == [
+            "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2", "/bin/true",
+        ]  # fmt: skip
+
+
+def test_several_short_ranks_of_tensorflow_without_horovod_are_refused(monkeypatch):
+    monkeypatch.setattr(short_runs, "horovod_installed", lambda framework: False)
+    with pytest.raises(ClusterError, match="Horovod for tensorflow is not installed") as caught:
+        list(short_runs._commands(["/bin/true"], 2, "tensorflow", "/tmp/x"))
+    assert "howdah doctor" in caught.value.remedy
+
+
+@pytest.mark.mpi
+def test_short_ranks_of_torch_without_horovod_meet_in_a_file(given, tmp_path, monkeypatch):
+    monkeypatch.setattr(short_runs, "horovod_installed", lambda framework: False)
+    config = short_runs.short(load(given, []), str(tmp_path / "short"), 12, 1)
+    assert len(short_runs.steps(config, 2, 5)) == 3
+    (attempt,) = RunFile(config.run.directory).values["attempts"]
+    assert attempt["comm"] == "torch.distributed (gloo)"
+    assert attempt["world_size"] == 2

@@ -109,7 +109,7 @@ def test_a_run_json_of_a_live_attempt_is_left_alone(tmp_path):
     assert storage.read_bytes(f"{run}/run.json") == before
 
 
-def test_a_launcher_adds_what_rank_0_could_not_know(tmp_path):
+def test_howdah_train_adds_what_rank_0_could_not_know(tmp_path):
     file = RunFile(str(tmp_path))
     file.begin(from_dict({"run": {"directory": str(tmp_path)}}), world_size=2, attempt=1)
     file.gpus = 2
@@ -117,11 +117,11 @@ def test_a_launcher_adds_what_rank_0_could_not_know(tmp_path):
     own = file.values["attempts"][0]["usage"]
     assert own["of"] == "rank 0" and own["gpus"] == 2
     again = RunFile(str(tmp_path))
-    again.used(cpu_seconds=own["cpu_seconds"] + 36, gpus=None, of="the launcher's processes")
+    again.used(cpu_seconds=own["cpu_seconds"] + 36, gpus=None, of="howdah train and its rank")
     again.used(cpu_seconds=1e-3, gpus=None, of="less")
     [one] = storage.read_json(str(tmp_path / "run.json"))["attempts"]
     assert one["usage"] == {"cpu_seconds": round(own["cpu_seconds"] + 36, 3), "gpus": 2,
-                            "of": "the launcher's processes"}  # fmt: skip
+                            "of": "howdah train and its rank"}  # fmt: skip
 
 
 def test_the_command_has_no_secret(monkeypatch):

@@ -37,7 +37,6 @@ from howdah.training.comm.base import SoloComm
 from howdah.training.evaluation.evaluate import evaluate
 from howdah.training.launch import outcome
 from howdah.training.run.event_file import EventFile
-from howdah.training.run.local_dir import RankRecord
 from howdah.training.run.run import Run
 from howdah.training.run.tracking import MlflowTracker, Provenance
 from tests.models.export.test_export import LABELS, weights_for
@@ -227,22 +226,22 @@ def test_mlflows_run_stays_finished(taken, tmp_path, monkeypatch):
     assert [m.value for m in client.get_metric_history(zombie.run_id, "loss")] == [0.5]
 
 
-def test_a_launcher_that_wakes_up_leaves_the_run_to_its_successor(tmp_path):
-    """Its ranks' attempt is the first one; the newest in run.json is of another process."""
+def test_a_command_that_wakes_up_leaves_the_run_to_its_successor(tmp_path):
+    """Its rank's attempt is the first one; the newest in run.json is of another process."""
     directory = str(tmp_path / "run")
 
-    job = SimpleNamespace(records={0: RankRecord.of_this_process(0)})
+    rank = SimpleNamespace(pid=os.getpid())
     config = from_dict({"run": {"directory": directory}})
     RunFile(directory).begin(config, world_size=1, attempt=1)
-    assert outcome.taken_over(job, directory, []) is None
+    assert outcome.taken_over(rank, directory, []) is None
     later = RunFile(directory)
     later.begin(config, world_size=1, attempt=2)
     later.values["attempts"][-1]["pid"] += 1
     later.update(status="finished")
-    error = outcome.taken_over(job, directory, [])
+    error = outcome.taken_over(rank, directory, [])
     assert isinstance(error, FencedOff) and "attempt 2" in error.got
-    # Attempts from before this launcher began have not taken it over.
-    assert outcome.taken_over(job, directory, later.values["attempts"]) is None
+    # Attempts from before this command began have not taken it over.
+    assert outcome.taken_over(rank, directory, later.values["attempts"]) is None
 
 
 def test_the_log_of_another_rank_is_not_published_over_its_successors(tmp_path, monkeypatch):
