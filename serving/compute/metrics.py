@@ -69,12 +69,12 @@ class Metrics:
         self.drift_alarm = gauge("drift_alarm", "1: the column has drifted.", "column")
         self._known: set[str] = set()
 
-    def serving(self, generation: Generation) -> None:
-        """A version answers from now on."""
+    def serving(self, *generations: Generation) -> None:
+        """These versions answer from now on, and no other one."""
         self.info.clear()
-        version = "" if generation.version.number is None else str(generation.version.number)
-        model = generation.model
-        self.info.labels(generation.name, version, model.run_id, model.framework).set(1)
+        for one in generations:
+            version = "" if one.version.number is None else str(one.version.number)
+            self.info.labels(one.name, version, one.model.run_id, one.model.framework).set(1)
 
     def batch(self, lengths: Sequence[int], seconds: float) -> None:
         """A batch was computed."""

@@ -1,1 +1,1 @@
-"""Models in the hands of other servers and registries: Ray Serve, MLflow."""
+"""The server behind Ray Serve, and models in MLflow's registry."""

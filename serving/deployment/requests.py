@@ -1,4 +1,4 @@
-"""What a classification request and its answer look like as JSON, whichever server carries them.
+"""What a classification request and its answer look like as JSON: POST /v1/classify.
 
     {"texts": ["stocks fell", ...], "key": "user-17"}     or {"text": "stocks fell"}
     {"model": ..., "version": 3, "run_id": ..., "predictions": [{"label", "score", "scores"}, ...]}
@@ -6,8 +6,8 @@
 A model of several labels answers {"labels", "scores"}, one of numbers {"value"}. A model of pairs
 takes a list of two texts in the place of a text.
 
-A refusal is one JSON object, whatever the server: error (one sentence, which clients of other
-servers show), error_type, what, where, expected, got, remedy.
+A refusal is one JSON object: error (one sentence, which clients of other servers show),
+error_type, what, where, expected, got, remedy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from howdah.data.clean import joined
 from howdah.errors import HowdahError
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
 
-MOST_TEXTS = 256
-"""In one request; more belong to `howdah predict`."""
-MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
 _FIELDS = ("what", "where", "expected", "got", "remedy")
@@ -78,12 +75,6 @@ class TooLarge(Refusal):
     status = 413
 
 
-class Overloaded(Refusal):
-    """The queue is full, or the replica was lost: the same request may succeed later."""
-
-    status = 503
-
-
 @dataclass(frozen=True)
 class Asked:
     """A checked request."""
@@ -91,24 +82,17 @@ class Asked:
     texts: tuple[str | list[str], ...]
     """A list of two: a pair."""
     key: str | None
-    """Requests with one key are answered by one of two versions."""
+    """Requests with one key are answered by one of two models."""
     is_single: bool
     """It had `text`: the answer has `prediction`."""
 
 
-def parse(body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> Asked:
+def parse(body: bytes, most_texts: int) -> Asked:
     """Check a request's body.
 
     Raises:
         BadRequest, WrongShape, TooLarge: with what is wrong in it.
     """
-    if len(body) > most_bytes:
-        raise TooLarge(
-            "the body is too large",
-            expected=f"at most {most_bytes:,} bytes",
-            got=f"{len(body):,} bytes",
-            remedy="send fewer texts at a time; `howdah predict` classifies files",
-        )
     given = loaded(body, '{"texts": ["a text", ...]}')
     check_known(given, _KEYS)
     if ("text" in given) == ("texts" in given):

@@ -1,7 +1,7 @@
 """Howdah's own request format and that of Text Embeddings Inference: what is asked, and how it is
 answered. Pure.
 
-plain: `{"texts": [...]}`, as `howdah serve --on ray` has it.
+plain: `{"texts": [...]}`, the format of serving/deployment/requests.py.
 tei: POST /predict of Text Embeddings Inference, which is also what huggingface_hub's
     InferenceClient sends to a server's address.
 """
@@ -25,13 +25,13 @@ from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 
 
-def plain(body: bytes, most_texts: int, most_bytes: int) -> Question:
+def plain(body: bytes, most_texts: int) -> Question:
     """POST /v1/classify.
 
     Raises:
         BadRequest, WrongShape, TooLarge: with what is wrong in it.
     """
-    asked = parse(body, most_texts=most_texts, most_bytes=most_bytes)
+    asked = parse(body, most_texts)
 
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> dict[str, Any]:
         found = as_json(predictions, generation.outputs)
@@ -39,7 +39,7 @@ def plain(body: bytes, most_texts: int, most_bytes: int) -> Question:
             return {**generation.identity, "prediction": found[0]}
         return {**generation.identity, "predictions": found}
 
-    return Question(rows=rows_of(asked.texts), answer=answer)
+    return Question(rows=rows_of(asked.texts), key=asked.key, answer=answer)
 
 
 # ---------------------------------------------------------------- Text Embeddings Inference
