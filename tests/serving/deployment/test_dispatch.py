@@ -6,8 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import BackPressureError
 
 from howdah.config.options.serve import ServeSection
 from howdah.models.version import Version
@@ -21,7 +19,29 @@ from howdah.serving.http.front import Front
 from howdah.serving.http.state import HANGING_SECONDS, State
 from howdah.serving.prediction.rows import Prediction, Row
 
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+
 SCORES = [0.25, 0.75]
+
+
+def queue_is_full() -> Exception:
+    from ray.serve.exceptions import BackPressureError
+
+    return BackPressureError(3, 2)
+
+
+def replica_was_killed() -> Exception:
+    from ray.exceptions import ActorDiedError
+
+    return ActorDiedError()
+
+
+def model_failed() -> Exception:
+    from ray.exceptions import RayTaskError
+
+    cause = ValueError("of a secret")
+    error = RayTaskError("classify", "Traceback: of a secret", cause, ip="::1")
+    return error.as_instanceof_cause()
 
 
 class Replica:
@@ -170,12 +190,12 @@ def test_a_key_chooses_one_of_two_models_and_a_path_may_name_one():
 @pytest.mark.parametrize(
     ("error", "status", "word"),
     [
-        (BackPressureError(3, 2), 429, "too many requests wait"),
-        (ActorDiedError(), 503, "has ended"),
+        (queue_is_full, 429, "too many requests wait"),
+        (replica_was_killed, 503, "has ended"),
     ],
 )
 def test_what_ray_refuses_may_be_asked_again(error, status, word):
-    server = Server(Replica(error))
+    server = Server(Replica(error()))
     found, headers, refusal = asked(server, "/v1/classify", {"text": "a secret"})
     assert (found, headers["retry-after"], word in refusal["what"]) == (status, "1", True)
     assert "ask again" in refusal["remedy"] and not server.lines
@@ -183,8 +203,7 @@ def test_what_ray_refuses_may_be_asked_again(error, status, word):
 
 
 def test_a_model_that_fails_is_named_without_the_text():
-    cause = ValueError("of a secret")
-    server = Server(Replica(RayTaskError("classify", "Traceback: of a secret", cause, ip="::1")))
+    server = Server(Replica(model_failed()))
     for _ in range(3):
         status, _, refusal = asked(server, "/v1/classify", {"text": "a secret"})
         assert (status, refusal["got"]) == (500, "ValueError")
