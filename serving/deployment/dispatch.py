@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from howdah.serving.compute.batcher import Work
-from howdah.serving.compute.generation import Generation
-from howdah.serving.compute.metrics import Metrics
-from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
 from howdah.serving.deployment.requests import Refusal
 from howdah.serving.deployment.split import choose
 from howdah.serving.prediction.rows import Prediction, Row
+
+if TYPE_CHECKING:
+    from howdah.serving.compute.batcher import Work
+    from howdah.serving.compute.generation import Generation
+    from howdah.serving.compute.metrics import Metrics
 
 _SAID_SECONDS = 60.0
 """A model that fails on every request is reported once in this time."""
@@ -147,6 +148,8 @@ class Dispatcher:
         """The refusal that an error of Ray's becomes. It has nothing of the replica's log."""
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
+
+        from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
 
         if isinstance(error, BackPressureError):
             return QueueFull(

@@ -21,8 +21,6 @@ from howdah.errors import ClusterError, UsageError
 from howdah.models.version import Version
 from howdah.serving.deployment import listening
 from howdah.serving.deployment.own_ray import own_ray, require_ray
-from howdah.serving.http import access
-from howdah.serving.http.state import REQUEST_SECONDS
 
 _LOOK_SECONDS = 1.0
 _UPSCALE_SECONDS, _DOWNSCALE_SECONDS = 5.0, 120.0
@@ -89,6 +87,8 @@ def serve(
         ConfigError: the file of tokens cannot be used.
         ClusterError: Ray does not start, or has ended.
     """
+    from howdah.serving.http import access
+
     require_keys(section)
     guarded = section.token_file is not None or section.open
     listening.require_guarded(section.host, guarded=guarded)
@@ -141,6 +141,7 @@ def _deploy(
     from ray.serve.exceptions import RayServeException
 
     from howdah.serving.deployment.replicas import Classifier, Ingress
+    from howdah.serving.http.state import REQUEST_SECONDS
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     least, most = replicas
