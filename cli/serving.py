@@ -1,4 +1,4 @@
-"""`howdah serve`: a server of our own, in this process or on YARN, or models behind Ray Serve.
+"""`howdah serve`: the server, in this process, on YARN, or behind Ray Serve.
 
 A server on YARN is an application, as a training job is: `howdah status`, `logs`, `kill` and `ps`
 are for it, too.
@@ -49,7 +49,7 @@ def serve(
     ] = None,
     queue: Annotated[
         int | None,
-        typer.Option(min=1, help=f"{_OF_RAY}requests that wait for a model; more: 503 (64)."),
+        typer.Option(min=1, help=f"{_OF_RAY}requests that wait for a model; more: 429 (64)."),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
@@ -112,11 +112,8 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
     from howdah.serving.deployment import ray_serve
     from howdah.serving.deployment.split import require_comparable
 
-    options = ray_serve.Options.of(
-        checked.serve,
-        replicas=ray_serve.parse_replicas(of_ray["replicas"] or "1"),
-        queue=of_ray["queue"] or 64,
-    )
+    ray_serve.require_keys(checked.serve)
+    replicas = ray_serve.parse_replicas(of_ray["replicas"] or "1")
     found = [open_version(model, checked.publish.directory)]
     part = 0.0
     if other is not None:
@@ -127,7 +124,10 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
         answer(what, as_json, [])
         sys.stdout.flush()
 
-    ray_serve.serve(found, part, options, say=say, ready=ready)
+    ray_serve.serve(
+        found, part, checked.serve, replicas=replicas, queue=of_ray["queue"] or 64,
+        say=say, ready=ready,
+    )  # fmt: skip
 
 
 def _serve_on_yarn(model: str, checked: Any, as_json: bool) -> None:

@@ -27,7 +27,7 @@ from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from howdah.models.version import open_version
 from howdah.serving.compute.generation import Generation, open_generation, workers_of
 from howdah.serving.deployment import listening
-from howdah.serving.http.state import READ_SECONDS
+from howdah.serving.http.state import READ_SECONDS, RELOAD_SECONDS
 from howdah.serving.http.tokens import TokenFile
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
@@ -40,8 +40,6 @@ _HEAD_SECONDS = 10.0
 GRACE_SECONDS = limit("grace_seconds", 30.0)
 """Seconds after a SIGTERM for answering the requests that are being processed: less than Kubernetes
 and systemd wait before they kill (docs/kubernetes.md)."""
-_RELOAD_SECONDS = limit("reload_seconds", 5.0)
-"""Interval of the small reads of the published model's current version and of the token file."""
 _MAX_WAIT_SECONDS = 0.002
 """Time that a batch with room waits for more texts while several clients send: a fraction of the
 time for one text."""
@@ -164,12 +162,12 @@ class _Server:
         self.reloader = None
         if root is not None:
             self.reloader = Reloader(
-                root, self.batcher, seconds=_RELOAD_SECONDS,
+                root, self.batcher, seconds=RELOAD_SECONDS,
                 compute_threads=settings.threads, metrics=metrics, say=say,
                 swapped=self._drift.begin,
             )  # fmt: skip
         self.state = State(
-            batcher=self.batcher, metrics=metrics, settings=settings, tokens=tokens,
+            compute=self.batcher, metrics=metrics, settings=settings, tokens=tokens,
             hosts=listening.host_names(settings.host), say=say,
             before_metrics=self._drift.publish,
             unpredicted=lambda empty, errors: self._drift.failed(empty=empty, errors=errors),
@@ -217,7 +215,7 @@ class _Server:
         if self.reloader is not None:
             self.reloader.start()
         if self.state.tokens is not None:
-            self.state.tokens.start(_RELOAD_SECONDS)
+            self.state.tokens.start(RELOAD_SECONDS)
         threads.start(self._watch, name="watch", failed=threads.end_process, say=self._say)
         running = loop.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not running.done():
@@ -240,9 +238,9 @@ class _Server:
             f"serving {generation.version.title} ({generation.model.framework}) at {url}"
             f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
         )
-        if not listening.is_loopback(self._settings.host):
-            login = "without a token" if self.state.tokens is None else "with a token"
-            self._say(f"it listens on {self._settings.host}: other machines can classify {login}")
+        has_tokens = self.state.tokens is not None
+        if warning := listening.reached_by_others(self._settings.host, has_tokens):
+            self._say(warning)
         ready(
             Started(
                 url=url, port=port, identity=generation.identity,

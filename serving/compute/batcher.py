@@ -37,6 +37,10 @@ class Work:
     """A request's texts, and their predictions."""
 
     rows: Sequence[Row]
+    key: str | None = None
+    """Requests with one key are answered by one of several models; None: by any."""
+    candidates: Sequence[Generation] = ()
+    """The models that may answer, where there are several (serving/deployment/dispatch.py)."""
     began: float = field(default_factory=time.monotonic)
     dropped: bool = False
     """True once the client is gone or its time is over: its texts are not computed."""
@@ -121,6 +125,11 @@ class Batcher:
     def generation(self) -> Generation:
         """Generation that answers new requests."""
         return self._generation
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """Those that answer new requests: one."""
+        return (self._generation,)
 
     @property
     def held(self) -> int:

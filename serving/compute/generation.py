@@ -1,14 +1,16 @@
-"""A model in the server's memory: opened, and tried."""
+"""A model that a server answers with: opened in this process and tried, or by another one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from howdah import storage
+from howdah.config.tasks import Task
 from howdah.errors import ModelError
 from howdah.models.opened.opened import ServedModel, open_model
 from howdah.models.opened.runtimes import ONNX, serving_framework
@@ -24,11 +26,26 @@ _WARM = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class RemoteModel:
+    """A model that another process has opened: what answers and metadata say of it.
+
+    Its fields have the names and meanings of ServedModel's.
+    """
+
+    framework: str
+    labels: list[str]
+    run_id: str
+    max_length: int
+    task: Task
+    pairs: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """One opened version."""
 
     version: Version
-    model: ServedModel
+    model: ServedModel | RemoteModel
 
     @cached_property
     def name(self) -> str:
@@ -47,6 +64,10 @@ class Generation:
         """{model, version, run_id}, which each answer has."""
         return {"model": self.name, "version": self.version.number, "run_id": self.model.run_id}
 
+    def described(self) -> dict[str, Any]:
+        """The fields of RemoteModel, as plain values."""
+        return {one.name: getattr(self.model, one.name) for one in fields(RemoteModel)}
+
 
 def workers_of(generation: Generation, threads: int) -> int:
     """Return how many threads compute with a generation at once.
@@ -57,16 +78,18 @@ def workers_of(generation: Generation, threads: int) -> int:
     return threads if generation.model.own_width else 1
 
 
-def open_generation(version: Version, *, threads: int) -> Generation:
+def open_generation(version: Version, *, threads: int, one_at_a_time: bool = False) -> Generation:
     """Open a model and compute with it once; a published version is compared with its hashes.
 
     Args:
         threads: compute threads of the server.
+        one_at_a_time: no two computations run at once, so that each has all threads
+            (see workers_of).
     Raises:
         ModelError, StorageError: it is damaged, cannot be read, or does not give finite scores.
     """
     framework = serving_framework(version)
-    each = 1 if framework == ONNX else threads
+    each = 1 if framework == ONNX and not one_at_a_time else threads
     model = open_model(version.path, framework=framework, threads=each)
     model.require("text", where="howdah serve", remedy="use `howdah predict` for images")
     generation = Generation(version=version, model=model)

@@ -70,12 +70,12 @@ class Metrics:
         self.drift_alarm = gauge("drift_alarm", "1 if the column has drifted.", "column")
         self._label_names: set[str] = set()
 
-    def serving(self, generation: Generation) -> None:
-        """Set the version that answers from now on."""
+    def serving(self, *generations: Generation) -> None:
+        """Set the versions that answer from now on."""
         self.info.clear()
-        version = "" if generation.version.number is None else str(generation.version.number)
-        model = generation.model
-        self.info.labels(generation.name, version, model.run_id, model.framework).set(1)
+        for one in generations:
+            version = "" if one.version.number is None else str(one.version.number)
+            self.info.labels(one.name, version, one.model.run_id, one.model.framework).set(1)
 
     def batch(self, lengths: Sequence[int], seconds: float) -> None:
         """Count a computed batch."""

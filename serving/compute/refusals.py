@@ -1,4 +1,4 @@
-"""Refusals that only `howdah serve` answers; those of both servers are in
+"""What the server answers instead of predictions; what a request's shape alone decides is in
 serving/deployment/requests.py."""
 
 from __future__ import annotations
@@ -76,6 +76,13 @@ class Broken(Refusal):
 
 class Draining(Refusal):
     """The server is ending, or has no model yet."""
+
+    status = 503
+
+
+class ReplicaLost(Refusal):
+    """The process that held the model has ended: another one takes its place, and the same request
+    may succeed then."""
 
     status = 503
 

@@ -1,1 +1,1 @@
-"""Models in third-party servers and registries: Ray Serve, MLflow."""
+"""The server behind Ray Serve, and models in MLflow's registry."""

@@ -7,7 +7,7 @@ import socket
 from howdah.core.machine import is_loopback
 from howdah.errors import UsageError
 
-__all__ = ["host_names", "is_loopback", "listen", "require_guarded", "shown"]
+__all__ = ["host_names", "is_loopback", "listen", "reached_by_others", "require_guarded", "shown"]
 
 _BACKLOG = 512
 
@@ -52,7 +52,7 @@ def require_guarded(host: str, *, guarded: bool) -> None:
         where="--host",
         expected="127.0.0.1, or serve.token_file, or serve.open",
         got=host,
-        remedy="--set serve.token_file=FILE: requests need one of its tokens (Howdah's own server);"
+        remedy="--set serve.token_file=FILE: requests need one of its tokens;"
         " --set serve.open=true: all who reach the port can classify",
     )
 
@@ -63,6 +63,14 @@ def host_names(host: str) -> list[str] | None:
     Another name comes from a web page whose name was bound to loopback (DNS rebinding).
     """
     return sorted({host, "localhost", "127.0.0.1", "::1"}) if is_loopback(host) else None
+
+
+def reached_by_others(host: str, has_tokens: bool) -> str | None:
+    """A line that says who can classify where other machines reach the server; None: none does."""
+    if is_loopback(host):
+        return None
+    login = "with a token" if has_tokens else "without a token"
+    return f"it listens on {host}: who reaches it classifies {login}"
 
 
 def shown(host: str) -> str:

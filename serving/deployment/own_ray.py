@@ -16,6 +16,7 @@ from howdah.ray_home import RayHome
 
 _STORE_BYTES = 128 * 2**20
 _GONE_SECONDS = 10.0
+_PACKAGES = ("ray", "fastapi", "uvicorn", "prometheus_client")
 
 
 def require_ray() -> None:
@@ -24,7 +25,7 @@ def require_ray() -> None:
     Raises:
         UsageError: it is not installed.
     """
-    if any(importlib.util.find_spec(name) is None for name in ("ray", "starlette", "uvicorn")):
+    if any(importlib.util.find_spec(name) is None for name in _PACKAGES):
         raise UsageError(
             "Ray Serve is not installed", remedy="pip install 'howdah[ray]' where howdah is"
         )

@@ -1,4 +1,4 @@
-"""The processes of the Ray Serve deployment: replicas that hold a model, and a router to them.
+"""The processes of the Ray Serve deployment: replicas that hold a model, and the server itself.
 
 Nothing here imports Ray at module level, since Ray's workers import this module by its name. Ray
 pickles arguments between its processes, so that they are plain strings, lists and dicts.
@@ -6,32 +6,20 @@ pickles arguments between its processes, so that they are plain strings, lists a
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from collections import deque
+from typing import Any
 
-from howdah.serving.deployment.requests import (
-    MOST_BYTES,
-    BadRequest,
-    Overloaded,
-    Refusal,
-    TooLarge,
-    UnknownRoute,
-    WrongHost,
-    WrongMethod,
-    as_json,
-    parse,
-    refusal_body,
-    rows_of,
+from howdah.serving.deployment.dispatch import (
+    PackedPrediction,
+    PackedRow,
+    packed_predictions,
+    unpacked_rows,
 )
-from howdah.serving.deployment.split import choose
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
-PREDICT, HEALTH = "/predict", "/health"
-_READ_BYTES = 64 * 2**20
-_ROUTES = {PREDICT: "POST", HEALTH: "GET"}
+_MOST_LINES = 1000
 
 
 class Classifier:
@@ -40,132 +28,98 @@ class Classifier:
     Args:
         path: the model's export.
         threads: number of compute threads.
-        framework: framework that runs the model; None: the one that it was trained with.
     """
 
-    def __init__(self, path: str, threads: int, framework: str | None = None) -> None:
-        from howdah.models.opened.opened import open_model
+    def __init__(self, path: str, threads: int) -> None:
+        from howdah.models.version import open_version
+        from howdah.serving.compute.generation import open_generation
 
-        self._served = open_model(path, framework=framework, threads=threads)
-        self._served.require("text", where="Ray Serve", remedy="use `howdah predict` for images")
+        self._generation = open_generation(open_version(path), threads=threads, one_at_a_time=True)
         # Ray calls methods in several threads, and the tokenizer's truncation is shared state.
         self._lock = threading.Lock()
+        self._began: float | None = None
+        """When the computation began that runs now; None: none runs."""
 
-    def classify(self, texts: list[str | list[str]]) -> dict[str, Any]:
-        """Return {run_id, predictions} of texts, in their order."""
-        from howdah.serving.prediction.classify import classify, outputs_of
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of RemoteModel (serving/compute/generation.py)."""
+        return self._generation.described()
 
-        rows = rows_of(texts)
+    def classify(self, rows: list[PackedRow]) -> list[PackedPrediction]:
+        """Return the predictions of rows, in their order."""
+        from howdah.serving.prediction.classify import classify
+
         with self._lock:
-            predictions = classify(self._served, rows)
-        answers = as_json(predictions, outputs_of(self._served))
-        return {"run_id": self._served.run_id, "predictions": answers}
+            self._began = time.monotonic()
+            try:
+                return packed_predictions(classify(self._generation.model, unpacked_rows(rows)))
+            finally:
+                self._began = None
+
+    def check_health(self) -> None:
+        """Tell Ray Serve whether this replica works: one that does not is replaced.
+
+        Raises:
+            RuntimeError: a computation hangs; no thread can be ended from outside.
+        """
+        from howdah.serving.http.state import HANGING_SECONDS
+
+        began = self._began
+        if began is not None and time.monotonic() - began > HANGING_SECONDS:
+            raise RuntimeError(f"no answer of the model for {HANGING_SECONDS:g} s")
 
 
-class Router:
-    """Reads requests, chooses the model, and answers; holds no model itself.
+class Ingress:
+    """The server's own application (serving/http), in a process that holds no model.
 
     Args:
-        variants: {name, version, run_id} of each model, for its answers.
-        share: share of the requests that the second model answers; 0 if there is one model.
-        hosts: host names that requests may have; None: any (`listening.host_names`).
-        handles: Ray Serve's handles of the Classifiers, one for each variant.
+        versions: {address, path, number} of each model (models/version.py).
+        share: share of requests that the second model answers; 0.0 if there is one model.
+        settings: the section `serve`.
+        handles: Ray Serve's handles of the Classifiers, one for each model.
     """
 
-    def __init__(
-        self,
-        variants: list[dict[str, Any]],
-        share: float,
-        hosts: list[str] | None,
-        *handles: Any,
+    async def __init__(
+        self, versions: list[dict[str, Any]], share: float, settings: dict[str, Any], *handles: Any
     ) -> None:
-        self._variants, self._share, self._hosts, self._handles = variants, share, hosts, handles
-        self._salt = "|".join(sorted({str(one["name"]) for one in variants}))
+        from howdah.config.options.serve import ServeSection
+        from howdah.models.version import Version
+        from howdah.serving.compute.generation import Generation, RemoteModel
+        from howdah.serving.compute.metrics import Metrics
+        from howdah.serving.deployment import listening
+        from howdah.serving.deployment.dispatch import Dispatcher
+        from howdah.serving.http.app import build
+        from howdah.serving.http.front import Front
+        from howdah.serving.http.state import RELOAD_SECONDS, State
+        from howdah.serving.http.tokens import TokenFile
 
-    async def __call__(self, request: Request) -> Response:
-        """Answer one HTTP request."""
-        from starlette.requests import ClientDisconnect
-        from starlette.responses import JSONResponse
+        self._lines: deque[str] = deque(maxlen=_MOST_LINES)
+        say = self._lines.append
+        # Asked of the replicas, and not read from howdah.json: an export of other tools has none,
+        # and the replicas choose what runs the model.
+        described = await asyncio.gather(*(one.describe.remote() for one in handles))
+        generations = [
+            Generation(version=Version(**version), model=RemoteModel(**model))
+            for version, model in zip(versions, described, strict=True)
+        ]
+        section, metrics = ServeSection.model_validate(settings), Metrics()
+        tokens = None
+        if section.token_file is not None:
+            tokens = TokenFile(section.token_file, say)
+            tokens.start(RELOAD_SECONDS)
+        state = State(
+            compute=Dispatcher(generations, share, handles, metrics, say), metrics=metrics,
+            settings=section, hosts=listening.host_names(section.host), tokens=tokens, say=say,
+            share=share,
+        )  # fmt: skip
+        self._app = Front(build(state), state)
 
-        try:
-            return JSONResponse(await self._answer(request))
-        except ClientDisconnect:  # nothing reads this
-            return JSONResponse({}, status_code=BadRequest.status)
-        except Refusal as error:
-            headers = {"Retry-After": "1"} if error.status == Overloaded.status else {}
-            if error.status == WrongMethod.status:
-                headers["Allow"] = error.expected or ""
-            return JSONResponse(refusal_body(error), status_code=error.status, headers=headers)
+    def __serve_build_asgi_app__(self) -> Any:
+        """Return the application that answers Ray Serve's HTTP."""
+        return self._app
 
-    async def _answer(self, request: Request) -> dict[str, Any]:
-        if self._hosts is not None and request.url.hostname not in self._hosts:
-            raise WrongHost(
-                "the request names another host",
-                expected=", ".join(self._hosts),
-                got=str(request.url.hostname),
-            )
-        path = request.url.path.rstrip("/") or "/"
-        method = _ROUTES.get(path)
-        if method is None:
-            raise UnknownRoute(
-                "there is no such path",
-                expected=", ".join(f"{name} {at}" for at, name in _ROUTES.items()),
-                got=path,
-            )
-        if request.method not in (method, "HEAD" if method == "GET" else method):
-            raise WrongMethod(
-                f"{path} does not accept this method", expected=method, got=request.method
-            )
-        if path == HEALTH:
-            return {"status": "ok", "models": self._variants, "share": self._share}
-        parsed = parse(await _body_of(request))
-        number = choose(parsed.key, self._share, self._salt) if self._share else 0
-        answer = await self._classified(number, list(parsed.texts))
-        variant = self._variants[number]
-        out = {"model": variant["name"], "version": variant["version"], "run_id": answer["run_id"]}
-        if parsed.is_single:
-            return out | {"prediction": answer["predictions"][0]}
-        return out | {"predictions": answer["predictions"]}
-
-    async def _classified(self, number: int, texts: list[str]) -> dict[str, Any]:
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import BackPressureError
-
-        try:
-            return await self._handles[number].classify.remote(texts)
-        except BackPressureError:
-            raise Overloaded(
-                "too many requests are waiting", remedy="ask again, later; or --queue, --replicas"
-            ) from None
-        except RayError as error:
-            # Ray replaces a killed replica. Its log has details that a client must not see.
-            raise Overloaded(
-                "the model did not answer", got=type(error).__name__, remedy="ask again"
-            ) from None
-
-
-async def _body_of(request: Request) -> bytes:
-    """Read the request's body.
-
-    Raises:
-        TooLarge: it is longer than MOST_BYTES. The rest is read, up to a limit, and dropped, since
-            a client that is still sending when the connection ends does not see the answer.
-    """
-    parts: list[bytes] = []
-    length = 0
-    async for part in request.stream():
-        length += len(part)
-        if length <= MOST_BYTES:
-            parts.append(part)
-        elif length > _READ_BYTES:
-            break
-        else:
-            parts.clear()
-    if length > MOST_BYTES:
-        raise TooLarge(
-            "the body is too large",
-            expected=f"at most {MOST_BYTES:,} bytes",
-            got=f"{length:,} bytes or more",
-            remedy="send fewer texts at a time; `howdah predict` classifies files",
-        )
-    return b"".join(parts)
+    def lines(self) -> list[str]:
+        """Return the lines that the server has written since the last call."""
+        lines = []
+        while self._lines:
+            lines.append(self._lines.popleft())
+        return lines

@@ -1,4 +1,4 @@
-"""The JSON of a classification request and of its answer, the same in all servers.
+"""The JSON of a classification request and of its answer: POST /v1/classify.
 
     {"texts": ["stocks fell", ...], "key": "user-17"}     or {"text": "stocks fell"}
     {"model": ..., "version": 3, "run_id": ..., "predictions": [{"label", "score", "scores"}, ...]}
@@ -6,8 +6,8 @@
 A multi-label model answers {"labels", "scores"}, a regression {"value"}. A model of pairs takes a
 list of two texts in the place of a text.
 
-A refusal is one JSON object in all servers: error (one sentence, which clients of other servers
-show), error_type, what, where, expected, got, remedy.
+A refusal is one JSON object: error (one sentence, which clients of other servers show),
+error_type, what, where, expected, got, remedy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from howdah.data.clean import joined
 from howdah.errors import HowdahError
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
 
-MOST_TEXTS = 256
-"""Largest number of texts in a request; `howdah predict` is for more."""
-MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
 _FIELDS = ("what", "where", "expected", "got", "remedy")
@@ -78,12 +75,6 @@ class TooLarge(Refusal):
     status = 413
 
 
-class Overloaded(Refusal):
-    """The queue is full, or the replica was lost: the same request may succeed later."""
-
-    status = 503
-
-
 @dataclass(frozen=True)
 class ParsedRequest:
     """A checked request."""
@@ -91,26 +82,17 @@ class ParsedRequest:
     texts: tuple[str | list[str], ...]
     """The texts; a list of two is a pair."""
     key: str | None
-    """Requests with the same key are answered by the same of two versions."""
+    """Requests with the same key are answered by the same of two models."""
     is_single: bool
     """True if the body has `text`: the answer has `prediction`."""
 
 
-def parse(
-    body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES
-) -> ParsedRequest:
+def parse(body: bytes, most_texts: int) -> ParsedRequest:
     """Check a request's body.
 
     Raises:
         BadRequest, WrongShape, TooLarge: the body is not a request.
     """
-    if len(body) > most_bytes:
-        raise TooLarge(
-            "the body is too large",
-            expected=f"at most {most_bytes:,} bytes",
-            got=f"{len(body):,} bytes",
-            remedy="send fewer texts at a time; `howdah predict` classifies files",
-        )
     fields = loaded(body, '{"texts": ["a text", ...]}')
     refuse_unknown(fields, _KEYS)
     if ("text" in fields) == ("texts" in fields):

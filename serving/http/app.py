@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from howdah import __version__
 from howdah.serving.compute.batcher import Work
+from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
 from howdah.serving.deployment.requests import Refusal, UnknownRoute, WrongMethod
 from howdah.serving.http import faces, oip, pages
@@ -43,25 +44,23 @@ def build(state: State) -> FastAPI:
     settings = state.settings
 
     async def classify(request: Request) -> Response:
-        return await _ask(
-            state, request, lambda body: faces.plain(body, settings.max_texts, MAX_BYTES)
-        )
+        return await _ask(state, request, lambda body: faces.plain(body, settings.max_texts))
 
     async def predict(request: Request) -> Response:
         return await _ask(state, request, lambda body: faces.tei(body, settings.max_texts))
 
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
-        _require_model(state, name, version)
-        pairs = state.batcher.generation.model.pairs
+        models = _require_model(state, name, version)
+        pairs = models[0].model.pairs
         json_bytes = header(request.scope, oip.HEADER.lower().encode())
         return await _ask(
             state, request,
             lambda body: oip.infer(body, settings.max_texts, pairs=pairs, json_bytes=json_bytes),
+            models,
         )  # fmt: skip
 
     async def about(name: str, version: str | None = None) -> Response:
-        _require_model(state, name, version)
-        return json_response(oip.metadata(state.batcher.generation))
+        return json_response(oip.metadata(_require_model(state, name, version)))
 
     async def model_ready(name: str, version: str | None = None) -> Response:
         _require_model(state, name, version)
@@ -79,12 +78,14 @@ def build(state: State) -> FastAPI:
         return _ready(state)
 
     async def health() -> Response:
-        models = [state.batcher.generation.identity]
+        about: dict[str, Any] = {"models": [one.identity for one in state.compute.generations]}
+        if state.share:
+            about["share"] = state.share
         if state.draining:
-            return json_response({"status": "ending", "models": models}, 503)
+            return json_response({"status": "ending", **about}, 503)
         if not state.ready:
-            return json_response({"status": "stalled", "models": models}, 503)
-        return json_response({"status": "ok", "models": models})
+            return json_response({"status": "stalled", **about}, 503)
+        return json_response({"status": "ok", **about})
 
     async def metrics(request: Request) -> Response:
         state.before_metrics()
@@ -93,7 +94,7 @@ def build(state: State) -> FastAPI:
         return Response(text, media_type=None, headers={"Content-Type": media})
 
     async def docs() -> Response:
-        return HTMLResponse(pages.docs(state.batcher.generation, state.settings))
+        return HTMLResponse(pages.docs(state.compute.generations, state.settings))
 
     add("/v1/classify", classify, "POST", summary="Classify texts", openapi_extra=pages.PLAIN)
     add("/predict", predict, "POST", summary="Text Embeddings Inference's format",
@@ -127,16 +128,23 @@ def _ready(state: State) -> Response:
     return json_response({"ready": state.ready}, 200 if state.ready else 503)
 
 
-def _require_model(state: State, name: str, version: str | None) -> None:
-    """Raise UnknownModel for another model or version than the loaded one."""
-    generation = state.batcher.generation
-    loaded = str(generation.version.number or "")
-    if name != generation.name or (version is not None and version != loaded):
+def _require_model(state: State, name: str, version: str | None) -> list[Generation]:
+    """Return the loaded models of this name, and of this version if the path names one.
+
+    Raises:
+        UnknownModel: there is none.
+    """
+    loaded = [(one, str(one.version.number or "")) for one in state.compute.generations]
+    models = [one for one, number in loaded if one.name == name and version in (None, number)]
+    if not models:
         raise UnknownModel(
             "this model is not loaded",
-            expected=generation.name + (f", version {loaded}" if loaded else ""),
-            got=name[:80] + (f", version {version[:20]}" if version else ""),
+            expected="; ".join(
+                one.name + (f", version {number}" if number else "") for one, number in loaded
+            ),
+            got=f"{name[:80]}" + (f", version {version[:20]}" if version else ""),
         )
+    return models
 
 
 def _of_routing(request: Request, error: Any) -> Refusal:
@@ -150,7 +158,17 @@ def _of_routing(request: Request, error: Any) -> Refusal:
 
 
 # --------------------------------------------------------------------------- one request
-async def _ask(state: State, request: Request, parse: Callable[[bytes], Question]) -> Response:
+async def _ask(
+    state: State,
+    request: Request,
+    parse: Callable[[bytes], Question],
+    models: Sequence[Generation] = (),
+) -> Response:
+    """Read a request's body, and answer it.
+
+    Args:
+        models: those that the path names; none: every loaded one may answer.
+    """
     began = request.scope["howdah.began"]
     limit = REQUEST_SECONDS
     deadline_header = deadline_ms(request.scope)
@@ -170,7 +188,7 @@ async def _ask(state: State, request: Request, parse: Callable[[bytes], Question
         state.held.bytes += held - size
         size = held
         state.held.require_room()
-        work = Work(question.rows)
+        work = Work(question.rows, key=question.key, candidates=models or state.compute.generations)
         await _classified(state, work, request, began + limit, deadline_header)
         _count(state, work)
         answer = question.answer(work.generation, work.predictions)
@@ -211,7 +229,7 @@ async def _classified(
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
     work.done = lambda: answered.done() or answered.set_result(None)
-    state.batcher.submit(work)
+    state.compute.submit(work)
     state.waiting.add(answered)
     gone = loop.create_task(_disconnected(request.receive))
     try:
@@ -220,7 +238,7 @@ async def _classified(
             {answered, gone}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
         )
     except asyncio.CancelledError:  # the grace is over: uvicorn ends its requests
-        state.batcher.drop(work)
+        state.compute.drop(work)
         raise
     finally:
         gone.cancel()
@@ -229,7 +247,7 @@ async def _classified(
         raise work.failure
     if work.generation is not None and None not in work.predictions:
         return
-    state.batcher.drop(work)
+    state.compute.drop(work)
     if answered.done():
         raise Draining("the server is ending", remedy="ask another one")
     if gone.done() and not gone.cancelled():

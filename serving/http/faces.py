@@ -1,6 +1,6 @@
 """Requests and answers in Howdah's format and in that of Text Embeddings Inference. No I/O.
 
-plain: `{"texts": [...]}`, the format of `howdah serve --on ray`, too.
+plain: `{"texts": [...]}`, the format of serving/deployment/requests.py.
 tei: POST /predict of Text Embeddings Inference, which is also what huggingface_hub's
     InferenceClient sends to a server's address.
 """
@@ -24,13 +24,13 @@ from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 
 
-def plain(body: bytes, most_texts: int, most_bytes: int) -> Question:
+def plain(body: bytes, most_texts: int) -> Question:
     """Parse the body of POST /v1/classify.
 
     Raises:
         BadRequest, WrongShape, TooLarge: the body is not such a request.
     """
-    parsed = parse(body, most_texts=most_texts, most_bytes=most_bytes)
+    parsed = parse(body, most_texts)
 
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> dict[str, Any]:
         answers = as_json(predictions, generation.outputs)
@@ -38,7 +38,7 @@ def plain(body: bytes, most_texts: int, most_bytes: int) -> Question:
             return {**generation.identity, "prediction": answers[0]}
         return {**generation.identity, "predictions": answers}
 
-    return Question(rows=rows_of(parsed.texts), answer=answer)
+    return Question(rows=rows_of(parsed.texts), key=parsed.key, answer=answer)
 
 
 # ---------------------------------------------------------------- Text Embeddings Inference

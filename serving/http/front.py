@@ -13,6 +13,7 @@ from howdah.serving.compute.refusals import (
     Broken,
     CrossSite,
     Draining,
+    Gone,
     HeadTooLarge,
     NoToken,
 )
@@ -71,6 +72,9 @@ class Front:
         except Refusal as error:
             await refused(error)(scope, receive, counted)
         except asyncio.CancelledError:
+            if not state.draining:  # Ray Serve cancels the request of a client that is gone
+                code = code or Gone.status
+                raise
             if not code:
                 error = Draining("the server is ending", remedy="ask another one")
                 await refused(error)(scope, receive, counted)

@@ -364,17 +364,22 @@ def _label(label: Any) -> str:
     return label if isinstance(label, str) else json.dumps(label, ensure_ascii=False)
 
 
-def metadata(generation: Generation) -> dict[str, Any]:
-    """Return the answer to GET /v2/models/NAME."""
+def metadata(generations: Sequence[Generation]) -> dict[str, Any]:
+    """Return the answer to GET /v2/models/NAME.
+
+    Args:
+        generations: the loaded versions, which have the same inputs and outputs.
+    """
+    generation = generations[0]
     outputs, pairs = generation.outputs, generation.model.pairs
     tensors = _tensors(generation, [])
     for name, tensor in tensors.items():
         tensor.pop("data")
         tensor["shape"] = [-1, len(outputs.labels)] if name == "scores" else [-1]
-    version = [] if generation.version.number is None else [str(generation.version.number)]
+    numbers = [one.version.number for one in generations]
     return {
         "name": generation.name,
-        "versions": version,
+        "versions": [str(number) for number in numbers if number is not None],
         "platform": PLATFORMS[generation.model.framework],
         "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1, 2] if pairs else [-1]}],
         "outputs": [{"name": name, **tensor} for name, tensor in tensors.items()],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from howdah.config.options.serve import ServeSection
@@ -25,7 +26,11 @@ _TEXT = {
 PLAIN = _body(
     {
         "type": "object",
-        "properties": {"text": _TEXT, "texts": {"type": "array", "items": _TEXT, "minItems": 1}},
+        "properties": {
+            "text": _TEXT,
+            "texts": {"type": "array", "items": _TEXT, "minItems": 1},
+            "key": {"type": "string", "minLength": 1},
+        },
         "oneOf": [{"required": ["text"]}, {"required": ["texts"]}],
     },
     {"texts": ["stocks fell sharply"]},
@@ -53,12 +58,13 @@ _CODES = (
     (413, "too many bytes, texts or elements"), (415, "a compressed body"),
     (422, "JSON of another shape: `where` names the field"),
     (431, "a head that is too large"), (429, "the queue is full: Retry-After"), (500, "a defect"),
-    (503, "the server is ending"), (504, "not answered in time"),
+    (503, "the server is ending, or a replica was lost"), (504, "not answered in time"),
 )  # fmt: skip
 
 
-def docs(generation: Generation, settings: ServeSection) -> str:
-    """Render the page: the model that answers, and example calls; it loads nothing else."""
+def docs(generations: Sequence[Generation], settings: ServeSection) -> str:
+    """Render the page: the models that answer, and example calls; it loads nothing else."""
+    generation = generations[0]
     name = html.escape(generation.name)
     examples = {
         "/v1/classify": {"texts": ["stocks fell sharply"]},
@@ -71,16 +77,13 @@ def docs(generation: Generation, settings: ServeSection) -> str:
         for path, body in examples.items()
     )
     rows = "".join(f"<tr><td>{code}<td>{html.escape(text)}" for code, text in _CODES)
-    version = "" if generation.version.number is None else f", version {generation.version.number}"
-    labels = ", ".join(generation.outputs.labels[:50])
+    heads = "".join(_head(one) for one in generations)
     return f"""<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>{name}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}}
 pre{{background:#8881;padding:.6em;overflow:auto}}td{{padding:.1em 1em .1em 0}}
 :root{{color-scheme:light dark}}</style>
-<h1>{name}{version}</h1>
-<p>run {html.escape(generation.model.run_id)}; {html.escape(generation.model.task)};
-labels: {html.escape(labels)}</p>
+{heads}
 <h2>Ask</h2>{calls}
 <p>At most {settings.max_texts} texts and {MAX_BYTES:,} bytes a request;
 <code>X-Timeout-Ms</code> bounds the wait for the answer. With a token:
@@ -89,3 +92,11 @@ labels: {html.escape(labels)}</p>
 <table>{rows}</table>
 <p><a href="/openapi.json">/openapi.json</a> <a href="/metrics">/metrics</a>
 <a href="/v2/models/{name}">/v2/models/{name}</a></p></html>"""
+
+
+def _head(generation: Generation) -> str:
+    version = "" if generation.version.number is None else f", version {generation.version.number}"
+    labels = ", ".join(generation.outputs.labels[:50])
+    return f"""<h1>{html.escape(generation.name)}{version}</h1>
+<p>run {html.escape(generation.model.run_id)}; {html.escape(generation.model.task)};
+labels: {html.escape(labels)}</p>"""

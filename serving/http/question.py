@@ -15,5 +15,7 @@ class Question:
     """A checked request."""
 
     rows: list[Row]
+    key: str | None = None
+    """Requests with one key are answered by one of several models."""
     answer: Callable[[Generation, Sequence[Prediction]], Any]
     """Makes the answer's body: plain JSON, or `oip.Tensors`."""

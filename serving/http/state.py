@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from howdah.config.options.serve import ServeSection
 from howdah.core.processes import limit
-from howdah.serving.compute.batcher import Batcher
+from howdah.serving.compute.batcher import Work
+from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.metrics import Metrics
 from howdah.serving.http.reading import Held
 from howdah.serving.http.tokens import TokenFile
@@ -20,26 +22,56 @@ REQUEST_SECONDS = limit("request_seconds", 60.0)
 """Longest wait of a request for its answer; then 504. Clients and proxies seldom wait longer; a
 request may shorten it by its header X-Timeout-Ms."""
 READ_SECONDS = limit("read_seconds", 30.0)
-"""Longest time in which a client sends its request; then 408. A slow client holds a connection, so
-that a thousand of them would keep all others out."""
+"""Longest time in which a client sends its request; then 408. A slow client holds one of the
+connections, so that a thousand of them would keep all others out."""
+RELOAD_SECONDS = limit("reload_seconds", 5.0)
+"""Seconds between two looks at the published model's current version, and at the file of tokens:
+one small read each."""
 
 _HELD_BYTES = 64 * 2**20
-_UNREADY, _DEAD = 0.5, 2.0
-"""Multiples of REQUEST_SECONDS without any progress while texts wait: after the first the server is
-not ready, after the second it must be replaced."""
+_UNREADY_SECONDS = 0.5 * REQUEST_SECONDS
+"""Longest time without any progress, while texts wait, in which the server is ready."""
+HANGING_SECONDS = 2.0 * REQUEST_SECONDS
+"""After this time without any progress, while texts wait, the process has to be replaced."""
+
+
+class Compute(Protocol):
+    """Classifies the texts of requests: a Batcher in threads of this process, or a Dispatcher that
+    sends them to Ray's replicas. Only the event loop calls `submit` and `drop`.
+    """
+
+    @property
+    def generations(self) -> Sequence[Generation]:
+        """The models that answer new requests: one, or the two of a split."""
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds without a classified text while texts wait; 0.0 if none wait."""
+
+    def submit(self, work: Work) -> None:
+        """Take a request's texts; `work.done` is called when they have predictions, or none.
+
+        Raises:
+            QueueFull: there is no room.
+        """
+
+    def drop(self, work: Work) -> None:
+        """Leave the texts of this request that were not classified yet."""
 
 
 @dataclass(eq=False)
 class State:
     """The state that the paths share; only the event loop changes it."""
 
-    batcher: Batcher
+    compute: Compute
     metrics: Metrics
     settings: ServeSection
     hosts: list[str] | None
     """Host names that a request may have; None: any."""
     tokens: TokenFile | None = None
     """Tokens of which a request needs one; None: requests need no token."""
+    share: float = 0.0
+    """Share of requests that the second of two models answers; 0.0 if there is one model."""
     draining: bool = False
     """True once requests are refused because the server ends."""
     waiting: set[asyncio.Future[None]] = field(default_factory=set)
@@ -57,10 +89,9 @@ class State:
     @property
     def ready(self) -> bool:
         """True while requests are answered: the server is not ending, and texts progress."""
-        seconds = REQUEST_SECONDS
-        return not self.draining and self.batcher.stalled_seconds < _UNREADY * seconds
+        return not self.draining and self.compute.stalled_seconds < _UNREADY_SECONDS
 
     @property
     def alive(self) -> bool:
         """False if computation hangs: no thread can be ended, so the process must exit."""
-        return self.batcher.stalled_seconds < _DEAD * REQUEST_SECONDS
+        return self.compute.stalled_seconds < HANGING_SECONDS

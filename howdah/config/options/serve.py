@@ -33,8 +33,8 @@ class ServeSection(Section):
     """Whether the server may listen on another address than loopback without a token. Everyone who
     reaches it can classify then."""
     threads: int | None = Field(default=None, ge=1)
-    """Compute threads of the model, and vcores of its container on YARN. null: all cores, and one
-    vcore on YARN."""
+    """Compute threads of the model, and vcores of its container on YARN. null: all cores; one vcore
+    on YARN, and one thread of each replica behind Ray Serve."""
     max_batch_tokens: Rare[int] = Field(default=1024, ge=1)
     """Most tokens, with padding, that are computed at once. A longer text is computed alone."""
     max_texts: int = Field(default=32, ge=1, le=MAX_QUEUE)
