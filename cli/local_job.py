@@ -231,5 +231,7 @@ def _live(job: Application) -> dict[str, Any]:
 
 
 def _shown(status: dict[str, Any]) -> dict[str, Any]:
-    """The status, without rank 0's lines where rank 0 writes to the terminal itself."""
-    return status | {"lines": []} if TERMINAL in os.environ else status
+    """The status, without routine events, and without lines that rank 0 itself has shown."""
+    events = [event for event in status.get("events") or [] if not event.get("routine")]
+    lines = [] if TERMINAL in os.environ else status.get("lines") or []
+    return status | {"events": events, "lines": lines}

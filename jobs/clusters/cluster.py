@@ -187,7 +187,8 @@ class DriverCluster(Cluster):
         running = replace(running, start=start)
         running.write(private=True)
         self._started = running, process
-        progress(f"{application}: {log}")
+        if pipe is None:  # the output of a command that waits is the job's
+            progress(f"{application}: {log}")
         return self.application(running)
 
     def announce(self, application: Application, progress: Progress) -> str | None:

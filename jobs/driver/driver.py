@@ -213,12 +213,12 @@ class _Driver:
         """DriverActions: open the rendezvous of a generation."""
         self._rendezvous.begin(generation)
 
-    def event(self, what: str) -> None:
+    def event(self, what: str, *, routine: bool = False) -> None:
         """DriverActions: log an event and show it in the job's status. Secrets are removed, since
         the text of an error may contain them."""
         what = redact.text(what)
         with self._lock:
-            self._job_status.event(what)
+            self._job_status.event(what, routine=routine)
         self._status_file.touch()
         _say(what)
 

@@ -117,7 +117,7 @@ class Job:
                 return False
             self._refused_without_gpus = 0
         self.members[name] = member
-        self._actions.event(f"worker {name} on {node} has registered")
+        self._actions.event(f"worker {name} on {node} has registered", routine=True)
         if self._stage != "failing":  # a failing job starts all together once the others ended
             self.workers.start(member, now)
         return True
@@ -278,7 +278,7 @@ class Job:
         if self.nodes.ask_again(now) and not self.worlds.pausing and not self.over:
             self._actions.keep(self.workers.target)
         if self.done_since is not None and not self.over:  # the other ranks end by themselves
-            self._actions.event("training is finished")
+            self._actions.event("training is finished", routine=True)
             self._end(now)
         if self._stage == "training":
             if (error := self.worlds.tick(now)) is not None:

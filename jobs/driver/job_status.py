@@ -41,9 +41,13 @@ class JobStatus:
         self._mlflow_run: str | None = None
         self.page: str | None = None
 
-    def event(self, what: str) -> None:
-        """Add an event."""
-        self._events.append({"time": time.time(), "what": what})
+    def event(self, what: str, *, routine: bool = False) -> None:
+        """Add an event.
+
+        Args:
+            routine: it comes in every job, and `howdah train` does not show it.
+        """
+        self._events.append({"time": time.time(), "what": what, "routine": routine})
 
     def take(self, message: dict[str, Any]) -> bool:
         """Take a training process's message if it belongs in the status; False if it does not."""
@@ -53,7 +57,7 @@ class JobStatus:
         elif message["type"] == "checkpoint":
             self._checkpoint = {"step": message["step"], "path": message["path"]}
             self._saving = None
-            self.event(f"checkpoint of step {message['step']}")
+            self.event(f"checkpoint of step {message['step']}", routine=True)
         elif message["type"] == "saving":
             self._saving = message["step"]
         elif message["type"] == "tracking":

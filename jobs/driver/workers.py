@@ -66,8 +66,8 @@ class DriverActions(Protocol):
     def begin(self, generation: int) -> None:
         """Open the rendezvous of a generation, and close the one before."""
 
-    def event(self, what: str) -> None:
-        """Log an event, and show it in the job's status."""
+    def event(self, what: str, *, routine: bool = False) -> None:
+        """Log an event, and show it in the job's status (see JobStatus.event)."""
 
 
 class Workers:

@@ -287,7 +287,10 @@ class Worlds:
         if survivors:
             step = members[survivors[0].member].old_step
             state = f"the state of step {step} in the memory of {len(survivors)} of them"
-        self._actions.event(f"generation {self.generation}: {len(self.slots)} ranks, {state}")
+        self._actions.event(
+            f"generation {self.generation}: {len(self.slots)} ranks, {state}",
+            routine=self.generation == 1,
+        )
 
     def _change(self, now: float, *, at_once: bool) -> None:
         """Order every rank to leave the world for the next at the end of its step, or at once where

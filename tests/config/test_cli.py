@@ -96,7 +96,7 @@ def test_options_do_not_repeat_keys_and_are_few():
     options = set()
     for _, command in _commands(typer.main.get_command(app)):
         for parameter in command.params:
-            shared = parameter.help or parameter.human_readable_name
+            shared = parameter.help or parameter.name
             if parameter.name != "help":
                 options.add((parameter.name, shared))
     assert len(options) <= 110, len(options)

@@ -190,7 +190,8 @@ def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path,
         "train", "--config", "run.yaml", "--np", np, cwd=project.folder,
         HOWDAH_PYTHONPATH=str(tmp_path / "path"),
     )  # fmt: skip
-    assert "training" in project.mark.read_text() or "__main__" in project.mark.read_text()
+    # The planted `howdah` is imported by the rank, or by the job's driver before it.
+    assert project.mark.read_text().split()[0] in ("howdah", "training", "__main__")
     assert done.returncode == ClusterError.exit_code, done.stderr
     assert "it does not say that training is finished" in done.stderr or np == "2"
 

@@ -22,7 +22,7 @@ class Recorder:
     def begin(self, generation):
         self.generations.append(generation)
 
-    def event(self, what):
+    def event(self, what, *, routine=False):
         self.events.append(what)
 
     def take(self, kind):
