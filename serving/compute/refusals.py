@@ -1,9 +1,9 @@
 """What the server answers instead of predictions; what a request's shape alone decides is in
-serving/deployment/requests.py."""
+serving/compute/requests.py."""
 
 from __future__ import annotations
 
-from howdah.serving.deployment.requests import Refusal
+from howdah.serving.compute.requests import Refusal
 
 
 class BadHead(Refusal):

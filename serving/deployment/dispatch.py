@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from howdah.serving.deployment.requests import Refusal
+from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
+from howdah.serving.compute.requests import Refusal
 from howdah.serving.deployment.split import choose
 from howdah.serving.prediction.rows import Prediction, Row
 
@@ -148,8 +149,6 @@ class Dispatcher:
         """The refusal that an error of Ray's becomes. It has nothing of the replica's log."""
         from ray.exceptions import RayError, RayTaskError
         from ray.serve.exceptions import BackPressureError, RayServeException
-
-        from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
 
         if isinstance(error, BackPressureError):
             return QueueFull(

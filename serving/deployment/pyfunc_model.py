@@ -36,7 +36,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             none. All columns hold objects: in a column of numbers pandas makes NaN of None, which
             MLflow's server writes into its answer, and NaN is not JSON.
         """
-        from howdah.serving.deployment.requests import as_json
+        from howdah.serving.compute.requests import as_json
         from howdah.serving.prediction.classify import classify, outputs_of
         from howdah.serving.prediction.rows import EMPTY, Row
 

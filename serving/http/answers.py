@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from howdah.serving.compute.refusals import BadHead, NoToken, QueueFull
-from howdah.serving.deployment.requests import WrongMethod, refusal_body
+from howdah.serving.compute.requests import WrongMethod, refusal_body
 
 _CLOSING = (401, 403, 404, 408, 413, 431, 503)
 """The connection ends after these: the rest of the request may still be coming, or the client is
@@ -22,7 +22,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def refused(error: Any) -> Response:
-    """Return the answer to a refused request (serving/deployment/requests.py: Refusal)."""
+    """Return the answer to a refused request (serving/compute/requests.py: Refusal)."""
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(error.seconds)

@@ -18,7 +18,7 @@ from howdah import __version__
 from howdah.serving.compute.batcher import Work
 from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
-from howdah.serving.deployment.requests import Refusal, UnknownRoute, WrongMethod
+from howdah.serving.compute.requests import Refusal, UnknownRoute, WrongMethod
 from howdah.serving.http import faces, oip, pages
 from howdah.serving.http.answers import json_response, refused
 from howdah.serving.http.question import Question

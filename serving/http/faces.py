@@ -1,6 +1,6 @@
 """Requests and answers in Howdah's format and in that of Text Embeddings Inference. No I/O.
 
-plain: `{"texts": [...]}`, the format of serving/deployment/requests.py.
+plain: `{"texts": [...]}`, the format of serving/compute/requests.py.
 tei: POST /predict of Text Embeddings Inference, which is also what huggingface_hub's
     InferenceClient sends to a server's address.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from howdah.serving.compute.generation import Generation
-from howdah.serving.deployment.requests import (
+from howdah.serving.compute.requests import (
     WrongShape,
     as_json,
     check_texts,

@@ -17,7 +17,7 @@ from howdah.serving.compute.refusals import (
     HeadTooLarge,
     NoToken,
 )
-from howdah.serving.deployment.requests import Refusal, WrongHost
+from howdah.serving.compute.requests import Refusal, WrongHost
 from howdah.serving.http.answers import refused
 from howdah.serving.http.reading import header
 from howdah.serving.http.state import State

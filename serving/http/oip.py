@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from howdah.serving.compute.generation import Generation
-from howdah.serving.deployment.requests import (
+from howdah.serving.compute.requests import (
     TooLarge,
     WrongShape,
     check_texts,

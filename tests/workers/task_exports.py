@@ -23,7 +23,7 @@ from howdah.models.metrics.regression import regression_metrics
 from howdah.models.opened.opened import open_model
 from howdah.models.weights.parameters import start_weights
 from howdah.models.weights.pretrained import load_base
-from howdah.serving.deployment.requests import as_json, rows_of
+from howdah.serving.compute.requests import as_json, rows_of
 from howdah.serving.prediction.classify import classify, outputs_of
 from howdah.serving.prediction.rows import Row
 
