@@ -106,11 +106,11 @@ def find(job: str | None, config: Config | None) -> Any:
             )  # fmt: skip
         return _of_configuration(config)
     if _is_id(job):
-        found = None
+        submitted = None
         with contextlib.suppress(PermissionDenied):  # of another user's run YARN tells the state
-            found = None if config is None else record.read(config.run.directory)
-        if found is not None and found.application == job:
-            return cluster_of(found.on, settings).application(found)
+            submitted = None if config is None else record.read(config.run.directory)
+        if submitted is not None and submitted.application == job:
+            return cluster_of(submitted.on, settings).application(submitted)
         name = "yarn" if job.startswith("application_") else job.partition("-")[0]
         application = cluster_of(name, settings).by_id(job)
         if application is not None:
@@ -121,9 +121,9 @@ def find(job: str | None, config: Config | None) -> Any:
     if config is not None and "://" not in job:
         directories.append(storage.join(config.publish.directory, job))
     for directory in directories:
-        found = record.read(directory)
-        if found is not None and found.application:
-            return cluster_of(found.on, settings).application(found)
+        submitted = record.read(directory)
+        if submitted is not None and submitted.application:
+            return cluster_of(submitted.on, settings).application(submitted)
     raise NotFound(
         "no job has this id, and none was submitted to such a directory", where=job,
         expected="an id (application_..., local-..., spark-..., ray-...), or run.directory",
@@ -135,11 +135,11 @@ def _of_configuration(config: Config) -> Any:
     from howdah.jobs import record
 
     directory = config.run.directory
-    found = record.read(directory)
-    if found is not None and found.application:
-        return cluster_of(found.on, config).application(found)
-    on = config.job.on if found is None else found.on
-    application = cluster_of(on, config).in_directory(found)
+    submitted = record.read(directory)
+    if submitted is not None and submitted.application:
+        return cluster_of(submitted.on, config).application(submitted)
+    on = config.job.on if submitted is None else submitted.on
+    application = cluster_of(on, config).in_directory(submitted)
     if application is not None:
         return application
     raise NotFound(
@@ -226,8 +226,8 @@ def status(
         return
     from howdah.jobs.status.text import status_lines
 
-    found = _find(job, config, set).status()
-    answer(found, json, status_lines(found))
+    status = _find(job, config, set).status()
+    answer(status, json, status_lines(status))
 
 
 def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
@@ -265,8 +265,8 @@ def logs(
     if follow or rank is not None:
         application.rank_log(rank or 0, follow=follow, out=_log_line(json))
         return
-    found = application.container_logs(say)
-    answer({"application": application.id, "logs": found}, json, log_lines(found))
+    logs = application.container_logs(say)
+    answer({"application": application.id, "logs": logs}, json, log_lines(logs))
 
 
 def _log_line(as_json: bool) -> Callable[[str], None]:

@@ -73,7 +73,7 @@ def lineage(
         result = lines.of_model(version, places)
     else:
         result = lines.of_dataset(datasets[0], places)
-    not_asked = [f"--{key}" for key, given in (("runs", runs), ("models", models)) if not given]
+    not_asked = [f"--{key}" for key, paths in (("runs", runs), ("models", models)) if not paths]
     more = [f"not looked at: {' and '.join(not_asked)}"] if not_asked else []
     answer(result, json, [*lines.text(result), *more])
 

@@ -79,9 +79,9 @@ def serve(
 
 def _refuse(options: dict[str, Any], what: str) -> None:
     """Raise UsageError where an option of the other server is given."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)} {what}", where=given[0])
+    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if names:
+        raise UsageError(f"{', '.join(names)} {what}", where=names[0])
 
 
 def _overrides(options: dict[str, Any]) -> list[str]:
@@ -114,18 +114,18 @@ def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: boo
 
     ray_serve.require_keys(checked.serve)
     replicas = ray_serve.parse_replicas(of_ray["replicas"] or "1")
-    found = [open_version(model, checked.publish.directory)]
+    versions = [open_version(model, checked.publish.directory)]
     part = 0.0
     if other is not None:
-        found.append(open_version(other, checked.publish.directory))
-        part = require_comparable(*found, share)
+        versions.append(open_version(other, checked.publish.directory))
+        part = require_comparable(*versions, share)
 
     def ready(what: dict) -> None:
         answer(what, as_json, [])
         sys.stdout.flush()
 
     ray_serve.serve(
-        found, part, checked.serve, replicas=replicas, queue=of_ray["queue"] or 64,
+        versions, part, checked.serve, replicas=replicas, queue=of_ray["queue"] or 64,
         say=say, ready=ready,
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         self.np = np
         self.poll_seconds = poll_seconds
         self._deadline: float | None = None
-        self._own: TaskApplication | None = None
+        self._job: TaskApplication | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train; on YARN this defers the task to a trigger."""
@@ -77,8 +77,8 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             return self._train_here(context)
         limit = self.execution_timeout
         self._deadline = time.time() + limit.total_seconds() if limit else None
-        self._own = self._application(context, ownership.new_token())
-        self._own.claim()
+        self._job = self._application(context, ownership.new_token())
+        self._job.claim()
         return self._run_resumable(context)
 
     def _application(self, context: Context, token: str) -> TaskApplication:
@@ -102,7 +102,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             with self.hook.logged_in():
                 return self.execute_resumable(context)
         except Exception as error:
-            self._own.end("its task failed before it could wait")
+            self._job.end("its task failed before it could wait")
             if isinstance(error, HowdahError):
                 raise of_error(error) from None
             raise
@@ -110,13 +110,13 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     # --------------------------------------------------------------------- the mixin's steps
     def submit_job(self, context: Context) -> dict[str, Any]:
         """The application of this task that runs already, else a new one."""
-        own = self._own
-        own.id = own.find() or own.submit(task_key(context), self._line)
-        return own.stored()
+        job = self._job
+        job.id = job.find() or job.submit(task_key(context), self._line)
+        return job.stored()
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
         """YARN's state of the stored application."""
-        return self._own.status(external_id)
+        return self._job.status(external_id)
 
     def is_job_active(self, status: str) -> bool:
         """True if the application has not ended."""
@@ -128,13 +128,13 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     def poll_until_complete(self, external_id: Any, context: Context) -> NoReturn:
         """Defer to a trigger."""
-        own = self._own
-        own.id = external_id["application"]
-        self._push_links(own)
+        job = self._job
+        job.id = external_id["application"]
+        self._push_links(job)
         self.defer(
             trigger=ApplicationTrigger(
-                conn_id=self.conn_id, application=own.id, key=own.key.as_dict(), token=own.token,
-                try_number=own.try_number, user=own.user, deadline=self._deadline,
+                conn_id=self.conn_id, application=job.id, key=job.key.as_dict(), token=job.token,
+                try_number=job.try_number, user=job.user, deadline=self._deadline,
                 poll_seconds=self.poll_seconds, tracking=links.tracking_page(self.config),
                 run_directory=self.config["run"]["directory"],
             ),
@@ -145,7 +145,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
         """The scalar metrics; removes the stored id, so that a cleared task trains again."""
         status = self._log_rest(external_id["application"]) or {}
-        self._push_report(self._own.key, self._own.manager.conf, report=True)
+        self._push_report(self._job.key, self._job.manager.conf, report=True)
         context["task_state_store"].delete(self.external_id_key)
         self.answered["train"] = {"run_id": (status.get("run") or {}).get("run_id")}
         return {
@@ -162,11 +162,11 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
         """The application is over, or the trigger could not watch it."""
         application, self._deadline = event["application"], event["deadline"]
-        self._own = own = self._application(context, event["token"])
+        self._job = job = self._application(context, event["token"])
         with self.hook.logged_in():
             if event.get("problem"):
-                own.id = application
-                own.end("it cannot be watched")
+                job.id = application
+                job.end("it cannot be watched")
                 raise AirflowException(f"{application} cannot be watched: {event['problem']}")
             if event.get("timed_out"):
                 self._log_rest(application)
@@ -176,7 +176,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             self.log.info("%s is %s (%s)", application, event["state"], event["final_status"])
             if event["final_status"] == "SUCCEEDED":
                 return self.get_job_result({"application": application}, context)
-        if own.ended_by_another(event["final_status"], event["diagnostics"]):
+        if job.ended_by_another(event["final_status"], event["diagnostics"]):
             self.log.warning("an earlier try has killed it: %s", event["diagnostics"])
             return self._run_resumable(context)
         raise self._failure(event, self._log_rest(application))
@@ -190,10 +190,10 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         except TaskDeferralError:
             stored = context["task_state_store"].get(self.external_id_key)
             if stored:
-                own = self._application(context, ownership.new_token())
-                own.id = stored["application"]
+                job = self._application(context, ownership.new_token())
+                job.id = stored["application"]
                 with self.hook.logged_in():
-                    own.end("its trigger could not run")
+                    job.end("its trigger could not run")
             raise
 
     def _failure(
@@ -237,15 +237,15 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def _line(self, line: str) -> None:
         self.log.info("%s", line)
 
-    def _push_links(self, own: TaskApplication) -> None:
-        manager, where = own.manager, own.key.as_dict()
-        report = manager.application(own.id)
-        page = links.application_page(manager, own.id)
+    def _push_links(self, job: TaskApplication) -> None:
+        manager, where = job.manager, job.key.as_dict()
+        report = manager.application(job.id)
+        page = links.application_page(manager, job.id)
         links.push(where, links.ApplicationLink, page)
         links.push(where, links.LogsLink, report.get("amContainerLogs") or page)
         links.push(where, links.JobPageLink, manager.job_page(report))
         links.push(where, links.MlflowLink, links.tracking_page(self.config))
-        self._push_report(own.key, manager.conf, report=False)
+        self._push_report(job.key, manager.conf, report=False)
 
     def _push_report(self, key: ownership.TaskKey, conf: Any, *, report: bool) -> None:
         page = links.run_page(
@@ -263,7 +263,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         except HowdahCommandFailed as error:
             self.log.warning("the job's status cannot be read: %s", error)
             return None
-        where = self._own.key.as_dict()
+        where = self._job.key.as_dict()
         position = app.LogPosition.of(XCom.get_one(key=POSITION_KEY, **where), application)
         lines, position = app.job_lines(status.get("job"), position)
         for line in lines:
@@ -278,14 +278,14 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def on_kill(self) -> None:
         """The task's process ends: kill the application, unless another try goes on with it."""
         super().on_kill()  # a submission under way kills what it has submitted
-        if self._own is None or self._own.id is None:
+        if self._job is None or self._job.id is None:
             return
         threads.start(self._end_own, name="howdah-kill", failed=threads.REPORT).join(
             _ON_KILL_SECONDS
         )
 
     def _end_own(self) -> None:
-        if self._own.taken_over():
-            self.log.info("another try goes on with %s", self._own.id)
+        if self._job.taken_over():
+            self.log.info("another try goes on with %s", self._job.id)
         else:
-            self._own.end("its task was ended")
+            self._job.end("its task was ended")

@@ -357,8 +357,8 @@ class ApplicationTrigger(BaseTrigger):
             _KILLS, RuntimeTaskInstance.get_task_states, dag_id=key.dag_id, run_ids=[key.run_id],
             task_ids=[key.task_id], map_index=key.map_index,
         )  # fmt: skip
-        found = [state for task, state in states.get(key.run_id, {}).items() if state]
-        return str(found[0]) if found else None
+        known_states = [state for state in states.get(key.run_id, {}).values() if state]
+        return str(known_states[0]) if known_states else None
 
     async def _xcom(self, key: str) -> Any:
         return await _in(_KILLS, XCom.get_one, key=key, **self.key.as_dict())

@@ -356,8 +356,8 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _fit_the_format(self) -> DataSection:
         for name, formats in _ONLY_WITH.items():
-            given = getattr(self, name) not in (None, JdbcOptions())
-            if given and self.format not in formats:
+            is_set = getattr(self, name) not in (None, JdbcOptions())
+            if is_set and self.format not in formats:
                 raise ValueError(f"{name} needs format: {' or '.join(formats)}")
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
@@ -399,9 +399,9 @@ class DataSection(Section):
                 raise ValueError("data.format image needs data.kind: image")
             return self
         changed = self.model_dump(include=set(_OF_TEXTS), exclude_defaults=True)
-        given = [name for name in _OF_TEXTS if changed.get(name) not in (None, {})]
-        if given:
-            keys = ", ".join(f"data.{name}" for name in given)
+        of_texts = [name for name in _OF_TEXTS if changed.get(name) not in (None, {})]
+        if of_texts:
+            keys = ", ".join(f"data.{name}" for name in of_texts)
             raise ValueError(f"data.kind image has no use for {keys}: leave it out")
         if self.format not in ("auto", "parquet", "image"):
             raise ValueError(

@@ -79,8 +79,9 @@ LAUNCHERS: dict[str, Launcher] = {
         comm="torch",
     ),
 }  # fmt: skip
-"""In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
-variables of both, and the agent's (Horovod's) are right: Open MPI takes a container for a host."""
+"""The launchers, in the order in which a process looks for their variables. A rank of an MPI job on
+YARN has the variables of both, and the agent's (Horovod's) are right: Open MPI takes a container
+for a host."""
 
 
 def either() -> str:

@@ -273,9 +273,9 @@ def nearest(path: Sequence[Any]) -> str:
     else of any section, else all of the section."""
     if (sentence := replacement(path)) is not None:
         return f"it was removed: {sentence}"
-    known = dict(keys())
+    all_keys = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
-    siblings = [key for key in known if key.rpartition(".")[0] == section]
+    siblings = [key for key in all_keys if key.rpartition(".")[0] == section]
     if not section:
         siblings = list(Config.model_fields)
     name = str(path[-1])
@@ -284,9 +284,9 @@ def nearest(path: Sequence[Any]) -> str:
     close = close or [leaf for leaf in leaf_names if _abbreviates(name, leaf)]
     if close:
         return f"did you mean {(section + '.' if section else '') + close[0]}?"
-    elsewhere = [key for key in known if key.rpartition(".")[2] == name]
+    elsewhere = [key for key in all_keys if key.rpartition(".")[2] == name]
     if not elsewhere:
-        leaves = {key.rpartition(".")[2]: key for key in known}
+        leaves = {key.rpartition(".")[2]: key for key in all_keys}
         close = difflib.get_close_matches(name, list(leaves), n=1, cutoff=_NEAR)
         elsewhere = [leaves[leaf] for leaf in close]
     if elsewhere:
@@ -335,12 +335,12 @@ def explain(key: str) -> list[dict]:
     Raises:
         UsageError: no such key; the nearest is named.
     """
-    found = [
+    matches = [
         (name, field)
         for name, field in keys()
         if name == key or name.startswith(key + ".") or name.rpartition(".")[2] == key
     ]
-    if not found:
+    if not matches:
         raise UsageError(f"there is no configuration key {key!r}", remedy=nearest(key.split(".")))
     return [
         {
@@ -353,7 +353,7 @@ def explain(key: str) -> list[dict]:
             "group": group_of(field),
             "help": _help(field),
         }
-        for name, field in found
+        for name, field in matches
     ]
 
 
@@ -394,7 +394,7 @@ def type_text(annotation: Any) -> str:
 
 def starter_yaml() -> str:
     """A configuration to start from: each section's most used keys, with their help."""
-    wanted = {
+    shown = {
         "run": ["name", "directory"],
         "data": ["source", "format", "dataset", "columns.text", "columns.label", "max_length"],
         "model": ["base"],
@@ -417,7 +417,7 @@ def starter_yaml() -> str:
     }
     fields = dict(keys())
     lines = ["# Howdah run configuration. `howdah config explain KEY` shows the help of each key."]
-    for section, names in wanted.items():
+    for section, names in shown.items():
         lines += ["", f"{section}:"]
         opened: list[str] = []
         for name in names:

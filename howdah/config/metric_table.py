@@ -64,7 +64,7 @@ METRICS: dict[str, Metric] = {
     "pearson": Metric("higher", selectable=True, shown=True, tasks=(_NUMBER,)),
     "spearman": Metric("higher", selectable=True, shown=True, tasks=(_NUMBER,)),
 }
-"""In the order in which tables show them. A new one: a row here, its value in
+"""The metrics, in the order in which tables show them. A new one: a row here, its value in
 training/evaluation."""
 
 SELECTABLE = tuple(name for name, metric in METRICS.items() if metric.selectable)

@@ -91,15 +91,15 @@ def check_run(config: Config) -> None:
         ValueError: with the key and what to do.
     """
     task = config.data.task
-    known = metrics_of(task)
+    of_task = metrics_of(task)
     named = {"evaluation.metric": [config.evaluation.metric], "gate.minimum": config.gate.minimum}
     named["tune.metric"] = [] if config.tune.metric is None else [config.tune.metric]
     for key, names in named.items():
         for name in names:
-            if name in METRICS and name not in known:
+            if name in METRICS and name not in of_task:
                 raise ValueError(
                     f"{key} {name} is not computed for data.task {task}; there are"
-                    f" {', '.join(known)}"
+                    f" {', '.join(of_task)}"
                 )
     if task == "single_label":
         return

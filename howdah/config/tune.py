@@ -36,12 +36,12 @@ class Dimension(Section):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, value: Any) -> Any:
-        known = ", ".join(cls.model_fields)
+        fields = ", ".join(cls.model_fields)
         if not isinstance(value, dict | Dimension):
             raise ValueError(f"give {{low, high}} or {{choices}}; got {value!r}")
         if isinstance(value, dict) and (unknown := set(value) - set(cls.model_fields)):
             raise ValueError(
-                f"unknown: {', '.join(map(repr, sorted(unknown, key=str)))}; known: {known}"
+                f"unknown: {', '.join(map(repr, sorted(unknown, key=str)))}; known: {fields}"
             )
         return value
 

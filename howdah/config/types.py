@@ -228,8 +228,8 @@ def problem_of(item: Any, model: type[BaseModel], word: str) -> HowdahError:
     """
     where = ".".join(str(part) for part in item["loc"]) or None
     if item["type"] == "extra_forbidden":
-        name, known = item["loc"][-1], list(model.model_fields)
-        near = difflib.get_close_matches(str(name), known, n=1)
-        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        name, fields = item["loc"][-1], list(model.model_fields)
+        near = difflib.get_close_matches(str(name), fields, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(fields)}"
         return HowdahError(f"unknown {word} {name!r}", where=where, remedy=remedy)
     return HowdahError(item["msg"].removeprefix("Value error, "), where=where)

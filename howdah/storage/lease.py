@@ -334,7 +334,7 @@ class Watch:
 
 
 def living(leases: Mapping[str, Contents]) -> set[str]:
-    """Of leases, by path, those whose holders live, for a reader that cannot watch them for long.
+    """Return the paths of leases whose holders live, for a reader that cannot watch them for long.
 
     A process that runs on this machine lives, even one that is suspended. Of others the storage's
     own clock gives the beat's age: it stamps the file and a probe beside it. Where all that is

@@ -77,8 +77,8 @@ def steps_at_once(
         runs = [_Run(config, ranks, running) for config in configs]
 
         def enough(run: _Run) -> bool:
-            found = run.seconds(most)
-            return len(found) >= (least if sum(found) >= _ENOUGH_SECONDS else most) - WARM_UP
+            seconds = run.seconds(most)
+            return len(seconds) >= (least if sum(seconds) >= _ENOUGH_SECONDS else most) - WARM_UP
 
         def failed(run: _Run) -> bool:
             return _over(run.ranks) and not enough(run)

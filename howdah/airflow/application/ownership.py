@@ -58,7 +58,7 @@ class TaskKey:
         return f"{why}: Airflow, {task} [{self.tag} try {try_number} {token}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """As keyword arguments of Airflow's calls."""
+        """Keyword arguments of Airflow's calls."""
         return {
             "dag_id": self.dag_id, "run_id": self.run_id, "task_id": self.task_id,
             "map_index": self.map_index,
@@ -102,5 +102,5 @@ def killed_by(diagnostics: str, key: TaskKey) -> str | None:
     Args:
         diagnostics: YARN's, of the application.
     """
-    found = [token for tag, token in _KILLED.findall(diagnostics or "") if tag == key.tag]
-    return found[-1] if found else None
+    tokens = [token for tag, token in _KILLED.findall(diagnostics or "") if tag == key.tag]
+    return tokens[-1] if tokens else None

@@ -21,7 +21,7 @@ from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 _BUSY = "this run is being submitted at this moment"
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 120.0, 3.0
 _INTERRUPTED = "its submission was interrupted"
-"""In the diagnostics of an application that an interrupted `howdah submit` has killed."""
+"""Part of the diagnostics of an application that an interrupted `howdah submit` has killed."""
 _END_SECONDS = 30.0
 _OWNER_SECONDS = 1.0
 
@@ -132,17 +132,17 @@ class TaskApplication:
         Another user's application with this tag is neither adopted nor killed: once an application
         runs, every user can read its tags.
         """
-        wanted, found = ownership.config_tag(self._hash), None
+        config_tag, running = ownership.config_tag(self._hash), None
         for report in self._of_own_user(
             self.manager.applications(applicationTags=self._claim_tag, states=LIVE)
         ):
             tags = str(report.get("applicationTags") or "").lower().split(",")
-            if found is None and wanted in tags:
-                found = report["id"]
-                self.log.info("this task has an application already: %s", found)
+            if running is None and config_tag in tags:
+                running = report["id"]
+                self.log.info("this task has an application already: %s", running)
             else:
                 self._end(report["id"], "this task has another")
-        return found
+        return running
 
     def _of_own_user(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The reports whose user is the one that submits for this task."""

@@ -30,15 +30,15 @@ class LogPosition(job_log.Position):
     """The state of YARN's that was logged last."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is stored."""
+        """The position as JSON for the task's store."""
         return asdict(self)
 
     @classmethod
     def of(cls, stored: Any, application: str) -> LogPosition:
         """The stored position if it is of this application, else the beginning."""
         if isinstance(stored, Mapping) and stored.get("application") == application:
-            known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
-            return cls(**known)
+            fields = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+            return cls(**fields)
         return cls(application=application)
 
 

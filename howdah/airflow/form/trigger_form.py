@@ -95,9 +95,9 @@ def params(
 
     from airflow.sdk import Param
 
-    given = defaults or {}
-    made = {name: own_param(name, given, policy) for name in OWN if name in own}
-    for each in fields(names, defaults=sections(given)):
+    installed = defaults or {}
+    made = {name: own_param(name, installed, policy) for name in OWN if name in own}
+    for each in fields(names, defaults=sections(installed)):
         if policy is None or policy.may_send(each.name):
             made[each.name] = Param(each.default, each.help, **each.schema, title=each.name)
     made[SET] = Param(None, _SET_HELP, type=["string", "null"], format="multiline", title=SET)

@@ -140,8 +140,8 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
     path = str((made or {}).get("dataset") or data["dataset"])
     rows_made = (made or {}).get("rows") or {}
     total = sum(rows_made.values()) if made else None
-    found = _DATASET.fullmatch(path)
-    base, version = found.groups() if found else (path, None)
+    match = _DATASET.fullmatch(path)
+    base, version = match.groups() if match else (path, None)
     return Touched(inputs=inputs, outputs=(places.path(base, version=version, rows=total),))
 
 

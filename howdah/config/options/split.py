@@ -27,7 +27,7 @@ def _size(value: float) -> float:
 
 
 Size = Annotated[int | float, Field(ge=0), AfterValidator(_size)]
-"""Of a split: a fraction below 1 (float), or rows (int)."""
+"""Size of a split: a fraction below 1 (float), or rows (int)."""
 
 
 def is_number(text: str) -> bool:
@@ -194,8 +194,8 @@ class SplitOptions(Section):
     @property
     def of_texts(self) -> list[str]:
         """Keys that need more of a row than its id: no split of records by another writer."""
-        own = [name for name in ("group", "stratify") if getattr(self, name)]
-        return [*self.given, *own, *self.in_rows]
+        columns = [name for name in ("group", "stratify") if getattr(self, name)]
+        return [*self.given, *columns, *self.in_rows]
 
     @model_validator(mode="after")
     def _leaves_train(self) -> SplitOptions:

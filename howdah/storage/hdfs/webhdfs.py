@@ -129,7 +129,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             host = urlsplit(url).hostname or ""
             hosts.add(host)
             with contextlib.suppress(OSError):
-                hosts |= {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+                hosts |= {str(address[4][0]) for address in socket.getaddrinfo(host, None)}
         held = tokens.load()
         ours = [
             token
