@@ -113,6 +113,9 @@ def _peaks(samples: list[tuple[float, dict[int, int]]], begin: float, end: float
 
 def measure_peer(base: str, dataset: str, stage: int) -> dict:
     """The peer's steps."""
+    # A build of DeepSpeed's that was killed leaves a lock in torch's own directory of extensions,
+    # for which every later start waits without end.
+    extensions = os.path.join(os.path.dirname(base), "extensions")
     with tempfile.TemporaryDirectory() as home:
         done = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
@@ -121,7 +124,8 @@ def measure_peer(base: str, dataset: str, stage: int) -> dict:
              "--stage", str(stage), "--base", base, "--dataset", dataset,
              "--batch", str(ROWS), "--steps", str(SAVED)],
             env=os.environ | _ENV | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo",
-                                     "USE_TF": "0", "TRITON_CACHE_DIR": home},
+                                     "USE_TF": "0", "TRITON_CACHE_DIR": home,
+                                     "TORCH_EXTENSIONS_DIR": extensions},
             capture_output=True, text=True,
         )  # fmt: skip
     if done.returncode:

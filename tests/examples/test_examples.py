@@ -37,7 +37,9 @@ class Example:
         self._token = uuid.uuid4().hex
         path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
         env = {"PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
-               "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token}  # fmt: skip
+               "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token,
+               # A killed build of DeepSpeed's leaves a lock that later starts wait for.
+               "TORCH_EXTENSIONS_DIR": str(config.parent / "extensions")}  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, f"examples/{name}.py", str(config)],
             cwd=ROOT, env=isolation.restored() | env,  # as a shell starts it
