@@ -1,5 +1,5 @@
 """The metrics that are one number each, in one table: everything that lists, selects or compares
-metrics reads it. `training/evaluation/` computes them, a module for each task.
+metrics reads it. `models/metrics/` computes them, a module for each task.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ METRICS: dict[str, Metric] = {
     "spearman": Metric("higher", selectable=True, shown=True, tasks=(_NUMBER,)),
 }
 """The metrics, in the order in which tables show them. A new one: a row here, its value in
-training/evaluation."""
+models/metrics/ (`pair_metrics` for single_label)."""
 
 SELECTABLE = tuple(name for name, metric in METRICS.items() if metric.selectable)
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)

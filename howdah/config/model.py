@@ -366,7 +366,7 @@ class Config(Section):
                 f"{key} ({self.job.most}) must not exceed training.global_batch_size"
                 f" ({training.global_batch_size}): each rank needs a row of every step"
             )
-        on_nodes = self.job.on in ("yarn", "spark", "ray")
+        on_nodes = self.job.on != "local"
         if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
             raise ValueError(
                 "job.controller: mpi needs yarn.python (MPI must be installed on the nodes)"

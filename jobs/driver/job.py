@@ -196,9 +196,11 @@ class Job:
             if one.node and one.id not in self.members:
                 self._check_node_of(one, now)
             if one.state == "ended" and one.id in self.members:
+                # YARN has no exit code of a container that it ended: its message says why.
+                code = "" if one.exit_code is None else f" (exit code {one.exit_code})"
                 why = {"preempted": "its container was preempted", "lost": "its node was lost",
                        "killed": "its container was killed"}.get(
-                    one.reason or "", f"its container has ended (exit code {one.exit_code})"
+                    one.reason or "", f"its container has ended{code}"
                 )  # fmt: skip
                 if one.message:
                     why += f": {one.message}"
