@@ -348,7 +348,7 @@ def _has(sections: Mapping[str, Any], name: str) -> bool:
 
 def _of(sections: Mapping[str, Any], name: str) -> Any:
     at: Any = sections
-    for part in name.split("."):
+    for part in filter(None, name.split(".")):
         at = at.get(part) if isinstance(at, Mapping) else None
     return at
 

@@ -115,7 +115,10 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
 def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
     """Where the submitter cannot know, as on nodes with a Python of their own."""
     ranks_env = {"PYTHONPATH": f"{NO_HOROVOD}{os.pathsep}{ROOT}"}
-    one = job("local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env)
+    one = job(
+        "local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env,
+        training={"comm": "horovod"},
+    )  # fmt: skip
     wait_until(lambda: one.driver.poll() is not None)
     status = one.json("status", one.application)
     assert (status["state"], status["job"]["restarts"]) == ("FAILED", 0)
