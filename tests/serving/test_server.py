@@ -303,7 +303,7 @@ def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_pa
             status, answer = one.result(LIMIT)
             assert (status, len(answer["predictions"])) == (200, 8)
     assert server.end() == 143
-    assert "3 requests are answered before" in server.said()
+    assert "ending after 3 running requests" in server.said()
 
 
 def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):

@@ -157,6 +157,6 @@ def test_a_job_asks_for_the_files_of_its_own_tokenizer(name, tmp_path):
     for present in (None, other):
         if present is not None:
             (tmp_path / present).write_text("of another kind")
-        with pytest.raises(ModelError, match="the base model lacks tokenizer.json") as caught:
+        with pytest.raises(ModelError, match=r"the base model lacks tokenizer\.json") as caught:
             checks.model(config, print)
         assert "tokenizer_config.json" in caught.value.got

@@ -109,8 +109,11 @@ def test_without_horovod_the_error_of_several_ranks_names_make_setup(no_launcher
     monkeypatch.setitem(
         sys.modules, "howdah.training.comm.horovod_torch", None
     )  # importing it fails
-    with pytest.raises(ClusterError, match="Horovod for torch cannot be loaded") as caught:
+    with pytest.raises(
+        ClusterError, match="Horovod for torch, which 2 ranks need, cannot be loaded"
+    ) as caught:
         backends.init("torch")
+    assert "cannot be loaded" in caught.value.what
     assert "make setup" in caught.value.remedy
 
 
