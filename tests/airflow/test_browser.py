@@ -45,7 +45,7 @@ def test_from_the_form_to_the_report(
     assert sent["training.learning_rate"] == 0.0003  # typed key by key, the dot with it
     assert (sent["training.max_steps"], sent["training.framework"]) == (6, "torch")
     assert sent["set"] == "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]"
-    assert len(sent) == 20  # no other key has a field
+    assert len(sent) == 19  # no other key has a field
 
     airflow.wait_run(DAG, run_id, seconds=280)
     browser.see("Success")

@@ -27,7 +27,7 @@ class ConnectionSettings(Section):
     """The extra fields of a Connection; the defaults are this machine, without a cluster."""
 
     on: Literal["local", "yarn"] = "local"
-    """Where runs train that do not say it (job.on): local (this machine) or yarn."""
+    """Where runs train that do not say it (job.on): this machine (local), or YARN (yarn)."""
     command: str | None = None
     """The howdah program, an absolute path or a name on the PATH; empty: the one beside Airflow's
     Python (on an edge node: `howdah`)."""

@@ -242,7 +242,7 @@ def test_an_accuracy_that_no_rows_reach(run, tmp_path):
     info |= {"labels": LABELS, "weights_sha256": "0"}
     storage.write_whole(f"{other}/export/howdah.json", json.dumps(info).encode())
     storage.write_whole(f"{other}/export/config.json", b"{}")
-    with pytest.raises(DataError, match="so often") as caught:
+    with pytest.raises(DataError, match="no bound reaches this accuracy") as caught:
         decide(other, DecisionOptions(accuracy=0.9))
     assert "at best" in caught.value.got
 
