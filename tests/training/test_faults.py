@@ -148,7 +148,7 @@ def test_ctrl_c_of_one_rank_saves_and_the_run_goes_on(start):
     assert job.run_json()["status"] == "interrupted"
     again = start("torch", "auto", ranks=1, **{"training.max_steps": newest + 3})
     assert again.end() == 0, again.stderr
-    assert f"going on from checkpoint step-{newest}" in again.stderr
+    assert f"resuming from checkpoint step-{newest}" in again.stderr
 
 
 def test_one_rank_that_is_killed_is_named(start):
