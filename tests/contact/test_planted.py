@@ -109,15 +109,23 @@ def test_tune(project, tmp_path):
     project.ends_well("tune", "--config", "run.yaml")
 
 
-@full
-def test_cross_validation(project):
-    project.ends_well("train", "--config", "run.yaml", "--folds", "2")
-
-
 @spark
 @pytest.mark.parametrize("format", ["csv", pytest.param("jsonl", marks=full)])
 def test_etl_and_spark_predictions(project, tmp_path, format):
     """Spark's Python workers begin in the working directory."""
+    give_rows(project, format, str(tmp_path / "data"))
+    project.ends_well("etl", "--config", "run.yaml", "--set", "data.spark.master=local[1]")
+
+
+@full
+@spark
+def test_cross_validation(project, tmp_path):
+    give_rows(project, "csv", str(tmp_path / "data"))
+    project.ends_well("train", "--config", "run.yaml", "--folds", "2")
+
+
+def give_rows(project, format, dataset):
+    """Write a file of rows into the project's folder, and name it in its configuration."""
     rows = [{"id": f"r{n}", "text": f"word {n} {'up' if n % 2 else 'down'}",
              "label": "up" if n % 2 else "down"} for n in range(60)]  # fmt: skip
     source = project.folder / f"rows.{format}"
@@ -128,11 +136,10 @@ def test_etl_and_spark_predictions(project, tmp_path, format):
     source.write_text("".join(f"{line}\n" for line in lines))
     values = project.values
     values["data"] = {
-        "source": source.name, "dataset": str(tmp_path / "data"), "max_length": 16,
+        "source": source.name, "dataset": dataset, "max_length": 16,
         "columns": {"id": "id", "text": "text", "label": "label"}, **FEW_JOBS,
     }  # fmt: skip
     project.write(values)
-    project.ends_well("etl", "--config", "run.yaml", "--set", "data.spark.master=local[1]")
 
 
 def test_predict(project, tiny_model_dir):
