@@ -39,7 +39,7 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
 
 
 def over_horovod(config: Mapping[str, Any]) -> bool:
-    """Whether nothing but Horovod can carry the sums of several ranks."""
+    """True if only Horovod can carry the sums of several ranks."""
     training = TrainingSection.model_validate(config["training"])
     return training.framework == "tensorflow" or training.comm == "horovod"
 

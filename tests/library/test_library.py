@@ -78,7 +78,7 @@ def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
 
 
 def test_a_commands_error_is_raised_as_itself(config, tmp_path):
-    """In a process of its own the ETL refuses its source."""
+    """The ETL runs in another process, and its refusal of the source is raised here."""
     lines = []
     bad = library.load(config.model_dump(mode="json"), {"data.source": str(tmp_path / "no.csv")})
     with pytest.raises(DataError, match=r"no\.csv"):
