@@ -61,7 +61,7 @@ def unpacked_predictions(
 
 
 class Dispatcher:
-    """Has texts classified by the replicas of one model, or of two that share the requests.
+    """Sends texts to the replicas of one model, or of two that share the requests.
 
     It lives in one event loop, which it never blocks. How many requests wait for a model is bounded
     by Ray Serve (max_queued_requests).
@@ -108,7 +108,10 @@ class Dispatcher:
             self._progress = time.monotonic()
         self._hold(len(work.rows))
         number = self._choose(work)
-        self._calls[work] = asyncio.get_running_loop().create_task(self._call(work, number))
+        call = asyncio.get_running_loop().create_task(self._call(work, number))
+        self._calls[work] = call
+        # Not at the call's own end: one that is dropped before it begins never comes there.
+        call.add_done_callback(lambda _: self._release(work))
 
     def drop(self, work: Work) -> None:
         """Cancel the call; a replica that computes already goes on to its end."""
@@ -126,8 +129,8 @@ class Dispatcher:
         return numbers[choose(work.key, self._share, self._salt) if len(numbers) > 1 else 0]
 
     async def _call(self, work: Work, number: int) -> None:
-        response = self._handles[number].classify.remote(packed_rows(work.rows))
         try:
+            response = self._handles[number].classify.remote(packed_rows(work.rows))
             work.predictions[:] = unpacked_predictions(await response, work.rows)
             work.generation = self._generations[number]
         except asyncio.CancelledError:
@@ -135,11 +138,12 @@ class Dispatcher:
             raise
         except Exception as error:  # noqa: BLE001 - the request fails, the server goes on
             work.failure = self._failure(error)
-        finally:
-            self._hold(-len(work.rows))
-            self._progress = time.monotonic()
-            self._calls.pop(work, None)
-            work.done()
+
+    def _release(self, work: Work) -> None:
+        self._hold(-len(work.rows))
+        self._progress = time.monotonic()
+        self._calls.pop(work, None)
+        work.done()
 
     def _hold(self, texts: int) -> None:
         self._held += texts

@@ -47,8 +47,10 @@ def model_failed() -> Exception:
 class Replica:
     """A handle of a Classifier: it answers "dog", raises an error, or waits without an end."""
 
-    def __init__(self, error: Exception | None = None, hangs: bool = False) -> None:
-        self.error, self.hangs = error, hangs
+    def __init__(
+        self, error: Exception | None = None, hangs: bool = False, is_closed: bool = False
+    ) -> None:
+        self.error, self.hangs, self.is_closed = error, hangs, is_closed
         self.calls, self.cancelled = [], 0
 
     @property
@@ -56,6 +58,8 @@ class Replica:
         return self
 
     def remote(self, rows):
+        if self.is_closed:
+            raise self.error
         self.calls.append(rows)
         return Call(self, rows)
 
@@ -239,6 +243,26 @@ def test_a_client_that_is_gone_has_its_call_cancelled_and_is_counted_as_gone():
     asyncio.run(leave())
     assert replica.cancelled == 1
     assert server.metric("howdah_requests_total", face="classify", code="499") == 1
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_no_text_is_held_of_a_call_that_never_began(is_dropped):
+    """It is dropped before the event loop comes to it, or the handle raises at once."""
+
+    async def held() -> tuple[float, bool]:
+        replica = Replica(error=replica_was_killed(), is_closed=not is_dropped)
+        dispatcher = Server(replica).dispatcher
+        finished = asyncio.Event()
+        work = Work([Row("0", "a text")], done=finished.set)
+        dispatcher.submit(work)
+        if is_dropped:
+            dispatcher.drop(work)
+        await asyncio.wait_for(finished.wait(), 30)
+        await asyncio.sleep(0.01)  # a text that is still held would be stalled for this time
+        assert not replica.calls
+        return dispatcher.stalled_seconds, work.failure is None
+
+    assert asyncio.run(held()) == (0.0, is_dropped)
 
 
 def test_a_replica_whose_computation_hangs_is_not_healthy():
