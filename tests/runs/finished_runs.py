@@ -14,6 +14,7 @@ from howdah.data.encode import Encoder
 from howdah.models.export.export import export
 from howdah.models.export.run_info import RunInfo
 from howdah.models.weights.pretrained import load_base
+from howdah.serving.registry.publish import publish
 
 LABELS = ["cat", "dog"]
 
@@ -91,6 +92,15 @@ def config_of(run: str, models: str, **sections: dict) -> Config:
             **sections,
         }
     )
+
+
+def two_versions(place, base: str) -> str:
+    """Publish two runs as versions of zoo, the second current; the publish.directory."""
+    for number in (1, 2):
+        directory = str(place / f"run-{number}")
+        finished_run(directory, base, run_id=f"run-{number}")
+        publish(config_of(directory, str(place / "models")), never)
+    return str(place / "models")
 
 
 def never(model: str, dataset: str, split: str) -> dict:

@@ -13,8 +13,7 @@ from howdah.serving.compute.requests import Refusal, as_json, parse
 from howdah.serving.deployment import mlflow_registry, ray_serve
 from howdah.serving.deployment.split import choose, require_comparable
 from howdah.serving.prediction.rows import Outputs, Prediction
-from howdah.serving.registry.publish import publish
-from tests.runs.finished_runs import LABELS, config_of, finished_run, never
+from tests.runs.finished_runs import LABELS, two_versions
 
 MOST_TEXTS = 32
 
@@ -79,12 +78,7 @@ def test_a_key_always_goes_to_one_model_and_keys_are_shared_out():
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, tiny_model_dir) -> str:
     """A publish.directory with two versions of zoo, the second current; runs beside it."""
-    place = tmp_path_factory.mktemp("models")
-    for number in (1, 2):
-        directory = str(place / f"run-{number}")
-        finished_run(directory, tiny_model_dir, run_id=f"run-{number}")
-        publish(config_of(directory, str(place / "models")), never)
-    return str(place / "models")
+    return two_versions(tmp_path_factory.mktemp("models"), tiny_model_dir)
 
 
 def test_a_model_is_found_by_name_version_or_path(models):

@@ -87,6 +87,27 @@ def test_a_world_of_n_ranks_costs_the_driver_requests_in_proportion_to_n():
     assert asked[15] <= 3.3 * asked[5]
 
 
+def outputs_of_ranks(program, slots, relays) -> list[str]:
+    """Run a program as the rank of each slot; what each prints. The relays are stopped."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **world.variables(
+                slot, relay_port=relay.port, interface="lo", gloo_timeout_seconds=120.0,
+                elastic=False)},
+        )
+        for slot, relay in zip(slots, relays, strict=True)
+    ]  # fmt: skip
+    try:
+        return [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        for relay in relays:
+            relay.stop()
+
+
 @pytest.mark.full  # elastic runs connect by the relays in every run
 def test_gloo_itself_connects_by_what_the_relays_answer(store):
     """Real ranks (Horovod in torch processes), each on a host of its own as far as it knows."""
@@ -104,24 +125,8 @@ def test_gloo_itself_connects_by_what_the_relays_answer(store):
         )
         for rank in range(size)
     ]  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **world.variables(
-                slot, relay_port=relay.port, interface="lo", gloo_timeout_seconds=120.0,
-                elastic=False)},
-        )
-        for slot, relay in zip(slots, relays, strict=True)
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        for relay in relays:
-            relay.stop()
-    assert said == ["[0, 1, 2] 3\n"] * size
+    lines = outputs_of_ranks(program, slots, relays)
+    assert lines == ["[0, 1, 2] 3\n"] * size
     scopes = {path.split("/")[3] for _, path in store.requests}
     assert {scope.partition("_process_set")[0] for scope in scopes} == {
         "global", "cross_0", "local_host-0", "local_host-1", "local_host-2"
@@ -271,23 +276,7 @@ def test_ranks_of_torch_distributed_meet_by_the_relays(store):
         )
         for rank in range(size)
     ]  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **world.variables(
-                slot, relay_port=relay.port, interface="lo", gloo_timeout_seconds=120.0,
-                elastic=False)},
-        )
-        for slot, relay in zip(slots, relays, strict=True)
-    ]  # fmt: skip
-    try:
-        lines = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        for relay in relays:
-            relay.stop()
+    lines = outputs_of_ranks(program, slots, relays)
     assert lines == ["[0, 1, 2] 3\n"] * size
     requests = [path for method, path in store.requests if method == "GET"]
     assert requests and all("/names/" in path for path in requests)

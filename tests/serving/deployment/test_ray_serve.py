@@ -19,10 +19,9 @@ import psutil
 import pytest
 
 from howdah.core.processes import LIMITS, marked
-from howdah.serving.registry.publish import publish
 from tests import ROOT
 from tests.runs import servers
-from tests.runs.finished_runs import config_of, finished_run, never
+from tests.runs.finished_runs import two_versions
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.full
@@ -34,12 +33,7 @@ MARK = "HOWDAH_TEST_MARK"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory, tiny_model_dir) -> str:
     """A publish.directory with two versions of zoo."""
-    place = tmp_path_factory.mktemp("models")
-    for number in (1, 2):
-        directory = str(place / f"run-{number}")
-        finished_run(directory, tiny_model_dir, run_id=f"run-{number}")
-        publish(config_of(directory, str(place / "models")), never)
-    return str(place / "models")
+    return two_versions(tmp_path_factory.mktemp("models"), tiny_model_dir)
 
 
 class Server:
