@@ -19,13 +19,13 @@ help: ## list the targets
 	@echo
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run: nothing to do)
+setup: ## everything that tests, Airflow and benches need: apt packages, .venv, Horovod (a second run: nothing to do)
 	@tools/setup.sh
 
 setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=torch, or tensorflow: it needs a CUDA toolkit)
 	@tools/setup.sh --gpu $(FRAMEWORK) --cuda-archs "$(CUDA_ARCHS)"
 
-demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
+demo: ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
 	@FRAMEWORK=$(FRAMEWORK) CLUSTER=$(CLUSTER) tools/demo.sh
 
 hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md, SHARED=1)

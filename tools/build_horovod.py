@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import tarfile
 import tempfile
@@ -319,7 +320,11 @@ def verify_installed(python: str, variant: Variant, logs: Path) -> str:
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"))
+    # Made absolute (without following the link, which names the environment): the build runs in
+    # the source's folder.
+    parser.add_argument(
+        "--python", default=str(ROOT / ".venv" / "bin" / "python"), type=os.path.abspath
+    )
     parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="comma-separated")
     parser.add_argument("--gpu", choices=("none", "nccl"), default="none")
     parser.add_argument("--cuda-archs", default="", help="compute capabilities: 90 or 80,90")
@@ -333,6 +338,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Build (and install) the wheel, and print its path on stdout."""
     options = parse_arguments(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the compilers end with it
     variant = Variant(
         frameworks=tuple(filter(None, options.frameworks.split(","))),
         mpi=not options.no_mpi,

@@ -2,8 +2,15 @@
 # corpus -> ETL -> two-process training -> evaluation -> export -> a sample prediction (`make demo`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+framework=${FRAMEWORK:-tensorflow}
+# CLUSTER=1: the same on a real Hadoop (`make demo CLUSTER=1`), which needs the whole set-up.
+if [ -n "${CLUSTER:-}" ]; then
+    tools/setup.sh
+    demo=(tools.demo.cluster)
+else
+    # Horovod is compiled beside the demo's first steps, which do not need it.
+    tools/setup.sh --demo "$framework" --without-horovod
+    demo=(tools.demo --set-up)
+fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PATH="$PWD/.venv/bin:$PATH"
-# CLUSTER=1: the same on a real Hadoop (`make demo CLUSTER=1`)
-module=tools.demo
-[ -z "${CLUSTER:-}" ] || module=tools.demo.cluster
-exec .venv/bin/python -m "$module" --framework "${FRAMEWORK:-tensorflow}" "$@"
+exec .venv/bin/python -m "${demo[@]}" --framework "$framework" "$@"

@@ -16,7 +16,7 @@ from pathlib import Path
 from toolkit import ROOT, UV_REQUIREMENTS, Installer, SetupError, say, step
 
 COMPILE = (
-    "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate",
+    "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--annotation-style=line",
     "--python-version", "3.11",
 )  # fmt: skip
 

@@ -1,11 +1,12 @@
 """Set up everything that Howdah needs, from the lock file, into one virtual environment.
 
-    python3.11 tools/setup_env.py [--gpu tensorflow|torch] [--force]
+    python3.11 tools/setup_env.py [--demo tensorflow|torch | --gpu tensorflow|torch] [--force]
 
 Steps: system packages (apt, only what is missing) -> uv (pinned) -> .venv from requirements.lock
-with hashes -> Horovod's wheel -> Howdah itself (editable) -> `horovodrun --check-build`. A stamp in
-the environment lets a second run end in milliseconds; an interrupted run continues. See
-docs/setup.md.
+with hashes -> Howdah itself (editable) -> Horovod's wheel -> `horovodrun --check-build`. With
+--demo it installs what `make demo` needs, a part of the same lock; a later run without it adds the
+rest. A stamp in the environment lets a second run end in milliseconds; an interrupted run
+continues. See docs/setup.md.
 
 Standard library only.
 """
@@ -28,11 +29,20 @@ from pathlib import Path
 
 import build_horovod
 import horovod_variant
+import lock_subset
 import system_packages
 from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
 
 LOGS = ROOT / "build" / "setup-logs"
-TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
+TOOLS = (
+    "toolkit", "system_packages", "horovod_variant", "build_horovod", "lock_subset", "setup_env",
+)  # fmt: skip
+DEMO_EXTRAS = ("etl", "serve", "baseline")
+DEMO_PACKAGES = (
+    "fonttools", "matplotlib", "networkx", "sqlalchemy",  # their docstrings are its corpus
+    "cffi", "cloudpickle", "packaging",  # Horovod's code imports them
+    "pip", "setuptools", "wheel",  # Horovod's build
+)  # fmt: skip
 INDEX_REMEDY = (
     "check pip's settings (`pip config list`: index-url, extra-index-url, cert, proxy), with a "
     "mirror set PIP_INDEX_URL, and run again: downloads are kept"
@@ -41,11 +51,15 @@ INDEX_REMEDY = (
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One environment: its directory, its lock file, its Horovod."""
+    """One environment: its directory, its lock file, its Horovod.
+
+    `demos` are the frameworks of whose demos it has the packages; without any it has them all.
+    """
 
     venv: Path
     lock: Path
     variant: horovod_variant.Variant
+    demos: tuple[str, ...] = ()
 
     @property
     def python(self) -> str:
@@ -58,10 +72,25 @@ class Target:
         return self.venv / "howdah-setup.json"
 
 
-def target_for(gpu: str | None, cuda_archs: tuple[str, ...] = ()) -> Target:
-    """The CPU environment, or the one of a GPU framework."""
+def target_for(
+    gpu: str | None, cuda_archs: tuple[str, ...] = (), demo: str | None = None
+) -> Target:
+    """The CPU environment, whole or for demos, or the one of a GPU framework.
+
+    Args:
+        gpu: the framework of the GPU environment.
+        cuda_archs: compute capabilities of the GPU environment.
+        demo: the framework of a demo. What an earlier set-up has installed stays.
+    """
     if gpu is None:
-        return Target(ROOT / ".venv", ROOT / "requirements.lock", horovod_variant.Variant())
+        whole = Target(ROOT / ".venv", ROOT / "requirements.lock", horovod_variant.Variant())
+        stamp = read_stamp(whole)
+        if demo is None or (stamp and not stamp.get("demos")):
+            return whole
+        demos = tuple(sorted({demo, *stamp.get("demos", ())}))
+        return dataclasses.replace(
+            whole, demos=demos, variant=horovod_variant.Variant(frameworks=demos)
+        )
     return Target(
         ROOT / f".venv-gpu-{gpu}",
         ROOT / f"requirements-gpu-{gpu}.lock",
@@ -85,7 +114,13 @@ def digest(*parts: Path | str) -> str:
 
 def environment_key(target: Target) -> str:
     """A key that changes when the packages must be synced again."""
-    return digest(target.lock, base_python(), platform.python_version(), str(target.venv))
+    return digest(
+        target.lock,
+        base_python(),
+        platform.python_version(),
+        str(target.venv),
+        ",".join(target.demos),
+    )
 
 
 def setup_key(target: Target) -> str:
@@ -160,18 +195,27 @@ def sync_environment(target: Target, installer: Installer) -> None:
             what="creating the virtual environment",
             remedy=f"is {target.venv.parent} writable, and is there disk space?",
         )
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
-        constraints.write(build_constraints(target.lock))
-        constraints.flush()
+    with tempfile.TemporaryDirectory() as folder:
+        constraints, packages = Path(folder, "build.txt"), Path(folder, target.lock.name)
+        constraints.write_text(build_constraints(target.lock))
+        packages.write_text(locked_packages(target))
         installer.run(
             [
                 "pip", "sync", "--python", target.python, "--require-hashes", "--compile-bytecode",
-                "--build-constraints", constraints.name, target.lock,
+                "--build-constraints", constraints, packages,
             ],
             "packages.log",
             what=f"installing {target.lock.name}",
             remedy=INDEX_REMEDY,
         )  # fmt: skip
+
+
+def locked_packages(target: Target) -> str:
+    """The lines of the lock file for the packages of this environment."""
+    if not target.demos:
+        return target.lock.read_text()
+    names = lock_subset.names_of_extras([*DEMO_EXTRAS, *target.demos])
+    return lock_subset.subset(target.lock, names | set(DEMO_PACKAGES))
 
 
 def install_project(target: Target, installer: Installer) -> None:
@@ -195,58 +239,81 @@ def install_horovod(target: Target, installer: Installer, sdist: Path | None) ->
     say(build_horovod.verify_installed(target.python, target.variant, installer.logs))
 
 
-def set_up(target: Target, *, force: bool) -> None:
+def set_up(target: Target, *, force: bool, horovod: bool = True) -> None:
     """Run the steps that are not done yet.
+
+    Args:
+        target: the environment.
+        force: run all steps again.
+        horovod: False: end before Horovod; a later run goes on there.
 
     Raises:
         SetupError: a step failed; the next run continues from there.
     """
     started = time.monotonic()
-    key = setup_key(target)
-    if not force and read_stamp(target).get("key") == key:
-        say(f"set-up: {target.venv.name} is up to date")
+    key, packages_key = setup_key(target), environment_key(target)
+    name = target.venv.name
+
+    def is_ready() -> bool:
+        stamp = read_stamp(target)
+        return not force and (
+            stamp.get("key") == key or (not horovod and stamp.get("project") == key)
+        )
+
+    if is_ready():
+        say(f"set-up: {name} is up to date")
         return
     with exclusive(ROOT / "build" / "setup.lock", "another set-up"):
-        stamp = read_stamp(target)
-        if not force and stamp.get("key") == key:
-            say(f"set-up: {target.venv.name} was set up meanwhile")
+        if is_ready():
+            say(f"set-up: {name} was set up meanwhile")
             return
         check_platform()
         with step("system packages"):
-            system_packages.install_missing(LOGS)
+            system_packages.install_missing(LOGS, demo=bool(target.demos))
         installer = Installer(base_python(), LOGS)
         with step(f"uv {installer.version}"):
             installer.ready()
-        packages_key = environment_key(target)
-        packages_done = not force and stamp.get("packages") == packages_key
+        stamp = {} if force else read_stamp(target)
+        done = {"packages": packages_key, "demos": target.demos}
         target.stamp.unlink(missing_ok=True)  # from here on the environment is incomplete
-        if not packages_done:
-            with step(f"{target.venv.name} from {target.lock.name} (minutes the first time)"):
+        if stamp.get("packages") != packages_key:
+            with step(f"{name} from {target.lock.name} (minutes the first time)"):
                 sync_environment(target, installer)
-        write_stamp(target, {"packages": packages_key})
-        with step("Horovod"):
-            sdist = os.environ.get("HOROVOD_SDIST")
-            install_horovod(target, installer, Path(sdist) if sdist else None)
+        write_stamp(target, done)
         with step("Howdah itself"):
             install_project(target, installer)
-        write_stamp(target, {"packages": packages_key, "key": key})
-    say(f"set-up: {target.venv.name} is ready after {time.monotonic() - started:.0f} s")
+        done["project"] = key
+        write_stamp(target, done)
+        if horovod:
+            with step("Horovod"):
+                sdist = os.environ.get("HOROVOD_SDIST")
+                install_horovod(target, installer, Path(sdist) if sdist else None)
+            write_stamp(target, done | {"key": key})
+    say(f"set-up: {name} is ready after {time.monotonic() - started:.0f} s")
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", choices=horovod_variant.FRAMEWORKS, help="the GPU environment")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--gpu", choices=horovod_variant.FRAMEWORKS, help="the GPU environment")
+    kind.add_argument(
+        "--demo", choices=horovod_variant.FRAMEWORKS, help="only what `make demo` needs"
+    )
     parser.add_argument(
         "--cuda-archs", default="", help="with --gpu: 90 or 80,90; default: the GPU's"
     )
     parser.add_argument("--force", action="store_true", help="do every step again")
+    parser.add_argument(
+        "--without-horovod", action="store_true", help="end before Horovod is compiled"
+    )
     options = parser.parse_args(arguments)
     try:
         # SIGTERM unwinds like an interrupt, so that the running command is ended as well.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         archs = tuple(filter(None, options.cuda_archs.split(",")))
-        set_up(target_for(options.gpu, archs), force=options.force)
+        target = target_for(options.gpu, archs, options.demo)
+        set_up(target, force=options.force, horovod=not options.without_horovod)
     except SetupError as error:
         say(error.render())
         return 1

@@ -28,13 +28,15 @@ class Need:
 
     `present` checks for it; `packages` are Debian's packages, each a choice of names of which the
     first that exists is installed. `before` are small files, path and text, that are written before
-    the packages are installed: they keep Debian from starting their services.
+    the packages are installed: they keep Debian from starting their services. `demo`: `make demo`
+    needs it too.
     """
 
     name: str
     present: Callable[[], bool]
     packages: tuple[tuple[str, ...], ...]
     before: tuple[tuple[str, str], ...] = ()
+    demo: bool = False
 
 
 def java_version(java: str | None) -> int | None:
@@ -94,19 +96,23 @@ def needs() -> list[Need]:
     python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     return [
         Need(
-            "Open MPI", _has("mpirun", "mpicc", "mpicxx"), (("openmpi-bin",), ("libopenmpi-dev",))
+            "Open MPI",
+            _has("mpirun", "mpicc", "mpicxx"),
+            (("openmpi-bin",), ("libopenmpi-dev",)),
+            demo=True,
         ),
-        Need("a C++17 compiler", _has_cxx17, (("g++",),)),
-        Need("make", _has("make"), (("make",),)),
-        Need("CMake 3", _has_cmake, (("cmake",),)),
-        Need("patch", _has("patch"), (("patch",),)),
-        Need("strip", _has("strip"), (("binutils",),)),
-        Need("Python's headers", _has_headers, ((f"{python}-dev", "python3-dev"),)),
-        Need("Python's venv module", _has_venv, ((f"{python}-venv", "python3-venv"),)),
+        Need("a C++17 compiler", _has_cxx17, (("g++",),), demo=True),
+        Need("make", _has("make"), (("make",),), demo=True),
+        Need("CMake 3", _has_cmake, (("cmake",),), demo=True),
+        Need("patch", _has("patch"), (("patch",),), demo=True),
+        Need("strip", _has("strip"), (("binutils",),), demo=True),
+        Need("Python's headers", _has_headers, ((f"{python}-dev", "python3-dev"),), demo=True),
+        Need("Python's venv module", _has_venv, ((f"{python}-venv", "python3-venv"),), demo=True),
         Need(
             f"Java {JAVA_MINIMUM} or later",
             _has_java,
             (("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),),
+            demo=True,
         ),
         # The mini cluster: Maven fetches Hadoop, its Kerberos variant runs a real KDC.
         Need("Maven", _has("mvn"), (("maven",),)),
@@ -166,14 +172,18 @@ def apt_prefix() -> list[str]:
     raise SetupError("installing system packages needs root, and sudo does not work here")
 
 
-def install_missing(logs: Path) -> None:
+def install_missing(logs: Path, *, demo: bool = False) -> None:
     """Install missing programs with apt-get.
+
+    Args:
+        logs: directory for apt-get's output.
+        demo: only those that `make demo` needs.
 
     Raises:
         SetupError: the system is not a Debian, sudo does not work, a package does not exist, or
             apt-get failed; the remedy names the command for an administrator.
     """
-    lacking = missing_needs(needs())
+    lacking = missing_needs([need for need in needs() if need.demo or not demo])
     if not lacking:
         return
     names = ", ".join(need.name for need in lacking)

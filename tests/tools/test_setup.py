@@ -195,18 +195,84 @@ def test_an_interrupted_set_up_goes_on_where_it_was(setup_env, target, monkeypat
         ran = steps(setup_env, patched, fails={"horovod"})
         with pytest.raises(setup_env.SetupError, match="horovod broke"):
             setup_env.set_up(target, force=False)
-        assert ran == ["system", "uv", "sync", "horovod"]
+        assert ran == ["system", "uv", "sync", "project", "horovod"]
         assert "key" not in json.loads(target.stamp.read_text())
     with monkeypatch.context() as patched:
         ran = steps(setup_env, patched)
         setup_env.set_up(target, force=False)
-        assert ran == ["system", "uv", "horovod", "project"]
+        assert ran == ["system", "uv", "project", "horovod"]
     with monkeypatch.context() as patched:
         ran = steps(setup_env, patched)
         setup_env.set_up(target, force=False)
         assert ran == []
         setup_env.set_up(target, force=True)
-        assert ran == ["system", "uv", "sync", "horovod", "project"]
+        assert ran == ["system", "uv", "sync", "project", "horovod"]
+
+
+def test_a_demo_s_set_up_ends_before_horovod_and_goes_on_there(setup_env, target, monkeypatch):
+    """`make demo` begins its first steps meanwhile; `make test` then adds the other packages."""
+    monkeypatch.setattr(setup_env, "ROOT", target.venv.parent)
+    ran = steps(setup_env, monkeypatch)
+    (target.venv.parent / "requirements.lock").write_text(target.lock.read_text())
+    monkeypatch.setattr(setup_env, "setup_key", lambda target: repr(target.demos))
+    demo = setup_env.target_for(None, demo="torch")
+    assert demo.demos == demo.variant.frameworks == ("torch",)
+    setup_env.set_up(demo, force=False, horovod=False)
+    setup_env.set_up(demo, force=False, horovod=False)
+    assert ran == ["system", "uv", "sync", "project"]
+    setup_env.set_up(setup_env.target_for(None, demo="torch"), force=False)
+    assert ran[4:] == ["system", "uv", "project", "horovod"]
+    setup_env.set_up(setup_env.target_for(None, demo="torch"), force=False, horovod=False)
+    assert len(ran) == 8
+    # The demo of the other framework keeps the first one's packages; a whole set-up keeps all.
+    both = setup_env.target_for(None, demo="tensorflow")
+    assert both.demos == both.variant.frameworks == ("tensorflow", "torch")
+    setup_env.set_up(both, force=False)
+    assert ran[8:] == ["system", "uv", "sync", "project", "horovod"]
+    setup_env.set_up(setup_env.target_for(None), force=False)
+    assert ran[13:] == ["system", "uv", "sync", "project", "horovod"]
+    setup_env.set_up(setup_env.target_for(None, demo="torch"), force=False)
+    assert len(ran) == 18
+
+
+@pytest.mark.parametrize(("framework", "other"), [("tensorflow", "torch"), ("torch", "tensorflow")])
+def test_a_demo_s_packages_are_a_part_of_the_lock(setup_env, framework, other):
+    demo = setup_env.target_for(None, demo=framework)
+    if not demo.demos:  # this environment has all packages
+        demo = setup_env.dataclasses.replace(demo, demos=(framework,))
+    whole = (ROOT / "requirements.lock").read_text()
+    part = setup_env.locked_packages(demo)
+    names = {line.split("==")[0] for line in part.splitlines() if "==" in line}
+    assert {framework, "pyspark", "onnxruntime", "fastapi", "scikit-learn", "setuptools"} <= names
+    assert not names & {
+        other, "apache-airflow", "ray", "mlflow", "deepspeed", "transformers", "optuna", "pytest",
+    }  # fmt: skip
+    assert any(name.startswith("nvidia-") for name in names) == (framework == "torch")
+    assert part.count("--hash=") > len(names) and set(part.splitlines()) < set(whole.splitlines())
+
+
+def test_a_part_of_a_lock_has_all_that_its_packages_need(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import lock_subset
+
+    lock = tmp_path / "x.lock"
+    lock.write_text(
+        "a==1 \\\n    --hash=sha256:aa\n    # via -r requirements.in\n"
+        "b-c==2 \\\n    --hash=sha256:bb\n    # via a, d\n"
+        "d==3 \\\n    --hash=sha256:dd\n    # via b-c\n"  # a circle
+        "e==4 \\\n    --hash=sha256:ee\n    # via -r requirements.in, f\n"
+    )
+    part = lock_subset.subset(lock, ["A"])
+    assert [line for line in part.splitlines() if "==" in line] == [
+        "a==1 \\", "b-c==2 \\", "d==3 \\",
+    ]  # fmt: skip
+    assert "sha256:bb" in part and "sha256:ee" not in part
+    assert lock_subset.subset(lock, ["B_c", "d"]).startswith("b-c==2")
+    with pytest.raises(lock_subset.SetupError, match="does not have g, h"):
+        lock_subset.subset(lock, ["h", "a", "g"])
+    lock.write_text("a==1 \\\n    --hash=sha256:aa\n")
+    with pytest.raises(lock_subset.SetupError, match="does not say what needs a"):
+        lock_subset.subset(lock, ["a"])
 
 
 def test_a_failed_sync_leaves_no_stamp(setup_env, target, monkeypatch):
@@ -258,14 +324,21 @@ def test_missing_system_packages_without_root_name_the_command(monkeypatch, tmp_
     monkeypatch.syspath_prepend(str(TOOLS))
     import system_packages
 
-    need = system_packages.Need("Java 17 or later", lambda: False, (("openjdk-17-jre-headless",),))
-    monkeypatch.setattr(system_packages, "needs", lambda: [need])
+    need = system_packages.Need(
+        "Java 17 or later", lambda: False, (("openjdk-17-jre-headless",),), demo=True
+    )
+    for_tests = system_packages.Need("Chromium", lambda: False, (("chromium",),))
+    monkeypatch.setattr(system_packages, "needs", lambda: [need, for_tests])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(system_packages, "output_of", lambda *_, **__: None)  # no sudo, no terminal
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
     with pytest.raises(system_packages.SetupError) as caught:
         system_packages.install_missing(tmp_path)
     assert "Java 17" in caught.value.what
+    assert "apt-get install openjdk-17-jre-headless chromium" in caught.value.remedy
+    with pytest.raises(system_packages.SetupError) as caught:
+        system_packages.install_missing(tmp_path, demo=True)
+    assert "chromium" not in caught.value.render().lower()
     assert "apt-get install openjdk-17-jre-headless" in caught.value.remedy
 
 

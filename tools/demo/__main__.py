@@ -30,41 +30,49 @@ def main() -> int:
         "--set", action="append", default=[], metavar="section.key=value", help="an override"
     )
     steps.packages_option(parser)
+    parser.add_argument(
+        "--set-up", action="store_true", help="finish the set-up beside the first steps"
+    )
     arguments = parser.parse_args()
     began, clock = time.monotonic(), Clock()
+    horovod = steps.Horovod(arguments.framework) if arguments.set_up else None
     stamp = time.strftime("%Y%m%d-%H%M%S")
     config = load(CONFIG, arguments.set)
     run_directory = storage.join(
         storage.parent(config.run.directory), f"{arguments.framework}-{stamp}"
     )
 
-    clock.step("base model", 1, 7)
+    clock.step("base model", 1, 8)
     base, is_pretrained = minilm.base_model(say)
     say(f"base model: {base}" + ("" if is_pretrained else " (RANDOM weights)"))
     options = steps.settings(run_directory, base, arguments.framework, arguments.set)
 
-    clock.step("corpus: docstrings of the installed packages -> Parquet", 2, 7)
+    clock.step("corpus: docstrings of the installed packages -> Parquet", 2, 8)
     if arguments.packages or config.data.source == load(CONFIG).data.source:
         steps.module("tools.demo.corpus", config.data.source, *arguments.packages)
     else:
         say(f"your rows: {config.data.source}")
 
-    clock.step("ETL: Parquet -> TFRecords", 3, 7)
+    clock.step("ETL: Parquet -> TFRecords", 3, 8)
     steps.howdah(["etl", *options])
 
-    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 4, 7)
+    clock.step("Horovod", 4, 8)
+    if horovod is not None:
+        horovod.wait()
+
+    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 5, 8)
     steps.howdah(["train", *options, "--np", str(arguments.np)])
     run = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("sample prediction from the export", 5, 7)
+    clock.step("sample prediction from the export", 6, 8)
     export = f"{run_directory}/export"
     texts = "".join(text + "\n" for text in steps.SAMPLES)
     predictions = steps.howdah(["predict", "--model", export, "--stdin"], stdin=texts, capture=True)
 
-    clock.step("served: one request over HTTP", 6, 7)
+    clock.step("served: one request over HTTP", 7, 8)
     served = steps.ask_a_server(export)
 
-    clock.step("result", 7, 7)
+    clock.step("result", 8, 8)
     clock.end()
     steps.show_metrics(run)
     print("\nsample predictions (package that a docstring comes from):")
@@ -95,9 +103,8 @@ def finish(run_directory: str, dataset: str, framework: str, clock: Clock, secon
         f"howdah evaluate --config {run_directory}/config.yaml",
         f"howdah predict --model {run_directory} --source FILE.csv --output out.parquet",
         f"howdah serve --model {run_directory}",
-        f"tensorboard --logdir {run_directory}/tensorboard",
         f"make demo FRAMEWORK={other}",
-        "howdah config init my.yaml && howdah etl --config my.yaml --set data.source=MY.csv",
+        "howdah config init run.yaml --source MY.csv && howdah etl --config run.yaml",
     ):
         print(f"  {command}")
 

@@ -19,7 +19,7 @@ from hashlib import blake2b, sha256
 from howdah.errors import DataError, HowdahError, render
 
 PACKAGES = (
-    "airflow", "matplotlib", "networkx", "numpy", "pandas", "pyspark", "scipy", "sklearn",
+    "fontTools", "matplotlib", "networkx", "numpy", "pandas", "pyspark", "scipy", "sklearn",
     "sqlalchemy",
 )  # fmt: skip
 """Packages that every environment of the lock file has, and that have many docstrings."""

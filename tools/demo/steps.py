@@ -47,9 +47,11 @@ class Clock:
         say(f"\n=== [{number}/{total}] {name}")
 
     def end(self) -> None:
-        """End the current step, if any."""
+        """End the current step, if any, and print its seconds."""
         if hasattr(self, "_name"):
-            self.steps.append((self._name, time.monotonic() - self._begun))
+            seconds = time.monotonic() - self._begun
+            self.steps.append((self._name, seconds))
+            say(f"    {seconds:.0f} s")
             del self._name
 
     def show(self, seconds: float) -> None:
@@ -96,6 +98,29 @@ def _run(
         say(f"demo: stopped, since the command failed with exit code {done.returncode}")
         sys.exit(done.returncode)
     return done.stdout or ""
+
+
+class Horovod:
+    """Horovod's compilation by the set-up, which goes on beside the demo's first steps."""
+
+    def __init__(self, framework: str) -> None:
+        self.log = os.path.abspath("build/setup-logs/demo-horovod.log")
+        os.makedirs(os.path.dirname(self.log), exist_ok=True)
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                ["tools/setup.sh", "--demo", framework], stdin=subprocess.DEVNULL,
+                stdout=log, stderr=log, preexec_fn=_ending_with_us(),
+            )  # fmt: skip
+
+    def wait(self) -> None:
+        """Wait until it is installed; a failure prints the set-up's error and ends the demo."""
+        if self._process.poll() is None:
+            say(f"compiling Horovod for this machine, once; log: {self.log}")
+        if code := self._process.wait():
+            with open(self.log, encoding="utf-8", errors="replace") as log:
+                say(log.read().rstrip())
+            say("demo: stopped, since Horovod's set-up failed")
+            sys.exit(code)
 
 
 def _ending_with_us() -> Callable[[], None]:
