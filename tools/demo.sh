@@ -9,6 +9,7 @@ if [ -n "${CLUSTER:-}" ]; then
     demo=(tools.demo.cluster)
 else
     # Horovod is compiled beside the demo's first steps, which do not need it.
+    echo "=== [1/9] set-up (docs/setup.md; the first time minutes, and 4 GB of disk)" >&2
     tools/setup.sh --demo "$framework" --without-horovod
     demo=(tools.demo --set-up)
 fi

@@ -18,6 +18,8 @@ from tools import minilm
 from tools.demo import steps
 from tools.demo.steps import CONFIG, Clock, say
 
+STEPS = 9  # the first is the set-up (tools/demo.sh)
+
 
 def main() -> int:
     """Run the demo; the exit code is that of the step that failed, or 0."""
@@ -42,37 +44,37 @@ def main() -> int:
         storage.parent(config.run.directory), f"{arguments.framework}-{stamp}"
     )
 
-    clock.step("base model", 1, 8)
+    clock.step("base model", 2, STEPS)
     base, is_pretrained = minilm.base_model(say)
     say(f"base model: {base}" + ("" if is_pretrained else " (RANDOM weights)"))
     options = steps.settings(run_directory, base, arguments.framework, arguments.set)
 
-    clock.step("corpus: docstrings of the installed packages -> Parquet", 2, 8)
+    clock.step("corpus: docstrings of the installed packages -> Parquet", 3, STEPS)
     if arguments.packages or config.data.source == load(CONFIG).data.source:
         steps.module("tools.demo.corpus", config.data.source, *arguments.packages)
     else:
         say(f"your rows: {config.data.source}")
 
-    clock.step("ETL: Parquet -> TFRecords", 3, 8)
+    clock.step("ETL: Parquet -> TFRecords", 4, STEPS)
     steps.howdah(["etl", *options])
 
-    clock.step("Horovod", 4, 8)
+    clock.step("Horovod", 5, STEPS)
     if horovod is not None:
         horovod.wait()
 
-    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 5, 8)
+    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 6, STEPS)
     steps.howdah(["train", *options, "--np", str(arguments.np)])
     run = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("sample prediction from the export", 6, 8)
+    clock.step("sample prediction from the export", 7, STEPS)
     export = f"{run_directory}/export"
     texts = "".join(text + "\n" for text in steps.SAMPLES)
     predictions = steps.howdah(["predict", "--model", export, "--stdin"], stdin=texts, capture=True)
 
-    clock.step("served: one request over HTTP", 7, 8)
+    clock.step("served: one request over HTTP", 8, STEPS)
     served = steps.ask_a_server(export)
 
-    clock.step("result", 8, 8)
+    clock.step("result", 9, STEPS)
     clock.end()
     steps.show_metrics(run)
     print("\nsample predictions (package that a docstring comes from):")
