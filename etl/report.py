@@ -55,6 +55,7 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
     quality = {k: v for k, v in manifest.quality.items() if k != "reject_files"}
+    look = quality.pop("look", [])
     return {
         "dataset_hash": manifest.dataset_hash,
         "created": manifest.created,
@@ -63,6 +64,7 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
         "max_length": manifest.max_length,
         "image": manifest.record.image and manifest.record.image.model_dump(),
         "task": manifest.task,
+        "look": look,
         "labels": manifest.labels,
         "splits": splits,
         "quality": quality,
