@@ -12,6 +12,7 @@ import contextlib
 import glob
 import hashlib
 import os
+import re
 
 from howdah.core.cache import cache_root
 
@@ -31,6 +32,8 @@ def options(home: str, java: str) -> str:
     if any(name in os.environ.get("SPARK_SUBMIT_OPTS", "") for name in _ARCHIVES):
         return SHORT_JVM
     try:
+        if _major(java) < 17:  # an older one refuses these options
+            return SHORT_JVM
         path = _path(home, java)
         if _whole(path):
             return f"{SHORT_JVM} -XX:SharedArchiveFile={path} {_QUIET}"
@@ -41,6 +44,18 @@ def options(home: str, java: str) -> str:
     except OSError:  # no jars, or a cache that cannot be written
         return SHORT_JVM
     return f"{SHORT_JVM} -XX:ArchiveClassesAtExit={path} {_QUIET}"
+
+
+def _major(java: str) -> int:
+    """The Java's major version; 0 where its `release` file does not say.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    release = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(java))), "release")
+    with open(release, encoding="utf-8", errors="replace") as file:
+        match = re.search(r'JAVA_VERSION="(\d+)', file.read())
+    return int(match[1]) if match else 0
 
 
 def _path(home: str, java: str) -> str:
