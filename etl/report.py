@@ -54,8 +54,7 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
             "class_counts": {label: classes[label] for label in manifest.labels},
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
-    quality = {k: v for k, v in manifest.quality.items() if k != "reject_files"}
-    look = quality.pop("look", [])
+    quality = {k: v for k, v in manifest.quality.items() if k not in ("reject_files", "look")}
     return {
         "dataset_hash": manifest.dataset_hash,
         "created": manifest.created,
@@ -64,9 +63,9 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
         "max_length": manifest.max_length,
         "image": manifest.record.image and manifest.record.image.model_dump(),
         "task": manifest.task,
-        "look": look,
         "labels": manifest.labels,
         "splits": splits,
+        "look": manifest.quality.get("look", []),
         "quality": quality,
         "split_rule": manifest.split_rule,
         "cleaning": manifest.cleaning,
