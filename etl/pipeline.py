@@ -95,6 +95,7 @@ _STAGES = (
     "report",
 )  # fmt: skip
 
+_DAEMON = "howdah.etl.launch.daemon"
 _DISCARD_SECONDS = 60.0
 """How long a run that has failed waits for storage to remove what it has written."""
 
@@ -169,6 +170,8 @@ def run(
         local = is_local_master(data.spark.master) and not is_active()
         if local and not data.append.enabled and not needs_hive(config):
             fast = sizing.for_small(source.size)
+            if fast:
+                fast["spark.python.daemon.module"] = _DAEMON
             shipped, short = fast | shipped, bool(fast)
         started: list[Application] = []
 

@@ -43,6 +43,11 @@ _SMALL = {
     # Compiling a query takes longer than to interpret it for a few thousand rows.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Spark's pages of 64 MiB, one or more an operator, would be cleared and collected all the time.
+    "spark.buffer.pageSize": "1m",
+    # No page shows the queries' plans as text.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "0",
 }
 _UNITS = {"": 1.0, "k": 2**-10, "m": 1.0, "g": 2**10, "t": 2**20}
 
