@@ -37,7 +37,7 @@ def options(home: str, java: str) -> str:
         path = _path(home, java)
         if _whole(path):
             return f"{SHORT_JVM} -XX:SharedArchiveFile={path} {_QUIET}"
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         for old in glob.glob(f"{path.rpartition('-')[0]}-*.jsa"):  # of other jars, or cut off
             with contextlib.suppress(OSError):
                 os.remove(old)
