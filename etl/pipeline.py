@@ -424,6 +424,7 @@ def _make(
                 discard(path, lease.token)
                 if failed and storage.exists(storage.join(path, MANIFEST)):
                     # Another run was faster with the same version; it may have swept our files.
+                    progress.end(failed=True)
                     progress(f"another run has made this version meanwhile: {path}")
                     return committed(path, unchanged=True)
             raise

@@ -100,7 +100,7 @@ def test_a_run_ends_with_what_to_look_at(spark, tmp_path, tiny_model_dir):
     assert "mail addresses" in last
     report = json.loads(storage.read_text(storage.join(result.path, "report.json")))
     assert report["look"] == look == result.manifest.quality["look"]
-    stages = [line for line in lines if re.fullmatch(r"\d/6 [a-z ]+: \d+\.\d s", line)]
+    stages = [line for line in lines if re.fullmatch(r"\d/6 [a-zA-Z ]+: \d+\.\d s", line)]
     assert [line.split(":")[0] for line in stages] == [
         "1/6 start Spark", "2/6 read and clean", "3/6 find duplicates", "4/6 divide into splits",
         "5/6 encode and write", "6/6 report",
