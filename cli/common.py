@@ -91,7 +91,8 @@ def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
 def _print(line: str, stream: TextIO) -> None:
     """Print a line, escaped; where nothing reads the stream any more, drop it and what follows."""
     try:
-        print(shown(line), file=stream, flush=True)
+        with streams.above():
+            print(shown(line), file=stream, flush=True)
     except OSError as error:
         if not streams.read_by_none(error, stream.fileno()):
             raise

@@ -8,19 +8,32 @@ nothing reads is an exit code 1 ("a check failed") of the libraries that print h
 from __future__ import annotations
 
 import codecs
+import contextlib
 import errno
 import io
+import itertools
 import json
 import os
+import shutil
 import stat
 import sys
+import threading
+from collections.abc import Iterator
 from typing import TextIO, cast
 
 import typer
 
+from howdah.core import threads
+from howdah.core.activity import Activity
+from howdah.core.terminal import shown
 from howdah.errors import UsageError
 from howdah.faults import typed
 
+_TURNS = "|/-\\"
+_REPAINT_SECONDS = 0.2
+_LINE = threading.RLock()
+_PAINTED: list[threading.Thread] = []
+"""The thread that paints the live line, while there is one."""
 _ESCAPED = "howdah.escaped"
 """How characters that a stream's encoding lacks are printed: as in JSON, which stays JSON so."""
 
@@ -42,6 +55,52 @@ def prepare() -> None:
         sys.stdout = _stream(sys.stdout, 1, "stdout")
     if sys.stderr is sys.__stderr__:
         sys.stderr = _stream(sys.stderr, 2, "stderr")
+
+
+@contextlib.contextmanager
+def live_line() -> Iterator[None]:
+    """On a terminal, show what this thread's activity is in a last line that is replaced.
+
+    Lines that are printed meanwhile stand above it: `above` removes it for them.
+    """
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        yield
+        return
+    over = threading.Event()
+    activity = Activity()
+
+    def paint() -> None:
+        for turn in itertools.count():
+            state = activity.snapshot()
+            if state.text:
+                text = f"{_TURNS[turn % len(_TURNS)]} {state.text}, {state.seconds:.0f} s"
+                with _LINE:
+                    width = shutil.get_terminal_size().columns - 1
+                    sys.stderr.write(f"\r\x1b[K{shown(text)[:width]}")
+                    sys.stderr.flush()
+            if over.wait(_REPAINT_SECONDS):
+                return
+
+    with activity.followed():
+        painter = threads.start(paint, name="live-line", failed=lambda error: None)
+        _PAINTED.append(painter)
+        try:
+            yield
+        finally:
+            over.set()
+            painter.join()
+            with above():
+                _PAINTED.clear()
+
+
+@contextlib.contextmanager
+def above() -> Iterator[None]:
+    """Inside, the live line is removed and stays so: what is printed stands in its place."""
+    with _LINE:
+        if _PAINTED:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+        yield
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

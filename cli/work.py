@@ -166,10 +166,12 @@ def etl(
     if compact:
         _compact(checked, json)
         return
+    from howdah.etl import attention
     from howdah.etl.launch.submit import run
 
     alerting.begun("etl")
-    result = run(checked, progress=say)
+    with streams.live_line():
+        result = run(checked, progress=say)
     made = result.as_dict()
     state = "unchanged" if result.unchanged else "written"
     answer(
@@ -179,6 +181,7 @@ def etl(
             f"dataset {state}: {result.path}",
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
             f"report: {result.report_path}",
+            *attention.lines(made["look"]),
         ],
     )
 

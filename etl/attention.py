@@ -1,7 +1,7 @@
-"""What a user should look at in a new version: its labels, with the YAML that changes them.
+"""What a user should look at in a new version, with the YAML that changes it.
 
-Said last on the console. The facts are in the manifest's `quality`: `similar_labels`,
-`missing_value_labels` and `labels_absent`.
+The findings are the manifest's `quality.look`, the first box of the data report and the last lines
+of the console; a version without any has none of these.
 """
 
 from __future__ import annotations
@@ -9,9 +9,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from howdah.config.data import DataSection
-from howdah.data.manifest import DatasetManifest, ShardEntry
+from howdah.data.manifest import ShardEntry
+from howdah.etl.rows import labels
+from howdah.pages import personal
+
+Finding = dict[str, Any]
+"""{"kind": a word, "text": one or two sentences, "yaml": lines to paste into the configuration}"""
+Splits = Mapping[str, Sequence[ShardEntry]]
 
 _MISSING = frozenset({
     "", "-", "--", "?", "n/a", "na", "nan", "nil", "none", "null", "missing", "unknown",
@@ -20,6 +27,131 @@ _MISSING = frozenset({
 """What spreadsheets, pandas and databases write where there is no value."""
 _MOST_IN_YAML = 40
 _MOST_LISTED = 8
+_FEW_IN_ALL = 100
+"""Rows of a version below which a model's figures are chance."""
+_FEW_OF_A_CLASS = 10
+_MUCH_CUT = 0.05
+_MUCH_WRONG = 0.01
+_SOME_PERSONAL = 0.005
+_LONGEST = 512
+"""Positions of the usual encoders."""
+
+
+def findings(
+    names: Sequence[str],
+    splits: Splits,
+    quality: Mapping[str, Any],
+    data: DataSection,
+    texts: Sequence[str],
+) -> list[Finding]:
+    """All findings, the most important first.
+
+    Args:
+        names: of the labels, by number.
+        splits: all shards, of each split.
+        quality: what was counted: read, kept, drops, at_max_length.
+        texts: a sample of the texts.
+    """
+    rows = sum(shard.rows for shards in splits.values() for shard in shards)
+    every = list(_of_rows(rows, quality, data))
+    if data.task != "regression":
+        every += _of_labels(names, splits, data, few=rows < _FEW_IN_ALL)
+    every += [*_of_length(quality, data), *_of_persons(texts)]
+    return [{"kind": kind, "text": text, "yaml": yaml} for kind, text, yaml in every]
+
+
+def lines(look: Sequence[Finding]) -> Iterator[str]:
+    """The findings for a console; nothing of a version that needs no look."""
+    if look:
+        yield "Look at this:"
+    for finding in look:
+        yield f"- {finding['text']}"
+        yield from (f"      {line}" for line in finding["yaml"])
+
+
+_Said = tuple[str, str, list[str]]
+
+
+def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterator[_Said]:
+    if rows < _FEW_IN_ALL:
+        text = f"{rows:,} rows are too few to judge a model by: give at least some hundred."
+        yield "small", text, []
+    wrong, read = quality["drops"].get("wrong_encoding", 0), quality["read"]
+    if wrong > _MUCH_WRONG * read:
+        yield (
+            "encoding",
+            f"{wrong:,} of {read:,} rows were dropped: their texts were decoded with another"
+            " encoding than they were written with. Convert the source to UTF-8; these lines keep"
+            " the rows as they are.",
+            ["data:", "  quality: {reject_wrong_encoding: false}"],
+        )
+
+
+def _of_labels(
+    names: Sequence[str], splits: Splits, data: DataSection, *, few: bool
+) -> Iterator[_Said]:
+    """Args:
+    few: there are so few rows that classes of few rows are no news.
+    """
+    counts = {split: _counts(shards) for split, shards in splits.items() if shards}
+    total = sum(counts.values(), Counter())
+    twins = labels.similar(names) if data.labels is None else []
+    missing = missing_values(names) if data.labels is None else []
+    yaml = _yaml(names, total, twins, missing)
+    if twins:
+        groups = "; ".join(_listed(group) for group in twins[:_MOST_LISTED])
+        text = f"These labels look alike but are separate classes: {groups}."
+        yield "similar_labels", text, [] if missing else yaml
+    if missing:
+        text = f"These labels read like a missing value but are classes: {_listed(missing)}."
+        yield "missing_labels", text, yaml
+    by_splits: dict[str, list[str]] = {}
+    for number, name in enumerate(names):
+        lacking = [split for split, present in counts.items() if not present[number]]
+        if lacking and total[number]:
+            by_splits.setdefault(" and ".join(lacking), []).append(name)
+    stratify = [] if data.split.given or few else ["data:", "  split: {stratify: 3}"]
+    for number, (lacking, absent) in enumerate(by_splits.items()):
+        text = (
+            f"No row of {_listed(absent)} is in {lacking}: figures over all classes cannot be"
+            " compared between splits."
+        )
+        yield "absent_labels", text, stratify if number == len(by_splits) - 1 else []
+    rare = [name for n, name in enumerate(names) if 0 < total[n] < _FEW_OF_A_CLASS]
+    if rare and not few:
+        text = (
+            f"Fewer than {_FEW_OF_A_CLASS} rows have the label {_listed(rare)}: too few to learn"
+            " it or to judge it. These lines refuse such data."
+        )
+        yield "few_rows", text, ["data:", f"  expect: {{min_rows_per_class: {_FEW_OF_A_CLASS}}}"]
+
+
+def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Said]:
+    cut, kept = quality.get("at_max_length", 0), quality["kept"]
+    if kept and cut > _MUCH_CUT * kept:
+        longer = min(_LONGEST, 2 * data.max_length)
+        yield (
+            "cut",
+            f"{cut / kept:.0%} of the rows ({cut:,} of {kept:,}) have {data.max_length} tokens or"
+            " more: the rest of their text is cut off. Longer rows take more time to train.",
+            ["data:", f"  max_length: {longer}"] if longer > data.max_length else [],
+        )
+
+
+def _of_persons(texts: Sequence[str]) -> Iterator[_Said]:
+    kinds = Counter(kind for text in texts for kind in personal.kinds(text))
+    shares = [
+        f"{words} in {kinds[kind] / len(texts):.1%}"
+        for kind, words in (("mail", "mail addresses"), ("phone", "phone numbers"))
+        if kinds[kind] > _SOME_PERSONAL * len(texts)
+    ]
+    if shares:
+        yield (
+            "personal",
+            f"Texts hold personal data: {' and '.join(shares)} of a sample of {len(texts):,} rows."
+            " These lines keep texts out of the run's pages; the shards have them.",
+            ["report:", "  texts: none"],
+        )
 
 
 def missing_values(names: Sequence[str]) -> list[str]:
@@ -31,68 +163,35 @@ def missing_values(names: Sequence[str]) -> list[str]:
     return [name for name in names if name.strip().casefold() in _MISSING]
 
 
-def absent(
-    names: Sequence[str], splits: Mapping[str, Sequence[ShardEntry]]
-) -> dict[str, list[str]]:
-    """{label: splits that have rows, but none of it}, of the labels of which that is so."""
-    present = {split: _counts(shards) for split, shards in splits.items() if shards}
-    missing_splits = {
-        name: [split for split, counts in present.items() if not counts[number]]
-        for number, name in enumerate(names)
-    }
-    return {name: lacking for name, lacking in missing_splits.items() if lacking}
-
-
-def lines(manifest: DatasetManifest, data: DataSection) -> Iterator[str]:
-    """The lines for the console; none of a version whose labels need no look."""
-    quality = manifest.quality
-    twins = quality.get("similar_labels", []) if data.labels is None else []
-    missing = quality.get("missing_value_labels", []) if data.labels is None else []
-    lacking = quality.get("labels_absent", {})
-    for group in twins[:_MOST_LISTED]:
-        names = ", ".join(map(repr, group))
-        yield f"check the labels: these look alike but are separate classes: {names}"
-    if missing:
-        names = ", ".join(map(repr, missing[:_MOST_LISTED]))
-        yield f"check the labels: these are classes but read like a missing value: {names}"
-    by_splits: dict[str, list[str]] = {}
-    for name, splits in lacking.items():
-        by_splits.setdefault(" and ".join(splits), []).append(name)
-    for splits, names in by_splits.items():
-        few = ", ".join(map(repr, names[:_MOST_LISTED]))
-        more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-        yield (
-            f"check the labels: no row in {splits} of {few}{more}: metrics over classes cannot be"
-            " compared between splits; data.split.stratify: 3 gives each split a row of classes"
-            " with at least 3"
-        )
-    if twins or missing:
-        yield from _yaml(manifest, twins, missing)
+def _listed(names: Sequence[str]) -> str:
+    few = ", ".join(map(repr, names[:_MOST_LISTED]))
+    return few + (f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else "")
 
 
 def _yaml(
-    manifest: DatasetManifest, twins: Sequence[Sequence[str]], missing: Sequence[str]
-) -> Iterator[str]:
+    names: Sequence[str],
+    rows: Counter[int],
+    twins: Sequence[Sequence[str]],
+    missing: Sequence[str],
+) -> list[str]:
     """The mapping that makes twins one class and rejects missing values."""
-    rows = _counts([shard for shards in manifest.splits.values() for shard in shards])
-    number = {name: n for n, name in enumerate(manifest.labels)}
+    number = {name: n for n, name in enumerate(names)}
     same = {
         name: max(group, key=lambda one: (rows[number[one]], one))
         for group in twins
         for name in group
     }
-    kept = [name for name in manifest.labels if name not in missing]
+    kept = [name for name in names if name not in missing]
     if len(kept) > _MOST_IN_YAML:
-        yield "    data.labels: a mapping of all labels changes that, {label: its name}"
-        return
-    yield "    to change that, paste into the configuration:"
-    yield "    data:"
+        return ["data:", "  labels: {LABEL: ITS NAME, ...}   # of all labels"]
+    yaml = ["data:"]
     if missing:
-        yield "      quality: {unknown_label: reject}"
-    yield "      labels:"
+        yaml.append("  quality: {unknown_label: reject}")
+    yaml.append("  labels:")
     for name in kept:
         written = (json.dumps(one, ensure_ascii=False) for one in (name, same.get(name, name)))
-        yield "        " + ": ".join(written)
+        yaml.append("    " + ": ".join(written))
+    return yaml
 
 
 def _counts(shards: Sequence[ShardEntry]) -> Counter[int]:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.tasks import Task
+from howdah.core.activity import Stages
 from howdah.data.encode import Encoder
 from howdah.data.files.quotes import Quotes
 from howdah.data.images import ImageEncoder
@@ -55,6 +56,8 @@ class Built:
     """{label: the beginnings of a few of its texts}"""
     reject_samples: dict[str, list[str]] = field(default_factory=dict)
     """{reason: the same of rejected rows}"""
+    texts: list[str] = field(default_factory=list)
+    """The beginnings of a sample of the texts that stay."""
     kept: DataFrame | None = None
     """Rows of text that are encoded: id, text, label, key, split, group."""
 
@@ -65,7 +68,7 @@ def from_text(
     config: Config,
     encoder: Encoder,
     kept: Kept,
-    progress: Callable[[str], None],
+    progress: Stages,
     *,
     scratch: Scratch,
     past: Past | None = None,
@@ -96,6 +99,7 @@ def from_text(
     )
     names = _labels_at_gate(at_gate, source, data, progress, several, past)
 
+    progress.begin("find duplicates")
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
     judging = None
@@ -120,6 +124,7 @@ def from_text(
         judged=judged,
         gone=None if judging is None else judging.gone,
     )
+    progress.begin("divide into splits")
     rows, joined = deduplicated.rows, None
     if data.split.group:
         joined = units.of_groups(rows, scratch, kept, driver_edges=DRIVER_EDGES, progress=progress)
@@ -150,12 +155,11 @@ def from_text(
     _warn_capped(deduplicated, data, progress)
     if strays is not None:
         quality["csv"] = _csv_quality(data, lines, strays, progress)
-    if alike := labels.similar(names):
-        quality["similar_labels"] = alike
     rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     old = None if judging is None else judging.held_out(spark)
     quality["leakage"] = leakage.judged(good, data.quality, progress, old)
+    samples = counting.samples(good, label=_sampled(good, data.task, names), reason=rejected)
     return Built(
         encoded=shards.encode(
             good,
@@ -168,19 +172,20 @@ def from_text(
         rejected=rejected,
         labels=names,
         quality=quality,
-        samples=_samples(good, data.task, names),
-        reject_samples=counting.samples(rejected, "reason"),
+        samples=samples["label"],
+        reject_samples=samples["reason"],
+        texts=samples["any"].get("any", []),
         kept=good,
     )
 
 
-def _samples(good: DataFrame, task: Task, names: list[str]) -> dict[str, list[str]]:
-    """A few texts of each label; of a regression, of all rows."""
+def _sampled(good: DataFrame, task: Task, names: list[str]) -> DataFrame:
+    """The rows by whose labels samples are taken; a regression's have one name."""
     if task == "multi_label":
-        good = counting.each_label(good)
-    elif task == "regression":
-        good = good.withColumn("label", F.lit(names[0]))
-    return counting.samples(good, "label")
+        return counting.each_label(good)
+    if task == "regression":
+        return good.withColumn("label", F.lit(names[0]))
+    return good
 
 
 def _split_quality(
@@ -198,7 +203,7 @@ def _split_quality(
         progress(f"splits given by the data: {counts} rows")
         copies = quality["drops"].get("held_out_copy", 0)
         if copies:
-            progress(f"{copies:,} rows are left out: copies of rows of test or validation")
+            progress(f"{copies:,} rows are left out: duplicates of rows of test or validation")
     if joined is not None:
         result["groups"] = {"joined": joined.joined, "largest": joined.largest}
         if joined.without:
@@ -282,13 +287,14 @@ def from_images(
             F.lit(encoder.tokens).alias("length"),
         )
     )  # fmt: skip
+    samples = counting.samples(None, label=good, reason=rejected)
     return Built(
         encoded=encoded,
         rejected=rejected,
         labels=names,
         quality=quality,
-        samples=counting.samples(good, "label"),
-        reject_samples=counting.samples(rejected, "reason"),
+        samples=samples["label"],
+        reject_samples=samples["reason"],
     )
 
 
@@ -351,7 +357,7 @@ def _labels_at_gate(
             unknown[value] += count
     read = sum(at_gate.values())
     rows = sum(passed.values())
-    progress(f"read {read:,} rows, {rows:,} passed the gate")
+    progress(f"read {read:,} rows: {rows:,} are usable")
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(at_gate), data)
@@ -441,7 +447,7 @@ def from_records(
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(counts), data)
     names = labels.names(data, passed)
-    progress(f"read {read:,} records, {sum(passed.values()):,} passed")
+    progress(f"read {read:,} records: {sum(passed.values()):,} are usable")
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
     good = rows.where(F.col("reason").isNull()).join(F.broadcast(numbers), "label")
     nothing = F.lit(None).cast("string")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable
 
@@ -17,6 +18,9 @@ from howdah.etl.rows import gate, labels
 from howdah.etl.sources.source import Source
 
 SAMPLES = 3
+_MOST_SAMPLES = 300
+_SAMPLE = 1_000
+"""Texts in which personal data is looked for: a share of 1 % is known to 0.6 percentage points."""
 _SAMPLE_CHARACTERS = 400
 _MOST_NOT_DECODED = 0.01
 """Largest share of rows in another character set that are dropped with a line alone."""
@@ -190,16 +194,36 @@ def _drops_by_label(counts: Counter) -> dict[str, dict[str, int]]:
     return {label: out[label] for label in sorted(worst)}
 
 
-def samples(rows: DataFrame, column: str) -> dict[str, list[str]]:
-    """{value of the column: the beginnings of a few of its texts}, the same in every run."""
-    order = Window.partitionBy(column).orderBy(F.sha2("id", 256))
-    few = rows.withColumn("_n", F.row_number().over(order)).where(F.col("_n") <= SAMPLES)
+def samples(texts: DataFrame | None, **rows: DataFrame) -> dict[str, dict[str, list[str]]]:
+    """{column: {value of it: the beginnings of a few of its texts}}, the same in every run.
+
+    Args:
+        texts: rows of which a sample regardless of any column is {"any": {"any": its beginnings}}.
+        rows: {column: rows whose texts are taken for each of its values}; all are one job.
+    """
+    kinds = [_samples(frame, column) for column, frame in rows.items()]
+    if texts is not None:
+        every = texts.withColumn("any", F.lit("any"))
+        kinds.append(_samples(every, "any", _SAMPLE))
+    out: dict[str, dict[str, list[str]]] = {column: {} for column in ("any", *rows)}
+    taken = functools.reduce(DataFrame.unionByName, kinds).collect()
+    for row in sorted(taken, key=lambda row: (row["value"] or "", row["_n"])):
+        out[row["column"]].setdefault(row["value"], []).append(row["text"])
+    return out
+
+
+def _samples(rows: DataFrame, column: str, each: int | None = None) -> DataFrame:
+    """(column, value, _n, text): `each` texts of all rows, or SAMPLES for each value."""
+    digest = F.sha2("id", 256)
+    if each is None:
+        place = F.row_number().over(Window.partitionBy(column).orderBy(digest))
+        few = rows.withColumn("_n", place).where(F.col("_n") <= SAMPLES)
+        few = few.orderBy(column, "_n").limit(_MOST_SAMPLES)
+    else:
+        few = rows.orderBy(digest).limit(each).withColumn("_n", F.lit(0))
     text = F.substring(F.coalesce("text", F.lit("")), 1, _SAMPLE_CHARACTERS)
     text = F.regexp_replace(text, PAIR, " [SEP] ").alias("text")
-    out: dict[str, list[str]] = {}
-    for row in few.select(column, "_n", text).orderBy(column, "_n").limit(300).collect():
-        out.setdefault(row[column], []).append(row["text"])
-    return out
+    return few.select(F.lit(column).alias("column"), F.col(column).alias("value"), "_n", text)
 
 
 def refuse_empty(read: int, source: Source) -> None:

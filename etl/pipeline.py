@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.options.source import LAKES
-from howdah.core.activity import Progress
+from howdah.core import threads
+from howdah.core.activity import Progress, Stages
 from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.lineage import forgotten as marks
 from howdah.data.lineage.forgotten import NONE, Forgotten
@@ -23,13 +26,10 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import HowdahError, StorageError
-from howdah.etl import attention, report
-from howdah.etl.history import past as history
-from howdah.etl.history.past import Past
+from howdah.etl import report
 from howdah.etl.history.turn import turn
 from howdah.etl.sources import given
 from howdah.etl.sources.source import Source
-from howdah.etl.version import Task, expect_of_part, expectations, write_files
 from howdah.etl.workspace import credentials
 from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
@@ -51,6 +51,9 @@ from howdah.spark.session import (
     is_local_master,
     session,
 )
+
+if TYPE_CHECKING:
+    from howdah.etl.history.past import Past
 
 ETL_FORMAT = 5
 """Raise it with every change that gives other bytes for the same source and configuration.
@@ -87,6 +90,12 @@ _NOT_HASHED = frozenset(
 )  # fmt: skip
 """Keys of `data` that change no byte of the dataset, or are hashed as the source's identity."""
 
+_STAGES = (
+    "start Spark", "read and clean", "find duplicates", "divide into splits", "encode and write",
+    "report",
+)  # fmt: skip
+
+_DAEMON = "howdah.etl.launch.daemon"
 _DISCARD_SECONDS = 60.0
 """How long a run that has failed waits for storage to remove what it has written."""
 
@@ -117,6 +126,7 @@ class EtlResult:
             "labels": self.manifest.labels,
             "drops": self.manifest.quality.get("drops", {}),
             "expectations": self.manifest.quality.get("expectations"),
+            "look": self.manifest.quality.get("look", []),
             "parts": [part.model_dump() for part in self.manifest.parts],
             "report": self.report_path,
             "application": self.application,
@@ -137,7 +147,7 @@ def run(
 
     Args:
         config: the whole run configuration; `data`, `run.user` and `model.base` are used.
-        progress: gets a line of text at each stage.
+        progress: gets a line of text at each stage, also from another thread.
         encoder: that of `model.base`, where this process cannot load it.
         ready: called with the Spark application once it is there.
 
@@ -147,16 +157,22 @@ def run(
         Interrupted, Terminated: the same, after SIGINT or SIGTERM.
     """
     data = config.data
-    with interrupts():
+    with interrupts(), Stages(_STAGES, progress) as stages:
         source, encoder, unchanged = prepare(config, progress, encoder)
         if unchanged is not None:
             return unchanged
-        shipped = {}
+        shipped, short = {}, False
         if shipping.on_yarn(data.spark) and not in_container() and not is_active():
             shipped = shipping.ship(config, "etl", progress).conf
             shipped |= sizing.executor_overhead(data.spark)
         if not in_container() and not is_active():
             shipped |= connectors.settings(config, progress, kind=source.kind)
+        local = is_local_master(data.spark.master) and not is_active()
+        if local and not data.append.enabled and not needs_hive(config):
+            fast = sizing.for_small(source.size)
+            if fast:
+                fast["spark.python.daemon.module"] = _DAEMON
+            shipped, short = fast | shipped, bool(fast)
         started: list[Application] = []
 
         def announce(application: Application) -> None:
@@ -166,12 +182,17 @@ def run(
             if ready is not None:
                 ready(application)
 
-        progress(f"source {source.name} ({source.kind}); starting Spark on {data.spark.master}")
+        progress(f"source {source.name} ({source.kind}); Spark on {data.spark.master}")
+        stages.begin(_STAGES[0])
+        # The work's modules, with pandas, are loaded while the JVM starts.
+        work = "howdah.etl.version"
+        threads.start(importlib.import_module, work, name="etl-imports", failed=lambda error: None)
         try:
             with session(
                 data.spark,
                 hive=needs_hive(config),
                 shipped=shipped,
+                short=short,
                 user=config.run.user,
                 ready=announce,
             ) as spark:
@@ -186,7 +207,7 @@ def run(
                 if unchanged is None and started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
-                result = unchanged or _make(spark, config, source, encoder, application, progress)
+                result = unchanged or _make(spark, config, source, encoder, application, stages)
         except BaseException:
             if shipped:
                 sweep_until_quiet(data.dataset)
@@ -289,6 +310,10 @@ def dataset_hash(
 
 
 def _past(config: Config, source: Source, encoder: AnyEncoder) -> Past | None:
+    if not config.data.append.enabled:
+        return None
+    from howdah.etl.history import past as history
+
     return history.find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
 
 
@@ -309,11 +334,15 @@ def _unchanged(
     version = _version(config, hash_)
     _sweep(config.data.dataset, None, progress)
     if past is not None and past.unchanged:
+        from howdah.etl.version import expect_of_part
+
         progress(f"unchanged: {past.parent.path} has the part {past.part}")
         expect_of_part(config, past, progress)  # other ones may have been asked of it
         return committed(past.parent.path, unchanged=True)
     if not storage.exists(storage.join(version, MANIFEST)):
         return None
+    from howdah.etl.version import expectations
+
     progress(f"unchanged: {version}")
     result = committed(version, unchanged=True)
     expectations(config, result.manifest, progress)  # other ones may have been asked of it
@@ -348,9 +377,12 @@ def _make(
     source: Source,
     encoder: AnyEncoder,
     application: str | None,
-    progress: Progress,
+    progress: Stages,
 ) -> EtlResult:
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
+    from howdah.etl.history import past as history
+    from howdah.etl.version import Task, write_files
+
     past = _past(config, source, encoder)
     if past is not None:
         history.say(progress, past)
@@ -392,11 +424,11 @@ def _make(
                 discard(path, lease.token)
                 if failed and storage.exists(storage.join(path, MANIFEST)):
                     # Another run was faster with the same version; it may have swept our files.
+                    progress.end(failed=True)
                     progress(f"another run has made this version meanwhile: {path}")
                     return committed(path, unchanged=True)
             raise
+    progress.end()
     rows = ", ".join(f"{name} {manifest.rows(name):,}" for name in manifest.splits)
     progress(f"committed {path} ({rows} rows)")
-    for line in attention.lines(manifest, config.data):
-        progress(line)
     return committed(path, unchanged=False)

@@ -54,7 +54,7 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
             "class_counts": {label: classes[label] for label in manifest.labels},
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
-    quality = {k: v for k, v in manifest.quality.items() if k != "reject_files"}
+    quality = {k: v for k, v in manifest.quality.items() if k not in ("reject_files", "look")}
     return {
         "dataset_hash": manifest.dataset_hash,
         "created": manifest.created,
@@ -65,6 +65,7 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
         "task": manifest.task,
         "labels": manifest.labels,
         "splits": splits,
+        "look": manifest.quality.get("look", []),
         "quality": quality,
         "split_rule": manifest.split_rule,
         "cleaning": manifest.cleaning,

@@ -15,6 +15,7 @@ from howdah import __version__, redact, storage
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
+from howdah.core.activity import Stages
 from howdah.data.images import ImageEncoder
 from howdah.data.inputs import AnyEncoder
 from howdah.data.lineage.forgotten import NONE, Forgotten
@@ -62,7 +63,7 @@ class Task:
     config: Config
     source: Source
     encoder: AnyEncoder
-    progress: Callable[[str], None]
+    progress: Stages
     hash: str
     directory: str
     past: Past | None = None
@@ -105,7 +106,9 @@ def write_files(
     if task.past is not None:
         past = replace(task.past, secrets=keeper.secrets(task.progress))
         task = replace(task, past=past)
+    task.progress.begin("read and clean")
     built = _build(task, scratch, kept)
+    task.progress.begin("encode and write")
     encoded, table = _balanced(task, built, kept)
     layout = task.layout
     splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
@@ -125,7 +128,8 @@ def write_files(
         for n, name in enumerate(built.labels)
         if n not in trained and task.config.data.task != "regression"
     ]
-    _look_at_labels(task, built, splits)
+    task.progress.begin("report")
+    _look(task, built, splits)
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["software"] = _software(task.spark)
@@ -301,15 +305,12 @@ def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Kee
         task.progress(f"rejected rows are in {table}, dataset={task.hash}")
 
 
-def _look_at_labels(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
-    """Add what etl/attention.py says of the labels."""
-    if task.config.data.task == "regression":
-        return
-    if missing := attention.missing_values(built.labels):
-        built.quality["missing_value_labels"] = missing
+def _look(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
+    """Add what a user should look at (etl/attention.py)."""
     whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
-    if lacking := attention.absent(built.labels, whole):
-        built.quality["labels_absent"] = lacking
+    built.quality["look"] = attention.findings(
+        built.labels, whole, built.quality, task.config.data, built.texts
+    )
 
 
 def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:

@@ -15,11 +15,10 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
+from howdah.spark.classes import SHORT_JVM
+
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "build" / "spark-classes.jsa"
-# Tests start many short JVMs on two cores: without the second compiler and the collector's threads
-# a small ETL takes a quarter less time.
-SHORT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _QUIET = "-Xlog:cds*=off"
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from howdah.errors import ClusterError
@@ -28,7 +28,7 @@ from howdah.etl.workspace.scratch import Scratch
 
 _MOST_ROUNDS = 120  # for 1e9 nodes the chance of needing more is below 1e9 * (2/3) ** 120 = 1e-12
 _LABELS = "node bigint, root bigint"
-_FEW = 100_000  # nodes; a file for them would cost more than it saves
+_FEW = 100_000  # nodes or edges; a file for them, or a count of them, would cost more than it saves
 
 
 def roots(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,9 +87,13 @@ def connected_components(
     """
     edges = _distinct(edges).persist()
     temporary.append(edges)
+    few = min(_FEW, driver_edges)
+    first = edges.limit(few + 1).toPandas()  # by Arrow: 16 bytes an edge
+    if len(first) <= few:
+        return _by_driver(edges.sparkSession, first, scratch)
     count = edges.count()
     if count <= driver_edges:
-        return _by_driver(edges, count, scratch)
+        return _by_driver(edges.sparkSession, edges.toPandas(), scratch)
     return _by_rounds(edges, count, scratch, driver_edges, progress)
 
 
@@ -98,13 +102,8 @@ def _distinct(edges: DataFrame) -> DataFrame:
     return edges.where(F.col("a") != F.col("b")).select(low, high).distinct()
 
 
-def _by_driver(edges: DataFrame, count: int, scratch: Scratch) -> DataFrame:
-    spark = edges.sparkSession
-    if count == 0:
-        return spark.createDataFrame([], _LABELS)
-    table = edges.toPandas()  # by Arrow: 16 bytes an edge
-    nodes, root = roots(table["a"].to_numpy(), table["b"].to_numpy())
-    del table
+def _by_driver(spark: SparkSession, edges: pd.DataFrame, scratch: Scratch) -> DataFrame:
+    nodes, root = roots(edges["a"].to_numpy(), edges["b"].to_numpy())
     if len(nodes) <= _FEW:
         return spark.createDataFrame(pd.DataFrame({"node": nodes, "root": root}), _LABELS)
     roots_table = pa.table({"node": nodes, "root": root})
@@ -136,7 +135,7 @@ def _by_rounds(
         scratch.drop(f"{directory}/edges-{number - 1:03d}")
         replaced.append(step)
         count = edges.count()
-    labels = _by_driver(edges, count, scratch)
+    labels = _by_driver(edges.sparkSession, edges.toPandas(), scratch)
     for number in range(len(replaced), 0, -1):
         ends = labels.select(F.col("node").alias("next"), F.col("root").alias("end"))
         # where a round's node has no edge any more, it is itself the root of what it stands for

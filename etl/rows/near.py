@@ -93,15 +93,31 @@ def find(
         driver_edges=driver_edges,
         progress=progress,
     )
-    signed = _numbered(_signed(unique, options, temporary))
-    # A row that has the signature of another: the leader's node is lower.
-    leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
-    copies = signed.select("node", leader).where(F.col("node") != F.col("leader")).persist()
-    temporary.append(copies)
-    shared = _shared(signed, copies, options).persist()
-    temporary.append(shared)
     large = F.col("size") > MAX_BUCKET_SIZE
-    buckets, entries = shared.where(large).agg(F.countDistinct("bucket"), F.count("*")).first()
+    hashed = _signed(unique, options, temporary)
+    before = len(temporary)
+    for salt in range(_SALTS):
+        signed = hashed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
+        # A row that has the signature of another: the leader's node is lower.
+        leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
+        copies = signed.select("node", leader).where(F.col("node") != F.col("leader")).persist()
+        shared = _shared(signed, copies, options).persist()
+        temporary += [copies, shared]
+        # One job: whether a hash is that of two rows, in which case nothing of it is used, and how
+        # many buckets are too large.
+        oversized = shared.where(large).agg(F.countDistinct("bucket").alias("n"), F.count("*"))
+        equal = signed.agg(F.count("*") - F.countDistinct("node"), F.lit(None).cast("bigint"))
+        facts = oversized.union(equal).collect()
+        (buckets, entries), (collisions, _) = sorted(facts, key=lambda row: row[1] is None)
+        if not collisions:
+            break
+        release(temporary, before)
+    else:
+        raise ClusterError(
+            "no hash separates all rows",
+            got=f"two rows with the same 64-bit hash under each of {_SALTS} salts",
+            remedy="report this as a defect",
+        )
     pieces = shared.where(~large).select(
         "bucket", F.lit(0).alias("piece"), F.lit(False).alias("beyond"), "node"
     )
@@ -157,19 +173,6 @@ def _sign_batches(
             ],
             names=["id", "same", "signature"],
         )
-
-
-def _numbered(signed: DataFrame) -> DataFrame:
-    """Add a 64-bit hash of the id as `node`, salted so that no two rows have the same."""
-    for salt in range(_SALTS):
-        numbered = signed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
-        if numbered.groupBy("node").count().where(F.col("count") > 1).isEmpty():
-            return numbered
-    raise ClusterError(
-        "no hash separates all rows",
-        got=f"two rows with the same 64-bit hash under each of {_SALTS} salts",
-        remedy="report this as a defect",
-    )
 
 
 # ------------------------------------------------------------------------------------ buckets

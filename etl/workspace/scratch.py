@@ -7,6 +7,7 @@ killed run left is swept with its other files (`etl/workspace/staging.py`).
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from types import TracebackType
 
 import pyarrow as pa
@@ -86,3 +87,16 @@ class Scratch:
     def drop(self, name: str) -> None:
         """Remove what is not needed any more."""
         storage.remove(storage.join(self._directory, name), recursive=True)
+
+
+def local_table(spark: SparkSession, rows: Sequence[tuple], schema: str) -> DataFrame:
+    """A data frame of rows that the driver has, as a part of the plan: it is broadcast without a
+    job, which a frame from a list would need.
+
+    Args:
+        schema: "name type, name type".
+    """
+    import pandas as pd  # late: it takes half a second, in which Spark starts
+
+    names = [column.split()[0] for column in schema.split(", ")]
+    return spark.createDataFrame(pd.DataFrame(list(rows), columns=names), schema)

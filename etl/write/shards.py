@@ -31,6 +31,7 @@ from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
 from howdah.etl.workspace import credentials
+from howdah.etl.workspace.scratch import local_table
 from howdah.etl.workspace.staging import REJECTS, attempt_name
 from howdah.spark.errors import crossing
 
@@ -192,7 +193,10 @@ def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFra
     """
     digits = max(0, math.ceil(math.log(max(1.0, largest / _ROWS_PER_BUCKET), 16)))
     rows = rows.withColumn("order", F.substring(order, 1, 24))
-    rows = rows.withColumn("bucket", F.substring("order", 1, digits) if digits else F.lit(""))
+    if not digits:  # one bucket: nothing comes before it, and nothing is to be counted
+        place = F.row_number().over(Window.partitionBy(group).orderBy("order", "id")) - 1
+        return rows.withColumn("rank", place.cast("bigint")).drop("order")
+    rows = rows.withColumn("bucket", F.substring("order", 1, digits))
     counts = sorted(
         (r[group], r["bucket"], r["count"]) for r in rows.groupBy(group, "bucket").count().collect()
     )
@@ -300,10 +304,8 @@ def spread(placed: DataFrame, plan: dict[str, SplitSize]) -> DataFrame:
     """
     names = [(split, shard) for split, size in plan.items() for shard in range(size.shards)]
     keys = partition_keys(len(names)).tolist()
-    table = placed.sparkSession.createDataFrame(
-        [(*name, key) for name, key in zip(names, keys, strict=True)],
-        "split string, shard int, partition int",
-    )
+    rows = [(*name, key) for name, key in zip(names, keys, strict=True)]
+    table = local_table(placed.sparkSession, rows, "split string, shard int, partition int")
     # A number of partitions given outright is left alone by adaptive execution: no shard is torn.
     keyed = placed.join(F.broadcast(table), ["split", "shard"])
     return keyed.repartition(len(names), "partition").select(*placed.columns)

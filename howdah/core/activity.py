@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Progress = Callable[[str], None]
@@ -204,6 +204,54 @@ class _Unfollowed(Activity):
 
     def note(self, text: str) -> None:
         _pass_on(text)
+
+
+class Stages:
+    """The numbered stages of a piece of work; a call passes a line on.
+
+    At its end each stage is a line with its seconds. While it lasts this thread's activity has it;
+    where no terminal shows that, it is a line of its own as soon as it takes long.
+
+    Args:
+        names: of all stages in their order; those that some work lacks are left out.
+        progress: gets the lines, also from another thread.
+    """
+
+    LONG = 3.0  # seconds
+
+    def __init__(self, names: Sequence[str], progress: Progress) -> None:
+        self._names, self._progress = names, progress
+        self._line, self._since = "", 0.0
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, line: str) -> None:
+        self._progress(line)
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.end(failed=kind is not None)
+
+    def begin(self, name: str) -> None:
+        """End the stage before and begin this one."""
+        self.end()
+        self._line = f"{self._names.index(name) + 1}/{len(self._names)} {name}"
+        self._since = time.monotonic()
+        if not isinstance(current(), _Unfollowed):
+            current().enter(name, self._line)
+        else:
+            self._timer = threading.Timer(self.LONG, self._progress, [f"{self._line} ..."])
+            self._timer.daemon = True
+            self._timer.start()
+
+    def end(self, *, failed: bool = False) -> None:
+        """End the stage, if there is one; one that has failed leaves no line."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._line and not failed:
+            self._progress(f"{self._line}: {time.monotonic() - self._since:.1f} s")
+        self._line, self._timer = "", None
 
 
 # ------------------------------------------------------------------ of the calling thread

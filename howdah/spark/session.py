@@ -22,12 +22,13 @@ from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
 from howdah.process import isolation
-from howdah.spark import connectors, properties, sizing
+from howdah.spark import classes, connectors, properties, sizing
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import sigint_kept
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
 
 
@@ -91,6 +92,7 @@ def session(
     *,
     hive: bool = False,
     shipped: Mapping[str, str] | None = None,
+    short: bool = False,
     user: str | None = None,
     ready: Callable[[Application], None] | None = None,
     name: str = "howdah etl",
@@ -102,6 +104,7 @@ def session(
         hive: with Hive support (tables by name); a local master without Hive configuration gets an
             embedded metastore in the warehouse directory.
         shipped: settings that bring the packages to a cluster's nodes (`shipping.ship`).
+        short: a local session of seconds: its JVM starts fast, and runs long queries slower.
         user: proxied user (doAs).
         ready: called with the application once it runs.
         name: of the application.
@@ -111,11 +114,12 @@ def session(
     if is_active():
         yield SparkSession.builder.getOrCreate()
         return
-    if not in_container():
-        require_java(spark_home(options))
     settings = _settings(options, hive, shipped or {})
     if not in_container():
         home = spark_home(options)
+        java = require_java(home)
+        if short:
+            settings.setdefault(_JAVA_OPTIONS, classes.options(home, java))
         defaults = properties.defaults_of(home, os.environ)
         settings = properties.in_utc(properties.redacting(settings, defaults), defaults)
     builder = SparkSession.builder.master(options.master).appName(name)
@@ -293,10 +297,9 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         "spark.ui.showConsoleProgress": "false",
         # The driver keeps the plan of each action as text, which could fill its heap.
         "spark.sql.maxPlanStringLength": str(1 << 20),
-        **shipped,
     }
     if in_container():
-        return connectors.joined(settings, options.conf)
+        return connectors.joined({**settings, **shipped}, options.conf)
     if is_local_master(options.master):
         cores = sizing.local_cores(options.master)
         settings |= {
@@ -316,10 +319,8 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
             settings["spark.hadoop.javax.jdo.option.ConnectionURL"] = (
                 f"jdbc:derby:;databaseName={warehouse}/metastore_db;create=true"
             )
-            settings["spark.driver.extraJavaOptions"] = (
-                f"-Dderby.stream.error.file={warehouse}/derby.log"
-            )
-    return connectors.joined(settings, options.conf)
+            settings[_JAVA_OPTIONS] = f"-Dderby.stream.error.file={warehouse}/derby.log"
+    return connectors.joined({**settings, **shipped}, options.conf)
 
 
 def _hive_site() -> bool:

@@ -32,6 +32,23 @@ _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_ROWS = 2_000
 """10,000 rows, Spark's own, of long pages would be hundreds of MB in a worker before the gate cuts
 them."""
+_SMALL_BYTES = 2 * 2**20
+"""Most bytes of a source whose local session is for a few seconds: some 15,000 texts."""
+_SMALL = {
+    # One task a stage: each costs more than its rows.
+    _PARTITIONS: "1",
+    "spark.default.parallelism": "1",
+    # Adaptive execution plans each stage of a query again, as a job of its own.
+    "spark.sql.adaptive.enabled": "false",
+    # Compiling a query takes longer than to interpret it for a few thousand rows.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # Spark's pages of 64 MiB, one or more an operator, would be cleared and collected all the time.
+    "spark.buffer.pageSize": "1m",
+    # No page shows the queries' plans as text.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.maxPlanStringLength": "0",
+}
 _UNITS = {"": 1.0, "k": 2**-10, "m": 1.0, "g": 2**10, "t": 2**20}
 
 _LOCAL = re.compile(r"local(-cluster)?\[\s*(\d+|\*)(?:\s*,\s*(\d+))?")
@@ -87,6 +104,16 @@ def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:
     partitions = max(by_size, _PARTITIONS_A_CORE * cores * max(executors, 1))
     settings = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
     return {key: value for key, value in settings.items() if key not in options.conf}
+
+
+def for_small(size: int | None) -> dict[str, str]:
+    """{setting: value} of a local session for a source of so few bytes that planning and compiling
+    its queries would take longer than to run them; {} for another one.
+
+    Args:
+        size: bytes of the source's files; None where that is not known.
+    """
+    return dict(_SMALL) if size is not None and size <= _SMALL_BYTES else {}
 
 
 def apply(spark: Any, settings: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """What a thread does, and its last progress."""
 
+import re
 import threading
 
 import pytest
@@ -161,3 +162,33 @@ def test_repeated_steps_do_not_count_as_speed():
     for seconds, step in ((0.0, 0), (10.0, 10), (20.0, 20), (21.0, 11), (31.0, 21)):
         speed.mark(seconds, step)
     assert speed.left(31.0, 31) == pytest.approx(10.0, abs=0.5)
+
+
+def test_stages_are_numbered_lines_and_one_that_fails_leaves_none():
+    lines: list[str] = []
+    with activity.Stages(("read", "write", "check"), lines.append) as stages:
+        stages.begin("read")
+        stages("12 rows")
+        stages.begin("check")  # this work has nothing to write
+    shown = [re.sub(r"\d+\.\d s$", "S", line) for line in lines]
+    assert shown == ["12 rows", "1/3 read: S", "3/3 check: S"]
+    lines.clear()
+    with pytest.raises(ValueError, match="bad"), activity.Stages(("read",), lines.append) as stages:
+        stages.begin("read")
+        raise ValueError("bad")
+    assert lines == []
+
+
+def test_a_stage_that_takes_long_is_a_line_before_its_end(monkeypatch):
+    monkeypatch.setattr(activity.Stages, "LONG", 0.01)
+    told = threading.Event()
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        told.set()
+
+    with activity.Stages(("read", "write"), say) as stages:
+        stages.begin("write")
+        assert told.wait(30) and lines == ["2/2 write ..."]
+    assert re.fullmatch(r"2/2 write: \d+\.\d s", lines[1])

@@ -1,7 +1,9 @@
 """Other users' texts on a terminal."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shlex
 import subprocess
@@ -288,3 +290,38 @@ def test_logs_that_are_followed_end_where_nothing_reads_them():
     done = shell(f"{line} | head -n 2")
     _ended(done, 0)
     assert done.stdout == "step 0\nstep 1\n"
+
+
+def test_what_goes_on_is_a_line_that_is_replaced_and_other_lines_stay(tmp_path):
+    """On a terminal of its own: a process prints, while its activity is shown."""
+    program = """
+import sys
+from howdah.cli import streams
+from howdah.cli.common import say
+from howdah.core import activity
+with streams.live_line(), activity.Stages(("read", "write"), say) as stages:
+    stages.begin("read")
+    sys.stdin.readline()
+    say("12 rows")
+    stages.begin("write")
+say("the end")
+"""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=theirs,
+        env=os.environ | {"TERM": "xterm"},
+    ) as process:  # fmt: skip
+        os.close(theirs)
+        text = b""
+        while b"1/2 read" not in text:  # it is shown before the stage has ended
+            text += os.read(ours, 4096)
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        with contextlib.suppress(OSError):  # the terminal's other end is gone
+            while more := os.read(ours, 4096):
+                text += more
+        os.close(ours)
+        assert process.wait(60) == 0
+    stays = [line.rpartition(b"\x1b[K")[2].strip() for line in text.split(b"\n")]
+    stays = [re.sub(rb"\d+\.\d s$", b"S", line) for line in stays]
+    assert stays == [b"12 rows", b"1/2 read: S", b"2/2 write: S", b"the end", b""]

@@ -16,11 +16,11 @@ import pytest
 
 from howdah import storage
 from howdah.data.manifest import load_dataset
+from howdah.spark.classes import SHORT_JVM
 from tests import ROOT
 from tests.airflow.test_local import guards
 from tests.fixtures.spark import INTERPRETED
 from tests.support.waiting import wait_until
-from tools.jvm_classes import SHORT_JVM
 
 pytestmark = [
     pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.full, pytest.mark.timeout(7200),
