@@ -58,13 +58,17 @@ def report(
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(help="Texts in the page: none, or worst; without it the run's report.texts."),
+        typer.Option(
+            help="Texts in the page: masked, plain or none (by default the run's report.texts)."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Write a run's report.html again, or one page with several runs side by side."""
-    if texts not in (None, "none", "worst"):
-        raise UsageError("unknown value", where="--texts", expected="none or worst", got=texts)
+    if texts not in (None, "masked", "plain", "none"):
+        raise UsageError(
+            "unknown value", where="--texts", expected="masked, plain or none", got=texts
+        )
     allowed(*(("RUN", "path", run) for run in runs), ("--output", "path", output))
     if len(runs) == 1:
         if output is not None:

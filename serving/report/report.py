@@ -12,13 +12,14 @@ from importlib.resources import files
 from typing import Any
 
 from howdah import storage
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, HowdahError, NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.models.runs.settings import described
+from howdah.pages import figures as forms
 from howdah.pages import page as pages
-from howdah.run_files import REPORT
+from howdah.run_files import COMPARISON, REPORT, RUNS
 from howdah.serving.report import view
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
@@ -32,7 +33,7 @@ def write(
 
     Args:
         check: called before the page is written; raises if this process must not write any more.
-        texts: none or worst, in place of the run's own report.texts.
+        texts: masked, plain or none, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """
@@ -47,7 +48,7 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     """Return the contents of a run's report.html.
 
     Args:
-        texts: none or worst, in place of the run's own report.texts.
+        texts: masked, plain or none, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """
@@ -57,7 +58,8 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     except NotFound:  # without config.yaml the report lacks the configuration
         config = ""
     material = gather(run_directory, run, config, texts=texts)
-    return render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
+    lines = read_metrics(run_directory)
+    return render(run, lines, config, material, run_directory).encode("utf-8", "replace")
 
 
 def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
@@ -96,6 +98,7 @@ def render(
     lines: Sequence[Mapping[str, Any]],
     config: str,
     material: Material | None = None,
+    run_directory: str = "",
 ) -> str:
     """Render the page as HTML.
 
@@ -104,10 +107,13 @@ def render(
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
         material: all other material; None: there is none.
+        run_directory: where the page will lie; "": it has no links to other pages.
     """
     return pages.render(
         __package__,
         "report.html.j2",
+        links=_links(run_directory, run, material) if run_directory else (),
+        directory=run_directory,
         script=files(__package__).joinpath("report.js").read_text("utf-8"),
         run=run,
         status=_status(run),
@@ -116,6 +122,31 @@ def render(
         stages=described(run.get("attempts") or ()),
         **view.context(run, lines, material or figures(run, config)),
     )
+
+
+def _links(
+    run_directory: str, run: Mapping[str, Any], material: Material | None
+) -> list[pages.Link]:
+    """Return the other pages that exist: of the data, the model, and other runs."""
+    above = storage.parent(run_directory)
+    targets = [
+        ("Model card", storage.join(run_directory, "export", "README.md")),
+        ("All runs", storage.join(above, RUNS)),
+        ("Comparison", storage.join(above, COMPARISON)),
+    ]
+    if material is not None and material.manifest is not None:
+        dataset = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
+        targets.insert(0, ("Data report", storage.join(dataset, REPORT)))
+    links = []
+    for text, target in targets:
+        try:
+            with storage.waiting_at_most(5.0):
+                address = storage.exists(target) and pages.link(run_directory, target)
+        except HowdahError:  # a link is no reason to leave a run without its report
+            continue
+        if address:
+            links.append((text, address))
+    return links
 
 
 def _status(run: Mapping[str, Any]) -> str:
@@ -127,7 +158,7 @@ def _status(run: Mapping[str, Any]) -> str:
     return "finished" if status == "running" and run.get("metrics") else status
 
 
-def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(run: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (name, value) pairs that identify the run: hashes, versions, git state, attempts."""
     facts = []
     for key in (
@@ -135,7 +166,8 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         "best_step", "stopped_early", "mlflow_run_id",
     ):  # fmt: skip
         if run.get(key) is not None:
-            facts.append((key, str(run[key])))
+            moment = key in ("created", "finished")
+            facts.append((key, forms.moment(run[key]) if moment else str(run[key])))
     git = run.get("git")
     if git:
         facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
@@ -150,9 +182,13 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _attempt(one: Mapping[str, Any]) -> str:
+def _attempt(one: Mapping[str, Any]) -> Any:
     """Describe an attempt in one line; a killed one has no end."""
+    from markupsafe import Markup
+
     user, host = (one.get(key) or "unknown" for key in ("user", "host"))
     ranks, seconds = one.get("world_size"), one.get("seconds")
-    end = "no end on record" if seconds is None else f"{one.get('status')} after {seconds:,.0f} s"
-    return f"{one.get('started')}, {user} on {host}, {ranks} ranks, {end}"
+    end = "no end on record" if seconds is None else f"{one.get('status')} after"
+    length = "" if seconds is None else f" {forms.duration(seconds)}"
+    text = Markup("{}, {} on {}, {} ranks, {}{}")
+    return text.format(forms.moment(one.get("started")), user, host, ranks, end, length)

@@ -12,10 +12,11 @@ from howdah.config.metric_table import METRICS, SHOWN, TILES
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.clean import PAIR
 from howdah.data.manifest import DatasetManifest
-from howdah.pages import charts
+from howdah.pages import charts, figures
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.intervals import differs
 from howdah.serving.report.findings.material import Material
+from howdah.serving.report.findings.verdict import FEWEST
 
 _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
@@ -38,6 +39,7 @@ def context(
     return {
         "task": material.task,
         "main": _main(material, metrics, kind) if metrics else None,
+        "errs": _errs(material, metrics, kind),
         "split": split,
         "splits": [{"name": name, "metrics": each} for name, each in measured.items()],
         "scalars": _scalars(measured),
@@ -84,19 +86,47 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
     }
 
 
+def _errs(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return where the model errs most, as {text, at}: `at` is the section with the details."""
+    errs = []
+    if pairs := _pairs(metrics, kind):
+        first = pairs[0]
+        errs.append({
+            "text": f"{first['label']} is taken for {first['predicted']} in {first['rows']:,} rows"
+            f" ({figures.percent(first['share'])} of the label's)", "at": "pair-0",
+        })  # fmt: skip
+    having = [row for row in _classes(metrics) if row["support"] >= FEWEST]
+    if len(having) > 2 and (last := min(having, key=lambda row: row["f1"])):
+        text = f"{last['name']} has the lowest F1, {last['f1']:.3f} ({last['support']:,} rows)"
+        errs.append({"text": text, "at": "classes"})
+    slices = material.findings.slices if material.findings is not None else ()
+    for one in [each for each in slices if each.worse][:2]:
+        is_right = "mean absolute error" if material.task == "regression" else "right"
+        value = (
+            figures.number(one.value)
+            if material.task == "regression"
+            else figures.percent(one.value)
+        )
+        text = (
+            f"{one.group} {one.name}: {is_right} {value} in {one.rows:,} rows, worse than elsewhere"
+        )
+        errs.append({"text": text, "at": "slices"})
+    if material.findings is not None and (count := len(material.findings.suspects)):
+        errs.append({"text": f"{count} rows may have a wrong label", "at": "suspects"})
+    return errs
+
+
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
     """Return (name, value) of the figures beside the main one."""
     tiles = [
-        (name, f"{metrics[name]:.4f}")
+        (name, figures.number(metrics[name]))
         for name in TILES
         if name not in ("loss", main) and metrics.get(name) is not None
     ]
-    for key, name, shape in (
-        ("steps", "steps", "{:,}"),
-        ("train_seconds", "seconds of training", "{:,.0f}"),
-    ):
-        if isinstance(run.get(key), int | float):
-            tiles.append((name, shape.format(run[key])))
+    if isinstance(run.get("steps"), int):
+        tiles.append(("steps", figures.number(run["steps"])))
+    if isinstance(run.get("train_seconds"), int | float):
+        tiles.append(("training", figures.duration(run["train_seconds"])))
     if run.get("skipped_steps"):
         tiles.append(("steps skipped by fp16", f"{run['skipped_steps']:,}"))
     return tiles
@@ -200,7 +230,9 @@ def _classes(metrics: Metrics) -> list[dict[str, Any]]:
 def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
     """Draw precision over recall, and the ROC, of the labels with the most errors."""
     curves_of = kind.get("curves") or {}
-    shown = [row["name"] for row in _classes(metrics) if curves_of.get(row["name"])][:_MOST_CURVES]
+    shown = [
+        row["name"] for row in _classes(metrics) if row["support"] and curves_of.get(row["name"])
+    ][:_MOST_CURVES]
     if not shown:
         return []
     unit = (0.0, 1.0)

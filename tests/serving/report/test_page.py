@@ -119,9 +119,9 @@ def test_without_a_dataset_predictions_or_texts(tmp_path):
     run = made(str(tmp_path), ["a", "b"], config={"report": {"texts": "none"}})
     page = storage.read_text(write(run))
     assert "Texts are left out" in page and '<bdi class="text"' not in page and "test-" in page
-    assert '<bdi class="text"' in storage.read_text(write(run, texts="worst"))
+    assert '<bdi class="text"' in storage.read_text(write(run, texts="masked"))
     storage.remove(f"{tmp_path}/data", recursive=True)
-    page = storage.read_text(write(run, texts="worst"))
+    page = storage.read_text(write(run, texts="masked"))
     assert "dataset cannot be read" in page and '<bdi class="text"' not in page
     storage.remove(f"{run}/predictions", recursive=True)
     page = storage.read_text(write(run))
