@@ -59,8 +59,9 @@ class Axis:
             factor = (high / low) ** room
             return cls(label, (low / factor, high * factor), True)
         space = room * (high - low)
-        # An axis of values that are never negative does not begin below zero.
-        ends = (low - space if low - space > 0 or low < 0 else 0.0, high + space)
+        # Room does not lead an axis below zero, nor one of shares beyond one.
+        top = 1.0 if high <= 1.0 < high + space else high + space
+        ends = (low - space if low - space > 0 or low < 0 else 0.0, top)
         return cls(label, ends, whole=whole)
 
     @classmethod
