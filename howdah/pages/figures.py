@@ -34,11 +34,11 @@ def percent(share: float | None) -> str:
     """Format a share.
 
     >>> percent(0.4047), percent(0.00004), percent(0.0), percent(None)
-    ('40.5 %', '0.004 %', '0.0 %', '–')
+    ('40.5\xa0%', '0.004\xa0%', '0.0\xa0%', '–')
     """
     if share is None:
         return DASH
-    return f"{100 * share:.1g} %" if 0 < abs(share) < 5e-4 else f"{100 * share:.1f} %"
+    return f"{100 * share:.1g}\xa0%" if 0 < abs(share) < 5e-4 else f"{100 * share:.1f}\xa0%"
 
 
 def size(count: int | None) -> str:

@@ -231,6 +231,16 @@ def _put_texts(reader: Texts | None, rows: Sequence[dict], shown: Shown) -> list
             notes.append(f"{split}: texts are not shown: {error.what} ({error.where})")
             continue
         for row in of_split:
-            if text := sample(texts.get(row["id"], ""), shown):
-                row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
+            row["text"] = texts.get(row["id"])
+    originals = reader.originals()
+    for row in rows:
+        if (text := originals.get(row["id"], row["text"])) is not None:
+            text = sample(text, shown) or ""
+            row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
+    decoded = {row["id"] for row in rows if row["text"] is not None} - originals.keys()
+    if decoded:
+        notes.append(
+            f"{len(decoded)} texts are decoded from token ids: case and blanks may not be the"
+            " source's"
+        )
     return notes

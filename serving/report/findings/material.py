@@ -104,7 +104,11 @@ def gather(
         export = storage.join(run_directory, "export")
 
         def opened() -> Texts:
-            return Texts(path, run.get("dataset_hash"), export)
+            try:
+                data = configs.from_dict(dict(keys)).data
+            except ConfigError:  # of another version: texts are decoded
+                data = None
+            return Texts(path, run.get("dataset_hash"), export, data=data)
 
         with activity.current().doing("evaluate", "looking at the predictions", unit="batches"):
             findings = analyze_predictions(
