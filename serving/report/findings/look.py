@@ -231,13 +231,14 @@ def _put_texts(reader: Texts | None, rows: Sequence[dict], shown: Shown) -> list
             notes.append(f"{split}: texts are not shown: {error.what} ({error.where})")
             continue
         for row in of_split:
-            row["text"] = texts.get(row["id"])
+            if row["id"] in texts:
+                row["text"] = texts[row["id"]]
     originals = reader.originals()
     for row in rows:
-        if (text := originals.get(row["id"], row["text"])) is not None:
-            text = sample(text, shown) or ""
+        if (text := originals.get(row["id"], row.get("text"))) is not None:
+            text = (sample(text, shown) or "").strip()
             row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
-    decoded = {row["id"] for row in rows if row["text"] is not None} - originals.keys()
+    decoded = {row["id"] for row in rows if "text" in row} - originals.keys()
     if decoded:
         notes.append(
             f"{len(decoded)} texts are decoded from token ids: case and blanks may not be the"
