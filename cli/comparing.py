@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from howdah import storage
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
@@ -20,7 +21,7 @@ from howdah.cli.common import (
     say,
 )
 from howdah.cli.models import group
-from howdah.errors import UsageError
+from howdah.errors import HowdahError, UsageError
 
 app = typer.Typer()
 
@@ -58,13 +59,17 @@ def report(
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(help="Texts in the page: none, or worst; without it the run's report.texts."),
+        typer.Option(
+            help="Texts in the page: masked, plain or none (by default the run's report.texts)."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Write a run's report.html again, or one page with several runs side by side."""
-    if texts not in (None, "none", "worst"):
-        raise UsageError("unknown value", where="--texts", expected="none or worst", got=texts)
+    if texts not in (None, "masked", "plain", "none"):
+        raise UsageError(
+            "unknown value", where="--texts", expected="masked, plain or none", got=texts
+        )
     allowed(*(("RUN", "path", run) for run in runs), ("--output", "path", output))
     if len(runs) == 1:
         if output is not None:
@@ -84,6 +89,36 @@ def report(
     if not comparison["same_dataset"]:
         say("warning: these runs were measured on different datasets, or it is not known on which")
     answer(comparison, json, [f"comparison: {comparison['path']}"])
+
+
+@app.command()
+def runs(
+    directory: Annotated[
+        str | None, typer.Argument(help="Any storage; by default runs, or of run.directory.")
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(help="Column: the largest, best or newest first.")
+    ] = "started",
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """List the runs below a directory, the newest first, and write runs.html into it."""
+    if directory is None:
+        above = config is None and not set
+        directory = "runs" if above else storage.parent(load(config, set).run.directory)
+    allowed(("DIRECTORY", "path", directory))
+    from howdah.serving.report import runs as listing
+    from howdah.training.run.status import state
+
+    rows = listing.listed(directory, state, sort)
+    page = None
+    try:
+        page = listing.write(directory, rows)
+    except HowdahError as error:  # another user's directory
+        say(f"no page: {error.what} ({error.where})")
+    value = {"directory": directory, "page": page, "runs": [listing.as_dict(row) for row in rows]}
+    answer(value, json, [*listing.lines(rows), *([f"page: {page}"] if page else [])])
 
 
 @group.command()

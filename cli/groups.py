@@ -35,6 +35,7 @@ COMMANDS = {
     "baseline": Command(_JUDGE, "howdah baseline --config run.yaml"),
     "gate": Command(_JUDGE, "howdah gate --config run.yaml --set gate.minimum.accuracy=0.9"),
     "report": Command(_JUDGE, "howdah report runs/news runs/news-large"),
+    "runs": Command(_JUDGE, "howdah runs runs --sort metric"),
     "drift": Command(_JUDGE, "howdah drift --model news --source new.parquet --output pages"),
     "publish": Command(_USE, "howdah publish --config run.yaml --note 'approved by Anna'"),
     "predict": Command(_USE, "howdah predict --model news@3 --source new.csv --output out.parquet"),

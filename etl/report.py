@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from importlib.resources import files
-from typing import Protocol
+from typing import Any, Protocol
 
 from howdah import storage
+from howdah.config.splits import SPLITS, TRAIN
 from howdah.data.manifest import DatasetManifest, ShardEntry
+from howdah.pages import charts, personal
+from howdah.pages import page as pages
 
 JSON = "report.json"
 HTML = "report.html"
 FILES = (JSON, HTML)
 _MOST_CLASSES = 40
+_BINS = 32
+
+_REASONS = {
+    "malformed": "the row could not be read: another number of fields, or no valid JSON",
+    "no_id": "the column data.columns.id is empty",
+    "duplicate_id": "an earlier row has the same id",
+    "wrong_encoding": "the text is not in the encoding of data.csv.encoding",
+    "empty": "no text is left after cleaning",
+    "too_short": "fewer characters than data.quality.min_characters",
+    "too_long": "more characters than data.quality.max_characters",
+    "undecodable": "the image cannot be read",
+    "too_small": "the image has too few pixels",
+    "too_large": "the image has too many pixels or bytes",
+    "bad_label": "no label, or one that data.labels does not have",
+    "bad_target": "the target is not a finite number",
+    "bad_split": "the row's split has an unknown name",
+    "bad_time": "the row's time cannot be read",
+    "forgotten": "the row was forgotten by `howdah model forget`",
+    "known_id": "an earlier version of the dataset has the row",
+    "label_conflict": "the same text has several labels (data.dedup.conflict)",
+    "bridges_splits": "the row is like rows of two splits",
+    "held_out_copy": "a copy of a row of validation or test",
+    "exact_duplicate": "the same text as another row",
+    "near_duplicate": "nearly the same text as another row (data.dedup.threshold)",
+}
+"""{reason for which a row is left out: its meaning}."""
 
 
 class Samples(Protocol):
@@ -23,15 +51,23 @@ class Samples(Protocol):
     reject_samples: dict[str, list[str]]
 
 
-def write(version: str, manifest: DatasetManifest, built: Samples) -> None:
-    """Write both files into a version directory (each whole or not at all)."""
-    value = contents(manifest, built)
+def write(
+    version: str, manifest: DatasetManifest, built: Samples, texts: personal.Shown = "masked"
+) -> None:
+    """Write both files into a version directory (each whole or not at all).
+
+    Args:
+        texts: how samples are shown (report.texts).
+    """
+    value = contents(manifest, built, texts)
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(version, JSON), text.encode("utf-8", "replace"))
     storage.write_whole(storage.join(version, HTML), page(value).encode("utf-8", "replace"))
 
 
-def contents(manifest: DatasetManifest, built: Samples) -> dict:
+def contents(
+    manifest: DatasetManifest, built: Samples, texts: personal.Shown = "masked"
+) -> dict[str, Any]:
     """What the report says, as JSON."""
     splits = {}
     for name, shards in manifest.splits.items():
@@ -69,8 +105,9 @@ def contents(manifest: DatasetManifest, built: Samples) -> dict:
         "quality": quality,
         "split_rule": manifest.split_rule,
         "cleaning": manifest.cleaning,
-        "samples": built.samples,
-        "reject_samples": built.reject_samples,
+        "texts": texts,
+        "samples": _shown(built.samples, texts),
+        "reject_samples": _shown(built.reject_samples, texts),
     }
 
 
@@ -90,58 +127,72 @@ def _target(shards: list[ShardEntry]) -> dict | None:
     }
 
 
-def page(value: dict) -> str:
-    """The report as one HTML page: no script, no network, every text escaped."""
-    from jinja2 import Environment
-
-    template = files(__package__).joinpath("report.html.j2").read_text("utf-8")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["thousands"] = lambda number: f"{number:,}"
-    splits = value["splits"]
-    totals = {
-        label: sum(split["class_counts"][label] for split in splits.values())
-        for label in value["labels"]
+def _shown(samples: dict[str, list[str]], texts: personal.Shown) -> dict[str, list[str]]:
+    """Return the samples as `report.texts` lets them be seen; those without text are left out."""
+    shown = {
+        name: [one for text in texts_of if (one := personal.sample(text, texts)) and one.strip()]
+        for name, texts_of in samples.items()
     }
-    shown = sorted(totals, key=lambda label: -totals[label])[:_MOST_CLASSES]
+    return {name: texts_of for name, texts_of in shown.items() if texts_of}
+
+
+def page(value: dict[str, Any]) -> str:
+    """Return the report as one HTML page."""
+    splits = value["splits"]
     lengths: Counter[int] = Counter()
     for split in splits.values():
         lengths.update({int(k): n for k, n in split["length_histogram"].items()})
-    return environment.from_string(template).render(
+    rows = {name: splits[name]["rows"] for name in (*SPLITS, *splits) if name in splits}
+    kept = sum(rows.values())
+    cut = value["quality"].get("at_max_length") if not value["image"] else None
+    return pages.render(
+        __package__,
+        "report.html.j2",
         report=value,
-        classes=[(label, totals[label]) for label in shown],
-        classes_left_out=len(totals) - len(shown),
-        class_bars=_bars([(label, totals[label]) for label in shown]),
-        drop_bars=_bars(list(value["quality"]["drops"].items())),
-        columns=_columns(lengths, value["max_length"]),
+        quality=value["quality"],
+        rows=rows,
+        kept=kept,
+        verdict=_verdict(value, rows),
+        classes=_classes(value, rows),
+        most_classes=_MOST_CLASSES,
+        cut=None if cut is None else cut / max(1, kept),
+        lengths=_lengths(lengths, value["max_length"]),
+        drops=sorted(value["quality"]["drops"].items(), key=lambda item: -item[1]),
+        reasons=_REASONS,
     )
 
 
-def _bars(items: list[tuple[str, int]]) -> list[dict]:
-    """Horizontal bars: name, count, width in percent of the largest."""
-    most = max((count for _, count in items), default=1) or 1
-    return [
-        {"name": name, "count": count, "width": round(100 * count / most, 2)}
-        for name, count in items
+def _verdict(value: dict[str, Any], rows: dict[str, int]) -> tuple[str, str]:
+    """Return (state, word) of the first box: can one train on this?"""
+    if not rows.get(TRAIN):
+        return "bad", "No: there are no training rows"
+    kinds = {one["kind"] for one in value["look"]}
+    if "small" in kinds:
+        return "bad", "Too small to trust a figure"
+    return ("unknown", "Yes, but look at this first") if kinds else ("good", "Yes: train on it")
+
+
+def _classes(value: dict[str, Any], rows: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the most frequent classes, with their rows in each split."""
+    if value["task"] == "regression":
+        return []
+    classes = [
+        {"name": label, "rows": [value["splits"][name]["class_counts"][label] for name in rows]}
+        for label in value["labels"]
     ]
+    return sorted(classes, key=lambda one: -sum(one["rows"]))[:_MOST_CLASSES]
 
 
-def _columns(histogram: Counter[int], max_length: int, bins: int = 32) -> dict:
-    """A histogram as SVG columns in a box of 640 x 160: {bars: [...], step: tokens a column}."""
-    step = max(8, 8 * -(-max_length // (8 * bins)))
+def _lengths(histogram: Counter[int], max_length: int) -> Any:
+    """Draw the histogram of the lengths, in at most `_BINS` columns."""
+    step = max(8, 8 * -(-max_length // (8 * _BINS)))
     merged: Counter[int] = Counter()
     for bound, count in histogram.items():
         merged[-(-bound // step)] += count
-    last = max(merged, default=1)
-    most = max(merged.values(), default=1)
-    width = 640 / last
-    bars = [
-        {
-            "x": round((n - 1) * width, 2),
-            "y": round(160 * (1 - merged[n] / most), 2),
-            "width": round(width * 0.9, 2),
-            "height": round(160 * merged[n] / most, 2),
-            "title": f"{(n - 1) * step + 1} to {n * step} tokens: {merged[n]:,} rows",
-        }
-        for n in range(1, last + 1)
-    ]
-    return {"bars": bars, "step": step, "last": last * step, "most": most}
+    bins = range(1, max(merged, default=1) + 1)
+    return charts.histogram(
+        "Rows by length",
+        [merged[n] for n in bins],
+        [0, *(n * step for n in bins)],
+        x_label="tokens",
+    )

@@ -137,7 +137,7 @@ def write_files(
     manifest = _manifest(task, built, layout, splits)
     if task.past is not None:
         manifest = _appended(task, built, manifest, token)
-    report.write(task.directory, manifest, built)
+    report.write(task.directory, manifest, built, task.config.report.texts)
     return manifest
 
 

@@ -8,6 +8,7 @@ put text on the command line. Right-to-left overrides make a text look like anot
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and line feed; C1 (\x9b begins one)
@@ -35,3 +36,17 @@ def as_cell(value: object) -> str:
     'job\\u000akilled by howdah'
     """
     return shown(str(value)).replace("\n", "\\u000a")
+
+
+def as_table(rows: Sequence[Sequence[object]]) -> list[str]:
+    """Lines of a table: rows of the same number of cells, in columns of equal width.
+
+    >>> as_table([("run", "state"), ("a", "finished")])
+    ['run  state', 'a    finished']
+    """
+    cells = [[as_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.core.terminal import as_cell
+from howdah.core.terminal import as_cell, as_table
 from howdah.errors import NotFound, PermissionDenied
 from howdah.hadoop.resourcemanager import OVER
 from howdah.models.runs.hours import shown
@@ -94,12 +94,7 @@ def ps_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 _hours_cell(hours, "vcore", "cpu"), _hours_cell(hours, "gpu"),
             )
         )  # fmt: skip
-    cells = [[as_cell(cell) for cell in line] for line in table]
-    widths = [max(len(line[n]) for line in cells) for n in range(len(_HEADLINES))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    ]
+    return as_table(table)
 
 
 def _hours_cell(hours: Mapping[str, Any], *keys: str) -> str:

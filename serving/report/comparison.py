@@ -14,7 +14,11 @@ from howdah.config.splits import VALIDATION
 from howdah.errors import AlreadyExists, ConfigError, DataError, NotFound, UsageError
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
-from howdah.serving.report import charts, report
+from howdah.pages import charts, figures
+from howdah.pages import page as pages
+from howdah.run_files import REPORT
+from howdah.serving.report import paired, report
+from howdah.serving.report.findings.material import figures as figures_of
 
 MOST = 12
 """Largest number of runs on a page: the colours of more curves could not be distinguished."""
@@ -25,7 +29,7 @@ _FIGURES = (
     ("world_size", "ranks", "{}"),
     ("steps", "steps", "{:,}"),
     ("best_step", "step of the best weights", "{:,}"),
-    ("train_seconds", "seconds of training", "{:,.0f}"),
+    ("train_seconds", "training, s", "{:,.0f}"),
     ("examples_per_second", "examples/s", "{:,.1f}"),
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
@@ -46,6 +50,8 @@ class _Run:
     """run.json."""
     config: Mapping[str, Any]
     """{key: value} of config.yaml, with keys such as `data.source`."""
+    text: str
+    """config.yaml."""
     lines: Sequence[Mapping[str, Any]]
     """metrics.jsonl."""
 
@@ -76,15 +82,21 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
     datasets = {run.dataset for run in runs}
-    page = report.template("howdah.serving.report", "comparison.html.j2").render(
+    tested = _tested(runs) if len(datasets) == 1 else None
+    page = pages.render(
+        __package__,
+        "comparison.html.j2",
         runs=runs,
+        reports=[_report(output, run) for run in runs],
         one_dataset=len(datasets) == 1,
+        tested=tested,
+        verdict=_verdict(len(datasets) == 1, tested),
         figures=_figures(runs),
-        splits=_splits(runs),
+        splits=_splits(runs, tested),
         curves=_curves(runs),
         differing={
             key: [_UNDEFINED if value is None else str(value) for value in row]
-            for key, row in differing.items()
+            for key, row in sorted(differing.items(), key=lambda item: _place(item[0]))
         },
     )
     storage.write_whole(output, page.encode())
@@ -107,6 +119,98 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     }
 
 
+def _place(key: str) -> tuple[int, str]:
+    """Return a key's place in the table: what is learnt first, names and directories last."""
+    section = key.partition(".")[0]
+    return ({"training": 0, "model": 1, "data": 2, "run": 9}.get(section, 5), key)
+
+
+def _report(output: str, run: _Run) -> str | None:
+    """Return the address of a run's report, if it has one."""
+    target = storage.join(run.directory, REPORT)
+    return pages.link(storage.parent(output), target) if storage.exists(target) else None
+
+
+def _tested(runs: Sequence[_Run]) -> dict[str, Any] | None:
+    """Compare the run that is best by the main metric with each other one.
+
+    Returns:
+        {metric, split, lower, state, word, best, rows: [{title, value, difference, interval,
+        rows, real}]}; None: fewer than two runs have the metric.
+    """
+    chosen = figures_of(runs[0].values, runs[0].text)
+    name, split = chosen.metric, chosen.split
+    metrics = [((run.values.get("metrics") or {}).get(split) or {}) for run in runs]
+    values = [each.get(name) for each in metrics]
+    scored = [n for n, value in enumerate(values) if value is not None]
+    if len(scored) < 2:
+        return None
+    best = max(scored, key=lambda n: METRICS[name].score(values[n]))
+    labels = metrics[best].get("labels") or []
+    question = paired.Question(
+        metric=name, split=split, task=chosen.task, labels=labels,
+        rows=int(metrics[best].get("rows") or 0),
+    )  # fmt: skip
+    ours, rows = paired.read(runs[best].directory, question), []
+    for number in [best, *(n for n in scored if n != best)]:
+        row: dict[str, Any] = {
+            "title": runs[number].title, "value": values[number], "interval": None, "real": None,
+            "difference": values[number] - values[best], "rows": None,
+        }  # fmt: skip
+        if number != best and ours is not None and metrics[number].get("labels") == labels:
+            theirs = paired.read(runs[number].directory, question)
+            if theirs and (measured := paired.difference(theirs, ours, question)):
+                row["interval"], row["rows"] = measured
+                row["real"] = not row["interval"][0] <= 0.0 <= row["interval"][1]
+        rows.append(row)
+    return {
+        "metric": name, "split": split, "lower": METRICS[name].lower, "rows": rows,
+        "best": runs[best].title, **_summary(rows, name, split),
+    }  # fmt: skip
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], name: str, split: str) -> dict[str, str]:
+    """Return {state, word, sentence} about the best run (the first row) and the others."""
+    best, others = rows[0], rows[1:]
+    known = [row for row in others if row["real"] is not None]
+    if not known:
+        return {
+            "state": "unknown",
+            "word": "Not tested",
+            "sentence": f"{best['title']} has the best {name}. Whether that is more than chance is"
+            f" not known: the runs have no predictions of the same rows of {split}.",
+        }
+    real = [row for row in known if row["real"]]
+    if len(others) == 1:
+        low, high = sorted(abs(end) for end in known[0]["interval"]) if real else (0.0, 0.0)
+        more = f" (95 %: {low:.4f} to {high:.4f})" if real else ""
+        sentence = (
+            f"{best['title']} is better by {abs(known[0]['difference']):.4f} {name}{more} on"
+            f" {known[0]['rows']:,} rows of {split}: "
+        )
+        sentence += "more than chance explains." if real else "chance alone explains that."
+    else:
+        sentence = (
+            f"{best['title']} has the best {name}. It is better than {len(real)} of {len(others)}"
+            f" other runs beyond what chance explains, on the same rows of {split}."
+        )
+    word = "A real difference" if real else "No real difference"
+    return {"state": "good" if real else "unknown", "word": word, "sentence": sentence}
+
+
+def _verdict(one_dataset: bool, tested: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """Return (state, word, sentence) of the first box."""
+    if not one_dataset:
+        return (
+            "bad",
+            "Not comparable",
+            "These runs were measured on different datasets, so their figures are not comparable.",
+        )
+    if tested is None:
+        return "unknown", "Not evaluated", "Fewer than two runs have a final evaluation (yet)."
+    return tested["state"], tested["word"], tested["sentence"]
+
+
 def _refuse_to_replace(output: str) -> None:
     """Raise AlreadyExists if anything except a page of compared runs would be replaced."""
     if not storage.exists(output):
@@ -124,16 +228,17 @@ def _refuse_to_replace(output: str) -> None:
 
 def _read(number: int, directory: str) -> _Run:
     values = report.read_run(directory)
+    path = storage.join(directory, CONFIG)
     try:
-        config = yaml_text.read(storage.join(directory, CONFIG)) or {}
+        config, text = yaml_text.read(path) or {}, storage.read_text(path)
     except NotFound:
-        config = {}
+        config, text = {}, ""
     except ConfigError as error:
         raise DataError(
             "the run's configuration cannot be read", where=error.where, got=error.got
         ) from None
     title = f"{number} {values.get('name') or storage.name(directory)}"
-    return _Run(title, directory, values, _leaves(config), read_metrics(directory))
+    return _Run(title, directory, values, _leaves(config), text, read_metrics(directory))
 
 
 def _leaves(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -167,8 +272,14 @@ def _figures(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
-    """Return {name, metrics, rows} of each split; metrics are (metric, [(value, is best)])."""
+def _splits(runs: Sequence[_Run], tested: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return {name, metrics, rows} of each split; metrics are (metric, [(value, is best)]).
+
+    Args:
+        tested: the tested metric, whose best value is marked if the difference is real; where
+            nothing was tested, the best value of each metric is.
+    """
+    certain = tested is None or all(row["real"] is None for row in tested["rows"])
     measured = [run.values.get("metrics") or {} for run in runs]
     names = dict.fromkeys(split for each in measured for split in each)
     splits = []
@@ -179,8 +290,9 @@ def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
             defined = [value for value in values if value is not None]
             if defined:
                 best = max(defined) if METRICS[metric].better == "higher" else min(defined)
-                several = len(set(defined)) > 1
-                cells = [(report.number(value), several and value == best) for value in values]
+                marked = certain or (tested["state"] == "good" and metric == tested["metric"])
+                several = marked and len(set(defined)) > 1
+                cells = [(figures.number(value), several and value == best) for value in values]
                 rows.append((metric, cells))
         counted = [each.get(split, {}).get("rows") for each in measured]
         splits.append(
@@ -194,8 +306,6 @@ def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Sequence[_Run]) -> list[Any]:
-    from markupsafe import Markup
-
     drawn = []
     training = [
         (run.title, [[one["step"], one["loss"]] for one in steps[:: max(1, len(steps) // _POINTS)]])
@@ -217,4 +327,4 @@ def _curves(runs: Sequence[_Run]) -> list[Any]:
                 series.append((run.title, lines))
         if series:
             drawn.append(charts.lines(f"{VALIDATION} {metric}", series, marked=True))
-    return [Markup(svg) for svg in drawn]
+    return drawn

@@ -7,26 +7,23 @@ the gate's verdict), so that `howdah report` can make it again anywhere.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from howdah import storage
-from howdah.core.terminal import shown
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, HowdahError, NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.models.runs.settings import described
-from howdah.run_files import REPORT
+from howdah.pages import figures as forms
+from howdah.pages import page as pages
+from howdah.run_files import COMPARISON, REPORT, RUNS
 from howdah.serving.report import view
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
 from howdah.serving.report.findings.verdict import Verdict
-
-_STYLES = "'unsafe-inline'"
 
 
 def write(
@@ -36,7 +33,7 @@ def write(
 
     Args:
         check: called before the page is written; raises if this process must not write any more.
-        texts: none or worst, in place of the run's own report.texts.
+        texts: masked, plain or none, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """
@@ -51,7 +48,7 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     """Return the contents of a run's report.html.
 
     Args:
-        texts: none or worst, in place of the run's own report.texts.
+        texts: masked, plain or none, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """
@@ -61,7 +58,8 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     except NotFound:  # without config.yaml the report lacks the configuration
         config = ""
     material = gather(run_directory, run, config, texts=texts)
-    return render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
+    lines = read_metrics(run_directory)
+    return render(run, lines, config, material, run_directory).encode("utf-8", "replace")
 
 
 def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
@@ -100,6 +98,7 @@ def render(
     lines: Sequence[Mapping[str, Any]],
     config: str,
     material: Material | None = None,
+    run_directory: str = "",
 ) -> str:
     """Render the page as HTML.
 
@@ -108,8 +107,14 @@ def render(
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
         material: all other material; None: there is none.
+        run_directory: where the page will lie; "": it has no links to other pages.
     """
-    return template("howdah.serving.report", "report.html.j2").render(
+    return pages.render(
+        __package__,
+        "report.html.j2",
+        links=_links(run_directory, run, material) if run_directory else (),
+        directory=run_directory,
+        script=files(__package__).joinpath("report.js").read_text("utf-8"),
         run=run,
         status=_status(run),
         facts=_facts(run),
@@ -119,42 +124,29 @@ def render(
     )
 
 
-def template(package: str, name: str) -> Any:
-    """Load a page's template from a package.
-
-    It may include page.css, and has filters for numbers, the page's script, and the policy that
-    forbids all other contents. Control characters in values are shown escaped.
-    """
-    import jinja2
-    from markupsafe import Markup
-
-    packages = dict.fromkeys((package, "howdah.serving.report"))
-    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
-    environment = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
-
-    def defined(value: Any) -> Any:  # a figure that a run did not measure is undefined in templates
-        return None if isinstance(value, jinja2.Undefined) else value
-
-    environment.filters["number"] = lambda value: number(defined(value))
-    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.filters["thousands"] = lambda value: "–" if defined(value) is None else f"{value:,}"
-    package_files = files(__package__)
-    script = package_files.joinpath("page.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals["policy"] = Markup(
-        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
-        f" style-src {_STYLES}; script-src 'sha256-{digest}'"
-    )
-    environment.globals["script"] = Markup(script)
-    return environment.get_template(name)
+def _links(
+    run_directory: str, run: Mapping[str, Any], material: Material | None
+) -> list[pages.Link]:
+    """Return the other pages that exist: of the data, the model, and other runs."""
+    above = storage.parent(run_directory)
+    targets = [
+        ("Model card", storage.join(run_directory, "export", "README.md")),
+        ("All runs", storage.join(above, RUNS)),
+        ("Comparison", storage.join(above, COMPARISON)),
+    ]
+    if material is not None and material.manifest is not None:
+        dataset = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
+        targets.insert(0, ("Data report", storage.join(dataset, REPORT)))
+    links = []
+    for text, target in targets:
+        try:
+            with storage.waiting_at_most(5.0):
+                address = storage.exists(target) and pages.link(run_directory, target)
+        except HowdahError:  # a link is no reason to leave a run without its report
+            continue
+        if address:
+            links.append((text, address))
+    return links
 
 
 def _status(run: Mapping[str, Any]) -> str:
@@ -166,12 +158,7 @@ def _status(run: Mapping[str, Any]) -> str:
     return "finished" if status == "running" and run.get("metrics") else status
 
 
-def number(value: Any) -> str:
-    """Format a figure with four decimals, or a dash."""
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(run: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return (name, value) pairs that identify the run: hashes, versions, git state, attempts."""
     facts = []
     for key in (
@@ -179,7 +166,8 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         "best_step", "stopped_early", "mlflow_run_id",
     ):  # fmt: skip
         if run.get(key) is not None:
-            facts.append((key, str(run[key])))
+            moment = key in ("created", "finished")
+            facts.append((key, forms.moment(run[key]) if moment else str(run[key])))
     git = run.get("git")
     if git:
         facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
@@ -194,9 +182,13 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
-def _attempt(one: Mapping[str, Any]) -> str:
+def _attempt(one: Mapping[str, Any]) -> Any:
     """Describe an attempt in one line; a killed one has no end."""
+    from markupsafe import Markup
+
     user, host = (one.get(key) or "unknown" for key in ("user", "host"))
     ranks, seconds = one.get("world_size"), one.get("seconds")
-    end = "no end on record" if seconds is None else f"{one.get('status')} after {seconds:,.0f} s"
-    return f"{one.get('started')}, {user} on {host}, {ranks} ranks, {end}"
+    end = "no end on record" if seconds is None else f"{one.get('status')} after"
+    length = "" if seconds is None else f" {forms.duration(seconds)}"
+    text = Markup("{}, {} on {}, {} ranks, {}{}")
+    return text.format(forms.moment(one.get("started")), user, host, ranks, end, length)

@@ -12,10 +12,11 @@ from howdah.config.metric_table import METRICS, SHOWN, TILES
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.clean import PAIR
 from howdah.data.manifest import DatasetManifest
-from howdah.serving.report import charts
+from howdah.pages import charts, figures
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.intervals import differs
 from howdah.serving.report.findings.material import Material
+from howdah.serving.report.findings.verdict import FEWEST
 
 _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
@@ -38,6 +39,7 @@ def context(
     return {
         "task": material.task,
         "main": _main(material, metrics, kind) if metrics else None,
+        "errs": _errs(material, metrics, kind),
         "split": split,
         "splits": [{"name": name, "metrics": each} for name, each in measured.items()],
         "scalars": _scalars(measured),
@@ -80,23 +82,51 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
         "lower": METRICS[name].lower,
         "marks": marks,
         "bounds": material.bounds,
-        "ruler": _svg(charts.ruler(value, interval, marks)) if value is not None else "",
+        "ruler": charts.ruler(name, value, interval, marks) if value is not None else "",
     }
+
+
+def _errs(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return where the model errs most, as {text, at}: `at` is the section with the details."""
+    errs = []
+    if pairs := _pairs(metrics, kind):
+        first = pairs[0]
+        errs.append({
+            "text": f"{first['label']} is taken for {first['predicted']} in {first['rows']:,} rows"
+            f" ({figures.percent(first['share'])} of the label's)", "at": "pair-0",
+        })  # fmt: skip
+    having = [row for row in _classes(metrics) if row["support"] >= FEWEST]
+    if len(having) > 2 and (last := min(having, key=lambda row: row["f1"])):
+        text = f"{last['name']} has the lowest F1, {last['f1']:.3f} ({last['support']:,} rows)"
+        errs.append({"text": text, "at": "classes"})
+    slices = material.findings.slices if material.findings is not None else ()
+    for one in [each for each in slices if each.worse][:2]:
+        is_right = "mean absolute error" if material.task == "regression" else "right"
+        value = (
+            figures.number(one.value)
+            if material.task == "regression"
+            else figures.percent(one.value)
+        )
+        text = (
+            f"{one.group} {one.name}: {is_right} {value} in {one.rows:,} rows, worse than elsewhere"
+        )
+        errs.append({"text": text, "at": "slices"})
+    if material.findings is not None and (count := len(material.findings.suspects)):
+        errs.append({"text": f"{count} rows may have a wrong label", "at": "suspects"})
+    return errs
 
 
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
     """Return (name, value) of the figures beside the main one."""
     tiles = [
-        (name, f"{metrics[name]:.4f}")
+        (name, figures.number(metrics[name]))
         for name in TILES
         if name not in ("loss", main) and metrics.get(name) is not None
     ]
-    for key, name, shape in (
-        ("steps", "steps", "{:,}"),
-        ("train_seconds", "seconds of training", "{:,.0f}"),
-    ):
-        if isinstance(run.get(key), int | float):
-            tiles.append((name, shape.format(run[key])))
+    if isinstance(run.get("steps"), int):
+        tiles.append(("steps", figures.number(run["steps"])))
+    if isinstance(run.get("train_seconds"), int | float):
+        tiles.append(("training", figures.duration(run["train_seconds"])))
     if run.get("skipped_steps"):
         tiles.append(("steps skipped by fp16", f"{run['skipped_steps']:,}"))
     return tiles
@@ -200,15 +230,17 @@ def _classes(metrics: Metrics) -> list[dict[str, Any]]:
 def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
     """Draw precision over recall, and the ROC, of the labels with the most errors."""
     curves_of = kind.get("curves") or {}
-    shown = [row["name"] for row in _classes(metrics) if curves_of.get(row["name"])][:_MOST_CURVES]
+    shown = [
+        row["name"] for row in _classes(metrics) if row["support"] and curves_of.get(row["name"])
+    ][:_MOST_CURVES]
     if not shown:
         return []
     unit = (0.0, 1.0)
     return [
-        _svg(charts.lines("Precision and recall", [(n, curves_of[n]["pr"]) for n in shown],
-                          x_label="recall", y_label="precision", x=unit, y=unit)),
-        _svg(charts.lines("ROC", [(n, curves_of[n]["roc"]) for n in shown], diagonal=True,
-                          x_label="false positive rate", y_label="recall", x=unit, y=unit)),
+        charts.lines("Precision and recall", [(n, curves_of[n]["pr"]) for n in shown],
+                     x=charts.Axis("recall"), y_label="precision", y=unit),
+        charts.lines("ROC", [(n, curves_of[n]["roc"]) for n in shown], diagonal=True,
+                     x=charts.Axis("false positive rate"), y_label="recall", y=unit),
     ]  # fmt: skip
 
 
@@ -225,12 +257,11 @@ def _calibration(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | 
         for key, name in (("before", "as it is"), ("after", "with temperature"))
         if key in measured
     ]  # fmt: skip
-    unit = (0.0, 1.0)
     svg = charts.lines(
-        "Calibration", series, x_label="confidence", y_label="right", x=unit, y=unit, marked=True,
-        diagonal=True,
+        "Calibration", series, x=charts.Axis("confidence"), y_label="share that is right",
+        y=(0.0, 1.0), marked=True, diagonal=True,
     )  # fmt: skip
-    return {**measured, "svg": _svg(svg)}
+    return {**measured, "svg": svg}
 
 
 def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -247,9 +278,9 @@ def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
     low = min(point[1] for point in points)
     svg = charts.lines(
         "Accuracy of the rows that are kept", [("accuracy", [[1 - p[0], p[1]] for p in points])],
-        x_label="share rejected", y_label="accuracy", x=(0.0, 1.0), y=(max(0.0, low - 0.02), 1.0),
+        x=charts.Axis("share rejected"), y_label="accuracy", y=(max(0.0, low - 0.02), 1.0),
     )  # fmt: skip
-    return {"svg": _svg(svg), "table": table, "points": points}
+    return {"svg": svg, "table": table, "points": points}
 
 
 def _numbers(kind: Mapping[str, Any]) -> list[Any]:
@@ -258,10 +289,9 @@ def _numbers(kind: Mapping[str, Any]) -> list[Any]:
         return []
     residuals = kind["residuals"]
     return [
-        _svg(charts.dots("Predicted over target", kind["dots"], x_label="target",
-                         y_label="predicted")),
-        _svg(charts.bars("Residuals", residuals["counts"], residuals["edges"],
-                         x_label="predicted less target")),
+        charts.dots("Predicted over target", kind["dots"], x_label="target", y_label="predicted"),
+        charts.histogram("Residuals", residuals["counts"], residuals["edges"],
+                         x_label="predicted less target"),
     ]  # fmt: skip
 
 
@@ -335,9 +365,7 @@ def _length_chart(lengths: Mapping[str, Counter[int]], split: str) -> Any:
             series.append(
                 (name, [[bound, lengths[name][bound] / total] for bound in sorted(lengths[name])])
             )
-    return _svg(
-        charts.lines("Lengths", series, x_label="tokens", y_label="share of rows", marked=True)
-    )
+    return charts.lines("Lengths", series, x_label="tokens", y_label="share of rows", marked=True)
 
 
 def _cost(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -392,7 +420,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     ):  # fmt: skip
         if logged(key):
             out.append(charts.lines(title, [(key, _thinned(logged(key)))]))
-    return [_svg(each) for each in out]
+    return out
 
 
 def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
@@ -400,9 +428,3 @@ def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
     step = max(1, -(-len(points) // most))
     kept = points[::step]
     return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]
-
-
-def _svg(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)

@@ -29,7 +29,7 @@ def run_status(directory: str) -> dict[str, Any] | None:
     return {
         "run_directory": directory,
         "run_id": run.get("run_id"),
-        "state": _state(directory) if running else str(run.get("status")).upper(),
+        "state": state(directory) if running else str(run.get("status")).upper(),
         "attempt": attempt.get("attempt"),
         "host": attempt.get("host"),
         "world_size": run.get("world_size"),
@@ -71,7 +71,7 @@ def _metrics(directory: str) -> list[dict[str, Any]]:
         return []
 
 
-def _state(directory: str) -> str:
+def state(directory: str) -> str:
     """RUNNING, or LOST if no process of this machine has the run. On remote storage the run may be
     on another machine, so it is RUNNING, as in run.json."""
     if not storage.is_local(directory):

@@ -20,6 +20,7 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.errors import HowdahError
 from howdah.models.fit_decision import fit_temperature, logits_of
+from howdah.pages.personal import Shown, sample
 from howdah.serving.report.findings.base import First, Rival, Second
 from howdah.serving.report.findings.numbers import FirstOfNumbers, SecondOfNumbers
 from howdah.serving.report.findings.one_label import FirstOfOne, SecondOfOne
@@ -73,7 +74,7 @@ def analyze_predictions(
     task: Task,
     *,
     texts: Callable[[], Texts] | None,
-    shown: bool = True,
+    shown: Shown = "masked",
     rivals: Mapping[str, Rival] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Findings | None:
@@ -83,7 +84,7 @@ def analyze_predictions(
         predictions: directory with a directory for each split.
         splits: evaluated splits; the findings come from test, else from the last one.
         texts: opens the dataset's rows; None: there are no texts.
-        shown: put texts into the rows; False: they are only counted by script.
+        shown: how texts are put into the rows; none: they are only counted by script.
         rivals: the baseline's predictions by split, as far as they are known.
         advance: called after each batch of rows.
     Returns:
@@ -134,8 +135,7 @@ def analyze_predictions(
     first, worst = firsts[main], firsts[main].worst.rows()
     scripts, of_scripts = _scripts(reader, main, first)
     notes += of_scripts
-    if shown:
-        notes += _put_texts(reader, [*worst, *suspects, *second.examples()])
+    notes += _put_texts(reader, [*worst, *suspects, *second.examples()], shown)
     return Findings(
         split=main,
         kind=second.as_dict(),
@@ -207,9 +207,9 @@ def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice
     return judged(group, named, share=first.share, lower=first.lower), []
 
 
-def _put_texts(reader: Texts | None, rows: Sequence[dict]) -> list[str]:
+def _put_texts(reader: Texts | None, rows: Sequence[dict], shown: Shown) -> list[str]:
     """Put texts into rows; return notes about missing ones."""
-    if reader is None or not rows:
+    if reader is None or not rows or shown == "none":
         return []
     if not reader.readable:
         return ["rows are images: their ids are shown"]
@@ -226,12 +226,22 @@ def _put_texts(reader: Texts | None, rows: Sequence[dict]) -> list[str]:
                 if row["place"] is None and row["id"] in located:
                     row["place"] = located[row["id"]]
             placed = [row for row in of_split if row["place"] is not None]
-            shown = reader.of(split, [(*row["place"][:2], row["id"]) for row in placed])
+            texts = reader.of(split, [(*row["place"][:2], row["id"]) for row in placed])
         except HowdahError as error:
             notes.append(f"{split}: texts are not shown: {error.what} ({error.where})")
             continue
         for row in of_split:
-            text = shown.get(row["id"])
-            if text is not None:
-                row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
+            if row["id"] in texts:
+                row["text"] = texts[row["id"]]
+    originals = reader.originals()
+    for row in rows:
+        if (text := originals.get(row["id"], row.get("text"))) is not None:
+            text = (sample(text, shown) or "").strip()
+            row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
+    decoded = {row["id"] for row in rows if "text" in row} - originals.keys()
+    if decoded:
+        notes.append(
+            f"{len(decoded)} texts are decoded from token ids: case and blanks may not be the"
+            " source's"
+        )
     return notes

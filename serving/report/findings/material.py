@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from howdah import storage
 from howdah.config import loader as configs
@@ -19,6 +19,7 @@ from howdah.models.export_info import read_info
 from howdah.models.registry import Published
 from howdah.models.runs import baseline
 from howdah.models.runs.run_json import CONFIG
+from howdah.pages.personal import Shown
 from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE
 from howdah.serving.report.findings.base import Rival
 from howdah.serving.report.findings.look import Findings, analyze_predictions, for_verdict
@@ -78,7 +79,7 @@ def gather(
 
     Args:
         config: config.yaml's text.
-        texts: none or worst; None: as the configuration says.
+        texts: masked, plain or none; None: as the configuration says.
         verdict_alone: analyse only the predictions that the verdict needs, of one split.
     """
     keys, metrics = _keys(config), run.get("metrics") or {}
@@ -88,7 +89,8 @@ def gather(
     path = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
     manifest = _manifest(path, run, notes)
     info = _info(run_directory)
-    shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
+    shown = texts or _at(keys, "report", "texts")
+    shown = shown if shown in get_args(Shown) else "masked"
     stored_baseline, lines = _baseline(run_directory, run, keys, info)
     findings = None
     rivals = _rivals(stored_baseline, metrics, manifest)
@@ -102,7 +104,11 @@ def gather(
         export = storage.join(run_directory, "export")
 
         def opened() -> Texts:
-            return Texts(path, run.get("dataset_hash"), export)
+            try:
+                data = configs.from_dict(dict(keys)).data
+            except ConfigError:  # of another version: texts are decoded
+                data = None
+            return Texts(path, run.get("dataset_hash"), export, data=data)
 
         with activity.current().doing("evaluate", "looking at the predictions", unit="batches"):
             findings = analyze_predictions(
@@ -117,7 +123,7 @@ def gather(
             )
         if findings is None:
             notes.append("The run has no predictions, so rows and slices are missing")
-        elif not shown:
+        elif shown == "none":
             notes.append("Texts are left out (report.texts: none)")
     value = stored_baseline.value(split, metric) if stored_baseline is not None else None
     against = [] if value is None else [Versus(name=BASELINE, value=value)]

@@ -1,7 +1,8 @@
-"""Texts of rows for the report: their token ids from the dataset's shards, decoded.
+"""Texts of rows for the report: those of the source, or else decoded from the dataset's token ids.
 
 The source may be gone or changed when a report is made; the dataset's version is what the run
-learnt from. A decoded text may differ from the source's in case and blanks.
+learnt from. So a text of the source is shown only if it still has the record's token ids. A decoded
+text may differ from the source's in case and blanks.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ from functools import lru_cache
 import numpy as np
 
 from howdah import storage
-from howdah.data.clean import PAIR
+from howdah.config.data import DataSection
+from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.encode import Encoder
 from howdah.data.family import TOKENIZER_FILES
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.splits.shard_cache import ShardCache
 from howdah.data.splits.shards import ShardSet
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, HowdahError, NotFound
 
 LONGEST = 700
 """Largest number of characters that are shown of a text."""
 _MOST_SCANNED = 1_000_000
 """Largest number of rows whose keys are searched, if predictions do not have the rows' places."""
+
+_MOST_SOURCE_BYTES = 128 * 2**20
+"""Largest size of a source's files that are read for the texts of a page."""
 
 Place = tuple[int, int, str]
 """(shard, row in it, the row's id, which must be the record's)."""
@@ -39,20 +44,27 @@ class Texts:
         manifest_hash: hash of its manifest in run.json; None: unknown.
         export: the run's export, whose tokenizer decodes.
         cache: cache of remote or compressed shards.
+        data: the configuration of the source; None: texts are decoded.
     Raises:
         NotFound, DataError: the version is gone, or has changed.
         ModelError: the export has no tokenizer.
     """
 
     def __init__(
-        self, dataset: str, manifest_hash: str | None, export: str, cache: ShardCache | None = None
+        self,
+        dataset: str,
+        manifest_hash: str | None,
+        export: str,
+        cache: ShardCache | None = None,
+        data: DataSection | None = None,
     ) -> None:
         self.dataset: Dataset = load_dataset(dataset)
         if manifest_hash not in (None, self.dataset.manifest_hash):
             raise DataError(
                 "the dataset is not the one that the run was measured on", where=dataset
             )
-        self._cache, self._sets = cache, {}
+        self._cache, self._sets, self._data = cache, {}, data
+        self._read: dict[str, np.ndarray] = {}
         self._encoder = _encoder(export) if self.dataset.manifest.kind == "text" else None
 
     @property
@@ -77,7 +89,40 @@ class Texts:
             example = shards.example(shard, row)
             if example.id.decode("utf-8", "backslashreplace") == key:
                 texts[key] = self.decode(example.input_ids)
+                self._read[key] = np.array(example.input_ids)
         shards.release()
+        return texts
+
+    def originals(self) -> dict[str, str]:
+        """Return {id: the source's text} of the rows that `of` has read, as far as they are there.
+
+        A row is looked up by its id, and its text must give the record's token ids.
+        """
+        from howdah.serving.prediction.reading import read_rows, source_files
+
+        data, texts = self._data, {}
+        if data is None or data.columns.id is None or not self._read:
+            return texts
+        cleaned = clean_pair if self.dataset.manifest.pairs else clean_text
+        try:
+            files = source_files(str(data.source))
+            if sum(entry.size for entry in files.entries) > _MOST_SOURCE_BYTES:
+                return texts
+            for row in read_rows(files, data.columns, csv_options=data.csv):
+                ids = self._read.get(row.id)
+                if ids is None or row.text is None or row.id in texts:
+                    continue
+                again = self._encoder.encode_rows(
+                    [cleaned(row.text, data.clean)],
+                    self.dataset.manifest.max_length,
+                    pairs=row.pair,
+                )[0]
+                if np.array_equal(again, ids):
+                    texts[row.id] = row.text
+                if len(texts) == len(self._read):
+                    break
+        except HowdahError:  # a table, or files that are gone: the decoded texts are shown
+            return texts
         return texts
 
     def locate(self, split: str, ids: Iterable[str]) -> dict[str, tuple[int, int, int]] | None:

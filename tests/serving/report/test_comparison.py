@@ -9,12 +9,15 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from howdah import storage
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.serving.report.comparison import MOST, compare
+from howdah.serving.report.report import write
 from tests.serving.report.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
+from tests.support.models.finished_run import make_run
 
 
 @pytest.fixture
@@ -54,6 +57,61 @@ def test_runs_side_by_side(runs, tmp_path):
     titles = {text for svg in svgs(page) for text in texts(svg)}
     assert {"Training loss", "validation accuracy", "1 zoo", "2 zoo"} <= titles
     assert not re.search(r"(src|href)=.https?:", page.replace("xlink:href", ""))
+
+
+def test_a_difference_is_real_or_chance_by_the_rows_of_both(tmp_path):
+    """The second run errs in other rows, as often; the third is worse; the fourth has no rows."""
+    random = np.random.default_rng(5)
+    labels = random.integers(0, 3, 600)
+    good = random.standard_normal((600, 3))
+    good[np.arange(600), labels] += 3.0
+    noise = {"first": 0.0, "second": 0.15, "third": 4.0, "fourth": 0.0}
+    texts, paths = ["some words"] * 600, []
+    for name, size in noise.items():
+        logits = good + size * random.standard_normal((600, 3))
+        splits = {
+            split: (texts, labels.tolist(), logits) for split in ("train", "validation", "test")
+        }
+        paths.append(make_run(f"{tmp_path}/{name}", ["a", "b", "c"], splits))
+        edit_run(paths[-1], dataset_hash="d1", name=name)
+    storage.remove(f"{paths[3]}/predictions", recursive=True)
+    output = str(tmp_path / "page.html")
+    compare(paths[:2], output)
+    assert "No real difference" in storage.read_text(output)
+    compare([paths[0], paths[2]], output)
+    page = storage.read_text(output)
+    assert "A real difference" in page and "1 first is better by" in page
+    assert 'href="first/run/report.html"' not in page  # there is no report yet
+    write(paths[0])
+    compare(paths, output)
+    page = storage.read_text(output)
+    assert "better than 1 of 3 other runs" in page and 'href="first/run/report.html"' in page
+    cells = re.findall(r"(yes, beyond chance|no, within chance|not tested)", page)
+    assert sorted(cells) == ["no, within chance", "not tested", "yes, beyond chance"]
+
+
+def test_the_list_of_runs(runs, tmp_path):
+    edit_run(runs[1], status="running", created="2031-01-01T00:00:00+00:00")
+    write(runs[0])
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text('{"run_id": ')
+    (tmp_path / "data").mkdir()
+    listed = howdah("runs", str(tmp_path), "--json", cwd=tmp_path)
+    rows = {row["run"]: row for row in json.loads(listed.stdout)["runs"]}
+    assert list(rows) == ["other", "run", "broken"]  # the newest first, unknown times last
+    assert [row["state"].split(":")[0] for row in rows.values()] == [
+        "lost",
+        "finished",
+        "unreadable",
+    ]
+    assert rows["run"]["verdict"] in ("Good", "Not good", "Inconclusive", "Cannot say")
+    assert rows["other"]["verdict"] is None and rows["run"]["metric"] == "macro_f1"
+    page = storage.read_text(str(tmp_path / "runs.html"))
+    assert 'href="run/report.html"' in page and "unreadable" in page
+    table = howdah("runs", str(tmp_path), "--sort", "run", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["run", "broken", "other", "run", "page:"]
+    wrong = howdah("runs", str(tmp_path), "--sort", "colour", cwd=tmp_path)
+    assert wrong.returncode == 2 and "minutes" in wrong.stderr
 
 
 def test_runs_on_other_datasets_are_said_to_be(runs, tmp_path):

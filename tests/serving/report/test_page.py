@@ -1,7 +1,11 @@
 """report.html in a real Chromium: no network, dark, narrow, from the confusion to its rows."""
 
+import csv
+import json
 import os
 import re
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +13,10 @@ import yaml
 
 from howdah import storage
 from howdah.config.metric_table import SELECTABLE, metrics_of
+from howdah.data.manifest import load_dataset
+from howdah.etl import report as data
+from howdah.serving.report import runs
+from howdah.serving.report.comparison import compare
 from howdah.serving.report.report import write
 from tests.fixtures.airflow import browser  # noqa: F401
 from tests.support.models.finished_run import make_run
@@ -60,7 +68,8 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
     # Nothing was asked of a network: neither by the page, nor refused by its policy.
     asked = "return performance.getEntriesByType('resource').map(e => e.name)"
     assert script(asked) == [] and browser.driver.get_log("browser") == []
-    assert script("return document.querySelectorAll('img, iframe, object, link').length") == 0
+    assert script("return document.querySelectorAll('img, iframe, object').length") == 0
+    assert script("return [...document.querySelectorAll('link')].map(e => e.href)") == ["data:,"]
     blocked = """const done = arguments[0];
         document.addEventListener('securitypolicyviolation', e => done(e.effectiveDirective));
         fetch('http://127.0.0.1:9/').then(() => done('sent'), () => {});"""
@@ -90,12 +99,61 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
     shape(browser, 400, "dark")
     dark = background(browser)
     assert dark != light
-    browser.find("#theme").click()
+    browser.find("#theme").send_keys("light")
     assert background(browser) == light
-    assert script("return document.documentElement.scrollWidth") <= 400
-    wide = """return [...document.querySelectorAll('body *')].filter(e =>
-        e.getBoundingClientRect().right > 401 && !e.closest('.wide, nav, pre')).length"""
-    assert script(wide) == 0
+    browser.find("#theme").send_keys("system")
+    assert background(browser) == dark
+    assert "2030-01-01" in browser.find("time").text and "UTC" not in browser.find("time").text
+
+    # Each page keeps within a phone, and a meaning shows where its word has the focus.
+    for path in [f"{run}/report.html", *other_pages(run)]:
+        for width in (1280, 390):
+            shape(browser, width, "dark")
+            browser.open(f"file://{path}")
+            assert script("return document.documentElement.scrollWidth") <= width, path
+            beyond = """return [...document.querySelectorAll('body *')].filter(e =>
+                e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.wide, pre'))
+                .map(e => e.outerHTML.slice(0, 80))"""
+            assert script(beyond) == [], path
+            assert browser.driver.get_log("browser") == [], path
+    meaning = """const word = document.querySelector('abbr'); word.focus();
+        return getComputedStyle(word, '::after').content + word.title"""
+    browser.open(f"file://{run}/report.html")
+    assert script(meaning).startswith('"') and "none" not in script(meaning)[:6]
+
+    # A click on a column sorts the list of runs; a run leads to its report.
+    browser.open(f"file://{os.path.dirname(run)}/runs.html")
+    order = "return [...document.querySelectorAll('tbody tr')].map(e => e.cells[0].innerText)"
+    assert script(order) == ["copy", "run"]
+    for expected in (["copy", "run"], ["run", "copy"]):
+        browser.find("th:nth-child(4) button").click()
+        assert script(order) == expected
+    browser.find("tbody a").click()
+    browser.until(lambda: "report.html" in browser.driver.current_url, "the run's report")
+    assert (
+        browser.find("nav.pages").text.startswith("Model card")
+        or "runs" in browser.find("nav.pages").text
+    )
+
+
+def other_pages(run):
+    """The pages about a run and a better copy of it: of the data, both runs, all runs."""
+    top = os.path.dirname(run)
+    copy = f"{top}/copy"
+    shutil.copytree(run, copy)
+    values = storage.read_json(f"{copy}/run.json")
+    values["metrics"]["test"]["macro_f1"] += 0.05
+    storage.write_whole(f"{copy}/run.json", json.dumps(values).encode())
+    compare([run, copy], f"{top}/comparison.html")
+    write(copy)
+    rows = runs.listed(top, lambda directory: "lost")
+    manifest = load_dataset(values["dataset"]).manifest
+    manifest.quality["look"] = [
+        {"kind": "cut", "text": "x" * 300, "yaml": ["data:", "  a: " + "y" * 99]}
+    ]
+    samples = SimpleNamespace(samples={"a" * 60: HOSTILE}, reject_samples={"empty": HOSTILE})
+    data.write(f"{top}/data", manifest, samples)
+    return [f"{top}/comparison.html", runs.write(top, rows), f"{top}/data/report.html"]
 
 
 def test_what_users_wrote_is_text(tmp_path):
@@ -119,9 +177,9 @@ def test_without_a_dataset_predictions_or_texts(tmp_path):
     run = made(str(tmp_path), ["a", "b"], config={"report": {"texts": "none"}})
     page = storage.read_text(write(run))
     assert "Texts are left out" in page and '<bdi class="text"' not in page and "test-" in page
-    assert '<bdi class="text"' in storage.read_text(write(run, texts="worst"))
+    assert '<bdi class="text"' in storage.read_text(write(run, texts="masked"))
     storage.remove(f"{tmp_path}/data", recursive=True)
-    page = storage.read_text(write(run, texts="worst"))
+    page = storage.read_text(write(run, texts="masked"))
     assert "dataset cannot be read" in page and '<bdi class="text"' not in page
     storage.remove(f"{run}/predictions", recursive=True)
     page = storage.read_text(write(run))
@@ -160,4 +218,41 @@ def test_each_metric_that_can_be_the_main_one_has_its_page(tmp_path):
             keys["evaluation"] = {"metric": name}
             storage.write_whole(f"{run}/config.yaml", yaml.safe_dump(keys).encode())
             page = storage.read_text(write(run))
-            assert re.search(r"Cannot say|Not good|Good", page) and name in page
+            assert re.search(r"Cannot say|Inconclusive|Not good|Good", page) and name in page
+
+
+def test_texts_are_the_source_s_own_and_masked(tmp_path):
+    """A row's text is found by its id, if it still gives the ids that the model was trained on."""
+    written = ["Write to Zoe.B@Example.com", "call +49 (0)170 123-4567!", "  A plain  ONE "]
+    source = {"source": f"{tmp_path}/made.csv", "columns": {"text": "text", "id": "id"}}
+    made_run = made(str(tmp_path), ["a", "b"], texts=written, config={"data": source})
+    with open(f"{tmp_path}/made.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "text"])
+        for split in ("validation", "test"):
+            for number in range(300):
+                changed = "other words" if split == "validation" else written[number % 3]
+                rows.writerow([f"{split}-{number}", changed])
+    page = storage.read_text(write(made_run))
+    assert "Write to [mail]" in page and "call [phone]!" in page and "A plain  ONE" in page
+    assert "Example.com" not in page and "123-4567" not in page and "other words" not in page
+    assert "texts are decoded from token ids" in page  # those of validation, which have changed
+    assert "Zoe.B@Example.com" in storage.read_text(write(made_run, texts="plain"))
+    assert '<bdi class="text"' not in storage.read_text(write(made_run, texts="none"))
+
+
+def test_the_data_report_says_whether_one_can_train(tmp_path):
+    run = made(str(tmp_path), ["a", "<b>"])
+    manifest = load_dataset(storage.read_json(f"{run}/run.json")["dataset"]).manifest
+    built = SimpleNamespace(samples={"a": ["from zoe@example.com"]}, reject_samples={"empty": [""]})
+    value = data.contents(manifest, built)
+    assert value["samples"] == {"a": ["from [mail]"]} and value["reject_samples"] == {}
+    page = data.page(value)
+    assert "Yes: train on it" in page and "480</b> rows" in page and "&lt;b&gt;" in page
+    assert "zoe@" not in page and page.count("<script") == 1
+    manifest.quality["look"] = [
+        {"kind": "absent_labels", "text": "'<b>' has no row in test.", "yaml": ["data: {}"]}
+    ]
+    page = data.page(data.contents(manifest, built, "none"))
+    assert "look at this first" in page and "<pre>data: {}</pre>" in page
+    assert "[mail]" not in page and "report.texts: none" in page
