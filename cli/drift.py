@@ -107,14 +107,8 @@ def drift(
     failed = report.error(paths.get("html"))
     if failed is not None:
         raise failed
-    lines = [
-        f"{column.name}: {column.state}"
-        + (f" ({column.value:.4f}, limit {column.limit:.4f})" if column.value is not None else "")
-        + (f" ({column.why})" if column.why else "")
-        for column in report.verdict.columns
-    ]
     summary = {key: value for key, value in report.as_dict().items() if key != "history"}
-    answer({**summary, "pages": paths}, json, [*lines, f"drift: {report.verdict.state}"])
+    answer({**summary, "pages": paths}, json, [*report.lines(), f"drift: {report.verdict.state}"])
 
 
 def _check(

@@ -122,7 +122,7 @@ def _summary(config: Config, study: optuna.Study) -> Study:
     return summarise(
         study, name=config.run.name, directory=config.run.directory,
         metric=space.objective_of(config).metric,
-        most=config.tune.trials, space=config.tune.space,
+        most=config.tune.trials, space=config.tune.space, max_rows=config.evaluation.max_rows,
     )  # fmt: skip
 
 
