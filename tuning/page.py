@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah.config.metric_table import METRICS
-from howdah.serving.report.report import number, template
+from howdah.pages import page as pages
+from howdah.pages.figures import number
 from howdah.tuning import plots
 from howdah.tuning.summary import Study, Trial
 
@@ -35,10 +36,16 @@ def render(study: Study, config: str) -> str:
         figures += [_parameter(study, drawn, key) for key in study.keys]
         if len(study.keys) > 1:
             figures.append(_parallel(study, drawn))
-    return template("howdah.tuning", "study.html.j2").render(
-        study=study, best=best, better=METRICS[study.metric].better, tiles=tiles, config=config,
+    return pages.render(
+        __package__,
+        "study.html.j2",
+        study=study,
+        best=best,
+        better=METRICS[study.metric].better,
+        tiles=tiles,
+        config=config,
         figures=[Markup(svg) for svg in figures],
-    )  # fmt: skip
+    )
 
 
 def _colour(study: Study, trial: Trial) -> str:

@@ -14,7 +14,9 @@ from howdah.config.splits import VALIDATION
 from howdah.errors import AlreadyExists, ConfigError, DataError, NotFound, UsageError
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
-from howdah.serving.report import charts, report
+from howdah.pages import charts, figures
+from howdah.pages import page as pages
+from howdah.serving.report import report
 
 MOST = 12
 """Largest number of runs on a page: the colours of more curves could not be distinguished."""
@@ -76,7 +78,9 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
     datasets = {run.dataset for run in runs}
-    page = report.template("howdah.serving.report", "comparison.html.j2").render(
+    page = pages.render(
+        __package__,
+        "comparison.html.j2",
         runs=runs,
         one_dataset=len(datasets) == 1,
         figures=_figures(runs),
@@ -180,7 +184,7 @@ def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
             if defined:
                 best = max(defined) if METRICS[metric].better == "higher" else min(defined)
                 several = len(set(defined)) > 1
-                cells = [(report.number(value), several and value == best) for value in values]
+                cells = [(figures.number(value), several and value == best) for value in values]
                 rows.append((metric, cells))
         counted = [each.get(split, {}).get("rows") for each in measured]
         splits.append(
@@ -194,8 +198,6 @@ def _splits(runs: Sequence[_Run]) -> list[dict[str, Any]]:
 
 
 def _curves(runs: Sequence[_Run]) -> list[Any]:
-    from markupsafe import Markup
-
     drawn = []
     training = [
         (run.title, [[one["step"], one["loss"]] for one in steps[:: max(1, len(steps) // _POINTS)]])
@@ -217,4 +219,4 @@ def _curves(runs: Sequence[_Run]) -> list[Any]:
                 series.append((run.title, lines))
         if series:
             drawn.append(charts.lines(f"{VALIDATION} {metric}", series, marked=True))
-    return [Markup(svg) for svg in drawn]
+    return drawn

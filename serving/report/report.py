@@ -7,26 +7,22 @@ the gate's verdict), so that `howdah report` can make it again anywhere.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from howdah import storage
-from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.models.runs.settings import described
+from howdah.pages import page as pages
 from howdah.run_files import REPORT
 from howdah.serving.report import view
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.material import Material, figures, gather
 from howdah.serving.report.findings.verdict import Verdict
-
-_STYLES = "'unsafe-inline'"
 
 
 def write(
@@ -109,7 +105,10 @@ def render(
         config: config.yaml's text.
         material: all other material; None: there is none.
     """
-    return template("howdah.serving.report", "report.html.j2").render(
+    return pages.render(
+        __package__,
+        "report.html.j2",
+        script=files(__package__).joinpath("report.js").read_text("utf-8"),
         run=run,
         status=_status(run),
         facts=_facts(run),
@@ -119,44 +118,6 @@ def render(
     )
 
 
-def template(package: str, name: str) -> Any:
-    """Load a page's template from a package.
-
-    It may include page.css, and has filters for numbers, the page's script, and the policy that
-    forbids all other contents. Control characters in values are shown escaped.
-    """
-    import jinja2
-    from markupsafe import Markup
-
-    packages = dict.fromkeys((package, "howdah.serving.report"))
-    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
-    environment = jinja2.Environment(
-        loader=loader,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
-
-    def defined(value: Any) -> Any:  # a figure that a run did not measure is undefined in templates
-        return None if isinstance(value, jinja2.Undefined) else value
-
-    environment.filters["number"] = lambda value: number(defined(value))
-    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.filters["thousands"] = lambda value: "–" if defined(value) is None else f"{value:,}"
-    package_files = files(__package__)
-    script = package_files.joinpath("page.js").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment.globals["policy"] = Markup(
-        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
-        f" style-src {_STYLES}; script-src 'sha256-{digest}'"
-    )
-    environment.globals["script"] = Markup(script)
-    return environment.get_template(name)
-
-
 def _status(run: Mapping[str, Any]) -> str:
     """Return run.json's status; "finished" for a running run that has its metrics.
 
@@ -164,11 +125,6 @@ def _status(run: Mapping[str, Any]) -> str:
     """
     status = str(run.get("status") or "unknown")
     return "finished" if status == "running" and run.get("metrics") else status
-
-
-def number(value: Any) -> str:
-    """Format a figure with four decimals, or a dash."""
-    return "–" if value is None else f"{value:.4f}"
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from howdah.config.metric_table import METRICS, SHOWN, TILES
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.clean import PAIR
 from howdah.data.manifest import DatasetManifest
-from howdah.serving.report import charts
+from howdah.pages import charts
 from howdah.serving.report.findings import compared
 from howdah.serving.report.findings.intervals import differs
 from howdah.serving.report.findings.material import Material
@@ -80,7 +80,7 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
         "lower": METRICS[name].lower,
         "marks": marks,
         "bounds": material.bounds,
-        "ruler": _svg(charts.ruler(value, interval, marks)) if value is not None else "",
+        "ruler": charts.ruler(name, value, interval, marks) if value is not None else "",
     }
 
 
@@ -205,10 +205,10 @@ def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
         return []
     unit = (0.0, 1.0)
     return [
-        _svg(charts.lines("Precision and recall", [(n, curves_of[n]["pr"]) for n in shown],
-                          x_label="recall", y_label="precision", x=unit, y=unit)),
-        _svg(charts.lines("ROC", [(n, curves_of[n]["roc"]) for n in shown], diagonal=True,
-                          x_label="false positive rate", y_label="recall", x=unit, y=unit)),
+        charts.lines("Precision and recall", [(n, curves_of[n]["pr"]) for n in shown],
+                     x=charts.Axis("recall"), y_label="precision", y=unit),
+        charts.lines("ROC", [(n, curves_of[n]["roc"]) for n in shown], diagonal=True,
+                     x=charts.Axis("false positive rate"), y_label="recall", y=unit),
     ]  # fmt: skip
 
 
@@ -225,12 +225,11 @@ def _calibration(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | 
         for key, name in (("before", "as it is"), ("after", "with temperature"))
         if key in measured
     ]  # fmt: skip
-    unit = (0.0, 1.0)
     svg = charts.lines(
-        "Calibration", series, x_label="confidence", y_label="right", x=unit, y=unit, marked=True,
-        diagonal=True,
+        "Calibration", series, x=charts.Axis("confidence"), y_label="share that is right",
+        y=(0.0, 1.0), marked=True, diagonal=True,
     )  # fmt: skip
-    return {**measured, "svg": _svg(svg)}
+    return {**measured, "svg": svg}
 
 
 def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -247,9 +246,9 @@ def _coverage(kind: Mapping[str, Any]) -> dict[str, Any] | None:
     low = min(point[1] for point in points)
     svg = charts.lines(
         "Accuracy of the rows that are kept", [("accuracy", [[1 - p[0], p[1]] for p in points])],
-        x_label="share rejected", y_label="accuracy", x=(0.0, 1.0), y=(max(0.0, low - 0.02), 1.0),
+        x=charts.Axis("share rejected"), y_label="accuracy", y=(max(0.0, low - 0.02), 1.0),
     )  # fmt: skip
-    return {"svg": _svg(svg), "table": table, "points": points}
+    return {"svg": svg, "table": table, "points": points}
 
 
 def _numbers(kind: Mapping[str, Any]) -> list[Any]:
@@ -258,10 +257,9 @@ def _numbers(kind: Mapping[str, Any]) -> list[Any]:
         return []
     residuals = kind["residuals"]
     return [
-        _svg(charts.dots("Predicted over target", kind["dots"], x_label="target",
-                         y_label="predicted")),
-        _svg(charts.bars("Residuals", residuals["counts"], residuals["edges"],
-                         x_label="predicted less target")),
+        charts.dots("Predicted over target", kind["dots"], x_label="target", y_label="predicted"),
+        charts.histogram("Residuals", residuals["counts"], residuals["edges"],
+                         x_label="predicted less target"),
     ]  # fmt: skip
 
 
@@ -335,9 +333,7 @@ def _length_chart(lengths: Mapping[str, Counter[int]], split: str) -> Any:
             series.append(
                 (name, [[bound, lengths[name][bound] / total] for bound in sorted(lengths[name])])
             )
-    return _svg(
-        charts.lines("Lengths", series, x_label="tokens", y_label="share of rows", marked=True)
-    )
+    return charts.lines("Lengths", series, x_label="tokens", y_label="share of rows", marked=True)
 
 
 def _cost(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -392,7 +388,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     ):  # fmt: skip
         if logged(key):
             out.append(charts.lines(title, [(key, _thinned(logged(key)))]))
-    return [_svg(each) for each in out]
+    return out
 
 
 def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
@@ -400,9 +396,3 @@ def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
     step = max(1, -(-len(points) // most))
     kept = points[::step]
     return kept if not points or kept[-1] is points[-1] else [*kept, points[-1]]
-
-
-def _svg(text: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(text)

@@ -1,21 +1,60 @@
 "use strict";
-// The page is complete without this script, which adds a theme switch, values under the pointer, the
-// slider of rejection, and details that open when a link leads to them.
+// Pages are complete without this script, which adds a theme switch, the reader's own time, tables
+// that can be sorted, values under the pointer, and details that open when a link leads to them.
 (() => {
   const root = document.documentElement;
   const make = (name, of = {}) => Object.assign(document.createElement(name), of);
 
   // ------------------------------------------------------------------------------- light and dark
-  const dark = () => root.dataset.theme
-    ? root.dataset.theme === "dark"
-    : window.matchMedia("(prefers-color-scheme: dark)").matches;
-  const button = document.getElementById("theme");
-  if (button) {
-    const named = () => { button.textContent = dark() ? "Light" : "Dark"; };
-    button.hidden = false;
-    button.addEventListener("click", () => { root.dataset.theme = dark() ? "light" : "dark"; named(); });
-    named();
-  }
+  const theme = document.getElementById("theme");
+  const kept = (value) => {  // a page opened from a file may have no storage
+    try {
+      if (value === undefined) return localStorage.getItem("theme") || "";
+      localStorage.setItem("theme", value);
+    } catch { return ""; }
+    return value;
+  };
+  const colour = (value) => { if (value) root.dataset.theme = value; else delete root.dataset.theme; };
+  theme.value = kept();
+  colour(theme.value);
+  theme.parentElement.hidden = false;
+  theme.addEventListener("change", () => { colour(theme.value); kept(theme.value); });
+
+  // -------------------------------------------------------------------- times by the reader's clock
+  const two = (value) => String(value).padStart(2, "0");
+  document.querySelectorAll("time[datetime]").forEach((each) => {
+    const at = new Date(each.dateTime);
+    if (Number.isNaN(at.valueOf())) return;
+    each.title = each.textContent;
+    each.textContent = `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())}`
+      + ` ${two(at.getHours())}:${two(at.getMinutes())}`;
+  });
+
+  // ------------------------------------------------------------------------ tables sorted by a click
+  // A cell's data-value comes before its text. Cells without a value stay last in both directions.
+  const valued = (row, column) => {
+    const cell = row.cells[column];
+    const text = cell.dataset.value ?? cell.textContent.trim().replaceAll(",", "");
+    return text === "" || text === "–" ? null : Number.isNaN(Number(text)) ? text : Number(text);
+  };
+  document.querySelectorAll("table.sortable").forEach((table) => {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      if (!head.textContent.trim()) return;
+      const button = make("button", { type: "button" });
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") === "descending" ? 1 : -1;
+        [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up > 0 ? "ascending" : "descending");
+        const rows = [...table.tBodies[0].rows].map((row) => [valued(row, column), row]);
+        rows.sort(([a], [b]) => a === null || b === null ? (a === null) - (b === null)
+          : typeof a === typeof b ? up * (a < b ? -1 : a > b ? 1 : 0)
+          : typeof a === "number" ? -1 : 1);
+        table.tBodies[0].append(...rows.map(([, row]) => row));
+      });
+    });
+  });
 
   // ------------------------------------------------------------------------------ links to details
   const reveal = () => {
@@ -53,8 +92,10 @@
   };
 
   const chart = (svg) => {
-    const { box, x: label, lines } = JSON.parse(svg.dataset.lines);
-    const [left, right, top, bottom, width, height, x0, x1] = box;
+    const { box, x: label, names, log, lines } = JSON.parse(svg.dataset.lines);
+    const [left, right, top, bottom, width, height, first, last] = box;
+    const scaled = (x) => log ? Math.log(x) : x;
+    const [x0, x1] = [scaled(first), scaled(last)];
     const cursor = document.createElementNS("http://www.w3.org/2000/svg", "path");
     cursor.setAttribute("class", "cursor");
     svg.append(cursor);
@@ -63,9 +104,9 @@
     let at = -1;
 
     const show = (x) => {
-      const across = left + (x - x0) / (x1 - x0) * (width - left - right);
+      const across = left + (scaled(x) - x0) / (x1 - x0) * (width - left - right);
       cursor.setAttribute("d", `M${across} ${top}V${height - bottom}`);
-      const said = [`${label} ${short(x)}`];
+      const said = [`${label} ${names[x] ?? short(x)}`];
       for (const line of lines) if (line.points.length) {
         said.push(`${line.name}: ${short(near(line.points, x)[1])}`);
       }
@@ -83,7 +124,7 @@
       const place = svg.getBoundingClientRect();
       const inside = (event.clientX - place.left) / place.width * width;
       const x = x0 + (inside - left) / (width - left - right) * (x1 - x0);
-      show(near(steps.map((step) => [step]), x)[0]);
+      show(near(steps.map((step) => [step]), log ? Math.exp(x) : x)[0]);
     });
     svg.addEventListener("pointerleave", hide);
     svg.addEventListener("blur", hide);
@@ -96,23 +137,4 @@
     });
   };
   document.querySelectorAll("svg[data-lines]").forEach(chart);
-
-  // -------------------------------------------------------------------------- how much to reject
-  const slider = document.getElementById("reject");
-  const data = document.getElementById("coverage-points");
-  if (slider && data) {
-    const points = JSON.parse(data.textContent);
-    const out = document.getElementById("rejected");
-    const percent = (value) => `${(100 * value).toFixed(1)} %`;
-    const update = () => {
-      const kept = 1 - slider.value / 100;
-      let best = points[0];
-      for (const point of points) if (Math.abs(point[0] - kept) < Math.abs(best[0] - kept)) best = point;
-      out.textContent = `Reject ${percent(1 - best[0])}: the rest is right in ${percent(best[1])} of its`
-        + ` rows (least confidence ${best[2].toFixed(3)})`;
-    };
-    slider.addEventListener("input", update);
-    slider.parentElement.hidden = false;
-    update();
-  }
 })();
