@@ -86,7 +86,7 @@ class Study:
         times = [seconds for seconds in ended if seconds is not None]
         running = [one.seconds or 0.0 for one in self.trials if one.state == "running"]
         waiting = self.count("waiting")
-        if not times or not running and not waiting:
+        if not times or (not running and not waiting):
             return None
         mean = sum(times) / len(times)
         left = sum(max(0.0, mean - seconds) for seconds in running) + mean * waiting

@@ -65,9 +65,7 @@ class JobStatus:
         elif message["type"] == "saving":
             self._saving = message["step"]
         elif message["type"] == "evaluation":
-            self._evaluations.append(
-                {name: message[name] for name in ("step", "split", "metrics")}
-            )
+            self._evaluations.append({name: message[name] for name in ("step", "split", "metrics")})
         elif message["type"] == "tracking":
             self._mlflow_run = message["mlflow_run_id"]
         else:

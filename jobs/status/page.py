@@ -42,7 +42,7 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) 
         __package__,
         "page.html.j2",
         links=[("status.json", "status.json")],
-        name=name,
+        run_name=name,
         status=status,
         mood=_MOODS.get(status["state"], "unknown"),
         headline=_headline(status),
@@ -101,7 +101,9 @@ def _plots(
     split = evaluations[-1]["split"] if evaluations else None
     during = [one for one in evaluations if one["split"] == split]
     if len(during) > 1:
-        shares = [key for key, value in during[-1]["metrics"].items() if key != "loss" and 0 <= value <= 1]
+        shares = [
+            key for key, value in during[-1]["metrics"].items() if key != "loss" and 0 <= value <= 1
+        ]
         series = [
             (key, [(one["step"], one["metrics"][key]) for one in during if key in one["metrics"]])
             for key in shares[:4]

@@ -313,7 +313,7 @@ class _Judging:
     def _judged(
         self, name: str, value: float, reference: float, limit: float, *, alarm: bool
     ) -> Column:
-        change = described(name, self.profile, self.new, value, reference)
+        change = described(name, self.profile, self.new, value, reference, alarm=alarm)
         return Column(
             name=name, state="alarm" if alarm else "ok", value=value, reference=reference,
             limit=limit, change=change,

@@ -36,11 +36,14 @@ def where_of(reference: Profile) -> str:
     return "in the reference" if about_rows else "in training"
 
 
-def described(name: str, reference: Profile, new: Counts, value: float, expected: float) -> str:
+def described(
+    name: str, reference: Profile, new: Counts, value: float, expected: float, *, alarm: bool
+) -> str:
     """Return a judged column as a sentence without its end: "texts are 40 % longer ...".
 
     Args:
         value, expected: the column's value and reference.
+        alarm: the column has moved.
     """
     old, bins, where = reference.counts, reference.bins, where_of(reference)
     if name == "label":
@@ -53,29 +56,35 @@ def described(name: str, reference: Profile, new: Counts, value: float, expected
         return f"{percent(now)} of the predicted numbers are {span}, {percent(before)} {where}"
     if name == "confidence":
         before, now = (counts.confidence_nano / counts.rows / 1e9 for counts in (old, new))
+        figures = f"{percent(now)} on average, {percent(before)} {where}"
+        if not alarm:
+            return f"the model's confidence is {figures}"
         word = "less" if now < before else "more"
-        return (
-            f"the model is {word} sure of its answers: its confidence is {percent(now)} on average,"
-            f" {percent(before)} {where}"
-        )
+        return f"the model is {word} sure of its answers: its confidence is {figures}"
     if name == "length":
         before, now = old.ids / old.texts, new.ids / new.texts
-        tokens = f"{now:.0f} tokens on average, {before:.0f} {where}"
+        figures = f"{now:.0f} tokens on average, {before:.0f} {where}"
         change = now / before - 1
         if abs(change) < 0.02:
-            return f"texts are as long as {where} on average, but spread differently ({tokens})"
+            spread = ", but their lengths vary otherwise" if alarm else ""
+            return f"texts are as long as {where}{spread} ({figures})"
         word = "longer" if change > 0 else "shorter"
-        return f"texts are {abs(change):.0%} {word} than {where} ({tokens})".replace("%", " %")
-    shares = f"{percent(value)}", f"{percent(expected)}"
+        return f"texts are {100 * abs(change):.0f} % {word} than {where} ({figures})"
+    if name == "tokens":
+        words = (
+            f"other words occur than {where}, or in other numbers"
+            if alarm
+            else f"words occur about as often as {where}"
+        )
+        return f"{words}: {percent(value)} of the largest distance, {percent(expected)} by chance"
     return {
         "unseen": "{} of the tokens never occurred in training; {} were expected",
-        "tokens": "other words occur, or in other numbers: {} of the possible distance from"
-        " training; chance alone gives {}",
         "empty": "{} of the rows have no text; {} were expected",
         "errors": "{} of the rows failed; {} were expected",
-        "estimated_accuracy": "the model expects {} of its answers to be right, {} before",
-        "accuracy": "{} of the labelled answers are right, {} on held-out rows of training",
-    }[name].format(*shares)
+        "estimated_accuracy": "judging by the model's confidence, {} of its answers are right; {}"
+        " on held-out rows of training",
+        "accuracy": "{} of the labelled answers are right; {} on held-out rows of training",
+    }[name].format(percent(value), percent(expected))
 
 
 def bin_names(bins: Bins, name: str) -> list[str]:

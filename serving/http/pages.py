@@ -12,7 +12,6 @@ from urllib.parse import quote
 
 from starlette.responses import HTMLResponse, Response
 
-from howdah.pages.figures import DASH
 from howdah.pages.page import render
 from howdah.serving.compute.generation import Generation
 from howdah.serving.http.state import MAX_BYTES, State
@@ -95,7 +94,7 @@ def page(state: State, address: str) -> str:
         __package__, "page.html.j2", script=_script(), allow=_ASKS,
         needs_token=state.tokens is not None, models=models, share=state.share, kinds=_KINDS,
         sides=("First text", "Second text") if first.model.pairs else ("Text",),
-        hour=hour, median=_milliseconds(hour.median), slowest=_milliseconds(hour.slowest),
+        hour=hour,
         process=os.getpid(), calls=_calls(first, address), codes=_CODES, settings=state.settings,
         most_bytes=MAX_BYTES,
     )  # fmt: skip
@@ -110,10 +109,6 @@ def login() -> str:
 def html(text: str) -> Response:
     """Return a page that no other site may frame and that no cache keeps."""
     return HTMLResponse(text, headers=_HEADERS)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return DASH if seconds is None else f"{1000 * seconds:,.{0 if seconds >= 0.01 else 1}f} ms"
 
 
 def _script() -> str:
