@@ -100,7 +100,8 @@ def drift(
     if output is not None:
         from howdah.serving.drift.page import write
 
-        paths = write(report, output, drifting.words_of(report.directory))
+        words = drifting.words_of(report.directory)
+        paths = write(report, output, words, texts=checked.report.texts)
         say(f"page: {paths['html']}")
     for line in report.rows_without():
         say(line)

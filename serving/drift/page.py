@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import itertools
+import json
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from howdah import storage
 from howdah.data import clean
 from howdah.pages import page as pages
+from howdah.pages import personal
 from howdah.pages.charts import Axis, Frame, lines
 from howdah.pages.figures import percent
 from howdah.serving.drift.findings import Findings
@@ -27,13 +28,17 @@ _MOODS = {"alarm": "bad", "ok": "good"}
 
 
 def write(
-    findings: Findings, directory: str, words: dict[int, str] | None = None, *, texts: bool = True
+    findings: Findings,
+    directory: str,
+    words: dict[int, str] | None = None,
+    *,
+    texts: personal.Shown = "masked",
 ) -> dict[str, str]:
     """Write drift.html and drift.json into a directory; return their paths.
 
     Args:
         words: texts of tokens by their number; others are shown as numbers.
-        texts: show the beginnings of the example rows' texts.
+        texts: how the texts of rows are shown: `report.texts`.
     """
     paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
     text = json.dumps(findings.as_dict(), indent=1, ensure_ascii=False) + "\n"
@@ -44,7 +49,9 @@ def write(
     return paths
 
 
-def render(findings: Findings, words: Mapping[int, str], *, texts: bool = True) -> str:
+def render(
+    findings: Findings, words: Mapping[int, str], *, texts: personal.Shown = "masked"
+) -> str:
     """Render the page."""
     verdict = findings.verdict
     return pages.render(
@@ -58,7 +65,7 @@ def render(findings: Findings, words: Mapping[int, str], *, texts: bool = True) 
         advice=list(dict.fromkeys(ADVICE[column.name] for column in verdict.alarms))[:3],
         without=findings.rows_without(),
         examples={
-            headline: [(one, _shown(one.text) if texts else None) for one in rows]
+            headline: [(one, _shown(one.text, texts)) for one in rows]
             for headline, rows in findings.rows_shown().items()
         },
         plots=_histograms(findings),
@@ -72,8 +79,8 @@ def render(findings: Findings, words: Mapping[int, str], *, texts: bool = True) 
     )
 
 
-def _shown(text: str | None) -> str | None:
-    return None if text is None else clean.shown(text)
+def _shown(text: str | None, texts: personal.Shown) -> str | None:
+    return None if text is None else personal.sample(clean.shown(text), texts)
 
 
 def _histograms(findings: Findings) -> list[Any]:
@@ -94,9 +101,18 @@ def _histograms(findings: Findings) -> list[Any]:
 
 def _ticked(findings: Findings, name: str) -> list[tuple[str, str, float, float]]:
     """Return (tick, bin, reference's share, share) of a histogram; a tick is a bin's lower edge."""
-    edges = getattr(findings.reference.bins, name)
-    ticks = [f"<{edges[0]:.2g}", *(f"{edge:.2g}" for edge in edges)] if len(edges) else []
-    return [(tick, *each) for tick, each in zip(ticks, findings.histogram(name), strict=False)]
+    bins = findings.histogram(name)
+    if not bins:
+        return []
+    edges = [
+        str(edge) if name == "length" else f"{edge:.2g}"
+        for edge in getattr(findings.reference.bins, name)
+    ]
+    return (
+        [(tick, *each) for tick, each in zip([f"<{edges[0]}", *edges], bins, strict=True)]
+        if bins
+        else []
+    )
 
 
 def _overlaid(title: str, bins: list[tuple[str, str, float, float]], where: str) -> Any:
