@@ -15,7 +15,7 @@ _SENTENCES = {
     "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
     "starting": "The workers are there and start the training.",
     "etl": "The dataset is made first; the training begins after it.",
-    "running": "The training goes on.",
+    "running": "The training makes progress.",
     "resizing": "Workers came or went: the ranks form a new world and go on from the last"
     " committed step.",
     "restarting": "A rank was lost: the ranks start again and go on from the last checkpoint.",
@@ -38,15 +38,19 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) 
     step, total, left = status["step"], status["total_steps"], status["eta_seconds"]
     saved = status["last_checkpoint"] or {}
     evaluations = list(status["evaluations"])
+    names = ", ".join(
+        f"{one['rank']} on {one['node']}" for one in status["ranks"] if one["stopped"]
+    )
+    stopped = f"The process of rank {names} is stopped, and the others wait." if names else ""
     return render(
         __package__,
         "page.html.j2",
         links=[("status.json", "status.json")],
         run_name=name,
         status=status,
-        mood=_MOODS.get(status["state"], "unknown"),
+        mood="unknown" if stopped else _MOODS.get(status["state"], "unknown"),
         headline=_headline(status),
-        sentence=_SENTENCES[status["state"]],
+        sentence=stopped or _SENTENCES[status["state"]],
         done_at=None if left is None else status["updated"] + left,
         fraction=min(1.0, step / total) if step is not None and total else 0.0,
         saved_ago=status["updated"] - saved.get("time", status["updated"]),
@@ -77,7 +81,7 @@ def _tiles(
 ) -> list[tuple[str, str]]:
     epoch, loss, rate = status["epoch"], status["loss"], status["examples_per_second"]
     tiles = [
-        ("loss", number(loss)),
+        ("training loss", number(loss)),
         ("epoch", DASH if epoch is None else f"{epoch:.2f}"),
         ("rows a second", number(None if rate is None else float(rate))),
         ("ranks", f"{status['world_size']} of {status['wanted']}"),
@@ -89,7 +93,7 @@ def _tiles(
         newest = evaluations[-1]
         tiles += [
             (f"{key} ({newest['split']}, step {newest['step']})", number(value))
-            for key, value in list(newest["metrics"].items())[:2]
+            for key, value in [one for one in newest["metrics"].items() if one[0] != "loss"][:2]
         ]
     return tiles
 

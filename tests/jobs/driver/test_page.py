@@ -64,11 +64,13 @@ def test_the_page_says_what_ended_the_job_and_which_rank_was_slow():
     assert "slower than the others" not in page(status, [], "run")
     status["error"] = {"what": "rank 1 was lost", "where": "<node>", "got": None}
     status["ranks"][1]["straggler"] = True
+    status["ranks"][0]["stopped"] = True
     text = page(status, [(1, 2.0)], "run")
     assert "rank 1 was lost\nwhere: &lt;node&gt;</pre>" in text
     assert text.count("slower than the others") == 1
+    assert "The process of rank 0 on n is stopped" in text
     assert "<svg" not in text  # of one point there is no curve
-    assert "<b>–</b><span>loss" in text or "<b>–</b><span><abbr" in text
+    assert "<b>–</b><span>training loss" in text
 
 
 def test_a_driver_that_runs_from_the_shipped_wheel_has_its_page_and_loads_jinja2_for_it_alone(
