@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,9 +58,10 @@ def _headline(study: Study) -> str:
     if not study.importance:
         return "Too few finished trials to say what matters"
     key, share = next(iter(study.importance.items()))
+    name = key.rpartition(".")[2]
     if len(study.importance) == 1:
-        return f"The best {key.rpartition('.')[2]} of {study.count('finished')}"
-    return f"{key} matters most" if share >= 0.4 else "No key alone matters most"
+        return f"The best {name} of {study.count('finished')}"
+    return f"{name} matters most" if share >= 0.4 else "No key alone decides"
 
 
 def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
@@ -157,7 +159,7 @@ def _history(study: Study) -> Any:
 
 def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     """Plot of each trial's evaluations, which the pruner compares."""
-    points = [point for one in trials for point in one.evaluations.items()]
+    points = [point for one in trials for point in _finite(one)]
     if not points:
         return ""
     title = "Evaluations during training"
@@ -167,13 +169,17 @@ def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
     frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []
     for one in sorted(trials, key=lambda trial: (trial.value is not None, _kind(study, trial))):
-        kind, seen = _kind(study, one), sorted(one.evaluations.items())
+        kind, seen = _kind(study, one), _finite(one)
         if len(seen) > 1:
             parts.append(frame.path(seen, f"line {kind}"))
         parts += [
             frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in seen
         ]
     return frame.svg("".join(parts), legend=_legend(study))
+
+
+def _finite(trial: Trial) -> list[tuple[int, float]]:
+    return sorted(one for one in trial.evaluations.items() if math.isfinite(one[1]))
 
 
 def _axis(study: Study, key: str) -> tuple[Axis, Callable[[Trial], float | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,20 +101,26 @@ def _tiles(
 
 def _plots(
     curve: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    plots = [charts.lines("Training loss", [("loss", curve)])] if len(curve) > 1 else []
+) -> list[Any]:
+    plots = []
+    if len(curve) > 1:
+        plots.append(charts.lines("Training loss", [("loss", _drawn(curve))]))
     split = evaluations[-1]["split"] if evaluations else None
     during = [one for one in evaluations if one["split"] == split]
     if len(during) > 1:
-        shares = [
-            key for key, value in during[-1]["metrics"].items() if key != "loss" and 0 <= value <= 1
-        ]
+        newest = during[-1]["metrics"]
+        shares = [key for key, value in newest.items() if key != "loss" and 0 <= value <= 1]
         series = [
-            (key, [(one["step"], one["metrics"][key]) for one in during if key in one["metrics"]])
+            (key, _drawn([(one["step"], one["metrics"].get(key, math.nan)) for one in during]))
             for key in shares[:4]
         ]
         plots.append(charts.lines(f"Evaluations on {split}", series, marked=True))
     return plots
+
+
+def _drawn(points: Sequence[tuple[int, float]]) -> list[tuple[int, float | None]]:
+    """Return points with a gap where a value is not finite: a loss that has diverged."""
+    return [(step, value if math.isfinite(value) else None) for step, value in points]
 
 
 def _problem(error: Mapping[str, Any] | None) -> str:

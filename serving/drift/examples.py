@@ -78,7 +78,9 @@ class Examples:
             counted = ids[self._bins.cells[ids] != SKIPPED]
             unseen = float((~self._known.has(counted)).mean()) if len(counted) else 0.0
         is_number = self._bins.task == "regression"
-        labels = answer if isinstance(answer, list) else ["rejected" if answer is None else answer]
+        labels = (
+            answer if isinstance(answer, list) else ["(rejected)" if answer is None else answer]
+        )
         example = Example(
             id=row_id,
             text=None if text is None else text[:_MOST_CHARACTERS],

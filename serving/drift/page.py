@@ -32,13 +32,13 @@ def write(
     directory: str,
     words: dict[int, str] | None = None,
     *,
-    texts: personal.Shown = "masked",
+    texts: str = "masked",
 ) -> dict[str, str]:
     """Write drift.html and drift.json into a directory; return their paths.
 
     Args:
         words: texts of tokens by their number; others are shown as numbers.
-        texts: how the texts of rows are shown: `report.texts`.
+        texts: `report.texts`: none, plain, or else with mail addresses and phone numbers masked.
     """
     paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
     text = json.dumps(findings.as_dict(), indent=1, ensure_ascii=False) + "\n"
@@ -49,9 +49,7 @@ def write(
     return paths
 
 
-def render(
-    findings: Findings, words: Mapping[int, str], *, texts: personal.Shown = "masked"
-) -> str:
+def render(findings: Findings, words: Mapping[int, str], *, texts: str = "masked") -> str:
     """Render the page."""
     verdict = findings.verdict
     return pages.render(
@@ -79,8 +77,10 @@ def render(
     )
 
 
-def _shown(text: str | None, texts: personal.Shown) -> str | None:
-    return None if text is None else personal.sample(clean.shown(text), texts)
+def _shown(text: str | None, texts: str) -> str | None:
+    if text is None or texts == "none":
+        return None
+    return clean.shown(text) if texts == "plain" else personal.masked(clean.shown(text))
 
 
 def _histograms(findings: Findings) -> list[Any]:

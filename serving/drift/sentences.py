@@ -49,6 +49,10 @@ def described(
     if name == "label":
         number, before, now = _moved_most(old.labels, new.labels)
         label = bins.rule.counted[number]
+        if bins.task == "multi_label":
+            return (
+                f"{percent(now)} of the predicted labels are “{label}”, {percent(before)} {where}"
+            )
         return f"“{label}” is predicted for {percent(now)} of the rows, {percent(before)} {where}"
     if name == "confidence" and bins.task == "regression":
         number, before, now = _moved_most(old.confidence, new.confidence)

@@ -8,9 +8,8 @@ from howdah.config.types import Rare, Section
 
 
 class ReportSection(Section):
-    """The pages: data report, run report, drift."""
+    """The run's page, report.html."""
 
-    texts: Rare[Literal["masked", "plain", "none"]] = "masked"
-    """Texts in all pages. masked: samples, worst rows, suspected labels and confused rows, with
-    mail addresses and phone numbers masked. plain: the texts as they are. none: no texts; rows
-    have their ids alone."""
+    texts: Rare[Literal["none", "worst"]] = "worst"
+    """Texts in the report. worst: those of the worst rows, of suspected labels and of confused
+    ones, decoded from the dataset. none: their ids alone, for pages that are mailed."""

@@ -1,5 +1,6 @@
 """What the driver tells of its job: the status, its page and the loss curve."""
 
+import math
 import re
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_the_first_box_says_whether_the_job_goes_on_and_when_it_is_done():
     assert "accuracy" in text and "0.5000" in text
     assert text.count("<svg") == 2  # the loss, and the evaluations
     for state in STATES:
-        assert page({**status, "state": state}, [], "run")
+        assert page({**status, "state": state}, [(1, 2.0), (2, math.nan)], "run")
 
 
 def test_the_page_says_what_ended_the_job_and_which_rank_was_slow():
