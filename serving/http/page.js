@@ -66,8 +66,15 @@
     for (const part of ["main", ".head"]) {
       document.querySelector(part).replaceWith(page.querySelector(part));
     }
+    address();
     return document.getElementById("text-1").focus();
   };
+
+  // The server does not see the proxy with TLS that may stand in front of it; the browser does.
+  const address = () => document.querySelectorAll("pre").forEach((call) => {
+    call.textContent = call.textContent.replace(/http:\/\/[^/\s]+/, location.origin);
+  });
+  address();
 
   document.addEventListener("submit", (event) => {
     event.preventDefault();
