@@ -159,12 +159,13 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     if path is not None or overrides:
         return path
     if os.path.isfile(_USUAL):
-        say(f"configuration: {_USUAL} of this directory")
+        say(f"no --config: {os.path.abspath(_USUAL)} is used")
         return _USUAL
     raise UsageError(
-        "no configuration is given",
+        f"no --config, and this directory has no {_USUAL}",
         where=os.getcwd(),
-        remedy=f"give --config FILE, or let `howdah config init {_USUAL}` write one",
+        remedy=f"give --config FILE, or let `howdah config init {_USUAL} --source ROWS` write one"
+        " from a look at your CSV, JSON lines or Parquet",
     )
 
 

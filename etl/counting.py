@@ -11,15 +11,13 @@ from pyspark.sql import functions as F
 from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
-from howdah.data.files.encodings import explained
+from howdah.data.files import encodings
 from howdah.errors import DataError
 from howdah.etl.rows import gate, labels
 from howdah.etl.sources.source import Source
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
-_MOST_NOT_DECODED = 0.01
-"""Largest share of rows in another character set that are dropped with a line alone."""
 _MOST_COUNTED = 4 * labels.MOST_LABELS
 """Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
 
@@ -135,25 +133,16 @@ def refuse_encoding(
     if not count or source.kind not in ("csv", "jsonl"):
         return
     parts = (source, *source.parts.values())
-    other = explained(
+    other = encodings.explained(
         [entry.path for part in parts for entry in part.files],
         data.csv.encoding if source.kind == "csv" else "UTF-8",
     )
     if other is None:
         return
-    remedy = f"set data.csv.encoding: {other}"
-    if source.kind == "jsonl":
-        remedy = f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
-    problem = f"{count:,} of {read:,} rows are not UTF-8; all of them decode as {other}"
-    if count > _MOST_NOT_DECODED * read:
-        raise DataError(
-            "the source is in another character set",
-            where=source.name,
-            expected="UTF-8",
-            got=problem,
-            remedy=f"{remedy}; if the rows are to be dropped all the same, remove them before",
-        )
-    progress(f"{problem}: {remedy}")
+    if count > encodings.MOST_DROPPED * read:
+        raise encodings.refused(source.name, count, read, source.kind, other)
+    problem = encodings.problem(count, read, other)
+    progress(f"{problem}: {encodings.remedy(source.kind, other)}")
 
 
 def drops_of(counts: Counter) -> Counter[str]:

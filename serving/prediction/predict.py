@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from howdah import storage
-from howdah.config.data import CsvOptions
+from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
 from howdah.data.clean import joined
@@ -30,6 +30,7 @@ from howdah.serving.prediction.rows import (
     as_json,
     format_of,
     open_output,
+    refuse_output,
     spark_format_of,
 )
 
@@ -120,9 +121,21 @@ def predict(
             batch=batch,
             progress=progress,
         )
+    refuse_output(output, overwrite=overwrite)
     version = open_version(model, config.publish.directory)
+    trained = Columns(**(version.info.get("columns") or {}))
+    reader = None
+    if version.kind == "text":  # look at the source before the model is loaded
+        reader = read_rows(
+            source_files(source, progress),
+            choose_columns(trained, text_columns, id_column),
+            csv_options=csv_options,
+            id_required=id_column is not None,
+            most_undecodable=config.score.max_error_fraction,
+            progress=progress,
+        )
     served = open_model(version.path, framework=framework, threads=threads)
-    if served.kind == "image":
+    if reader is None:
         if drift:
             raise UsageError(
                 "--drift judges texts",
@@ -143,8 +156,6 @@ def predict(
     if drift and reference is None:
         raise no_profile(version.path)
     profile = None if reference is None else Profile.like(reference)
-    files = source_files(source, progress)
-    columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
     reasons = Reasons()
     rows = errors = rejected = 0
@@ -152,10 +163,6 @@ def predict(
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
-        reader = read_rows(
-            files, columns, csv_options=csv_options, id_required=id_column is not None,
-            progress=progress,
-        )  # fmt: skip
         while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
             if profile is None:
                 predictions = classify(served, chunk)
