@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from howdah import storage
 from howdah.config.model import Config
 from howdah.data.manifest import load_dataset
-from howdah.data.modelfiles import base_config
+from howdah.data.modelfiles import base_config, fetch, on_hub
 from howdah.doctor.checks import Check
 from howdah.errors import HowdahError
 from howdah.etl.sources import peek
@@ -36,13 +36,22 @@ def _base(config: Config) -> Check:
     model = config.model
     version = find_version(model.base, config.publish.directory)
     path = version.path if version else model.base
-    fields = base_config(path)
-    if fields is None:
-        return Check(
-            "base model", "warn", f"{model.base}: a name of the Hugging Face hub",
-            "it is fetched when it is first used; without a network set model.base to a directory",
-        )  # fmt: skip
-    return Check("base model", "ok", f"{storage.absolute(path)} ({fields['model_type']})")
+    if on_hub(path):
+        return _on_hub(model.base, model.revision)
+    fetch(path, patterns=["config.json"])
+    fields = base_config(path) or {}
+    return Check("base model", "ok", f"{storage.absolute(path)} ({fields.get('model_type')})")
+
+
+def _on_hub(name: str, revision: str | None) -> Check:
+    from huggingface_hub import try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return Check("base model", "ok", f"{name}, in the Hugging Face hub's local cache")
+    return Check(
+        "base model", "warn", f"{name}: a name of the Hugging Face hub, not in its local cache",
+        "it is fetched when it is first used; without a network set model.base to a directory",
+    )  # fmt: skip
 
 
 def _source(config: Config) -> Check:

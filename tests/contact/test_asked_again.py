@@ -210,10 +210,14 @@ def test_run_yaml_of_the_directory_is_used_and_said(finished):
     )
 
 
-def test_no_dataset_is_named_by_its_whole_path(tmp_path):
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_no_dataset_is_named_by_its_whole_path_before_a_framework_is_imported(tmp_path, command):
     done = subprocess.run(
-        [HOWDAH, "plan", "--set", "data.dataset=data"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=LIMIT,
+        [HOWDAH, command, "--set", "data.dataset=data"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=LIMIT, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip
     assert done.returncode == 3
     assert str(tmp_path / "data") in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "howdah.data.manifest" in imported
+    assert not imported & {"torch", "tensorflow", "pyspark"} and os.listdir(tmp_path) == []

@@ -16,10 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from howdah import storage
+from howdah.cli.begin import fitness, starter
 from howdah.config import loader
 from howdah.config.data import CsvOptions
 from howdah.errors import HowdahError, render
 from howdah.etl.sources import peek
+from tests import ROOT
 
 COLUMNS = {"id": "ticket_id", "text": "message", "label": "category"}
 HEADER = ["ticket_id", "channel", "message", "category"]
@@ -225,6 +228,11 @@ RIGHT = {
     "blanks in the header": (
         lambda f: write(f / "m.csv", lines(header=[*HEADER[:3], "category "])), {}, "CSV",
     ),
+    "another storage": (
+        lambda f: storage.write_whole("memory://peek/m.csv", lines().encode())
+        or "memory://peek/m.csv",
+        {}, "separator ','",
+    ),
     "Windows, as it is set": (
         lambda f: write(f / "m.tsv", lines("\t").encode("cp1252")),
         {"csv": {"encoding": "windows-1252"}}, r"separator '\t'",
@@ -279,3 +287,99 @@ def test_a_separator_that_texts_have_too_is_not_taken(tmp_path):
     path = write(tmp_path / "m.csv", lines(";"))
     assert sniffed(path, CsvOptions()).delimiter == ";"
     assert sniffed(write(tmp_path / "n.csv", lines()), CsvOptions()).delimiter == ","
+
+
+# ------------------------------------------------------------------------------- the commands
+def howdah(*words: str, cwd, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *words], cwd=cwd, capture_output=True, text=True,
+        timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+    )  # fmt: skip
+
+
+def test_from_a_file_to_a_configuration_and_a_check(tmp_path):
+    write(tmp_path / "m.csv", lines(";", [*HEADER[:3], "category "]).encode("cp1252"))
+    assert howdah("etl", "--check", cwd=tmp_path).returncode == 2
+    done = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, f"written: {tmp_path}/run.yaml\n")
+    again = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
+    assert again.returncode == 5  # never overwritten
+    done = howdah("etl", "--check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"no --config: {tmp_path}/run.yaml is used" in done.stderr
+    assert f"source: {tmp_path}/m.csv" in done.stdout
+    assert "labels: account 20, billing 20, shipping 20" in done.stdout
+    assert sorted(os.listdir(tmp_path)) == ["m.csv", "run.yaml"]
+
+
+def test_an_etl_that_would_fail_starts_no_spark(tmp_path):
+    """Nor does it import it."""
+    write(tmp_path / "m.csv", lines(";"))
+    config = {"data": {"source": "m.csv", "columns": COLUMNS}}
+    write(tmp_path / "run.yaml", json.dumps(config))
+    done = howdah("etl", "--json", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    answer = json.loads(done.stdout)
+    assert done.returncode == answer["exit_code"] == 3
+    assert 'paste: data: {csv: {delimiter: ";"}}' in answer["remedy"]
+    assert str(tmp_path / "m.csv") in answer["where"]
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "howdah.etl.sources.peek" in imported
+    assert not imported & {"pyspark", "torch", "tensorflow", "transformers"}
+
+
+# ------------------------------------------------------------------------- configurations
+def configuration(source: str) -> tuple[dict, list[str]]:
+    text, notes = starter.from_source(source)
+    loader.from_dict(yaml.safe_load(text))
+    return yaml.safe_load(text), notes
+
+
+def test_columns_are_named_by_their_names_and_values(tmp_path):
+    rows = [{"key": f"{n}", "Sender": "abc"[n % 3], "body": f"a long text of number {n}" * 9,
+             "subject": f"text {n}", "day": n % 30, "Class": "yes" if n % 2 else "no"}
+            for n in range(60)]  # fmt: skip
+    path = str(tmp_path / "m.parquet")
+    pd.DataFrame(rows).to_parquet(path)
+    data = configuration(path)[0]["data"]
+    assert data["columns"] == {"text": "body", "label": "Class", "id": "key"}
+    assert set(data) == {"source", "columns", "dataset"}  # nothing that is a default
+    write(
+        tmp_path / "m.jsonl",
+        "".join(json.dumps({"a": f"some text of row {n}", "b": n % 4}) + "\n" for n in range(60)),
+    )
+    assert configuration(f"{tmp_path}/m.jsonl")[0]["data"]["columns"] == {"text": "a", "label": "b"}
+
+
+def test_labels_that_look_alike_are_mapped_in_the_configuration(tmp_path):
+    odd = {0: "Billing", 1: "N/A"}
+    rows = [[*row[:3], odd.get(n, row[3])] for n, row in enumerate(ROWS)]
+    written, notes = configuration(write(tmp_path / "m.csv", lines("\t", rows=rows)))
+    data = written["data"]
+    assert data["csv"] == {"delimiter": "\t"} and notes == []
+    assert data["labels"] == {"Billing": "billing", **{name: name for name in LABELS}}
+    assert data["quality"] == {"unknown_label": "reject"}
+
+
+def test_a_file_without_a_label_is_told(tmp_path):
+    source = write(tmp_path / "m.csv", lines(header=HEADER[2:3], rows=[[r[2]] for r in ROWS]))
+    written, notes = configuration(source)
+    assert written["data"]["columns"]["text"] == "message"
+    assert "no column looks like a label" in notes[0]
+
+
+def test_the_doctor_checks_what_a_configuration_names(tmp_path, tiny_model_dir):
+    def statuses(**sections) -> dict[str, str]:
+        config = loader.from_dict({"model": {"base": tiny_model_dir}, **sections})
+        return {one.name: one.status for one in fitness.check(config)}
+
+    data = {"source": write(tmp_path / "m.csv", lines()), "columns": COLUMNS,
+            "dataset": str(tmp_path / "none")}  # fmt: skip
+    fit = {"base model": "ok", "source": "ok", "dataset": "skip", "cluster": "skip"}
+    assert statuses(data=data) == fit
+    assert statuses(data=data, model={"base": f"{tmp_path}/no"})["base model"] == "fail"
+    assert statuses(data=data, model={"base": "org/name"})["base model"] == "warn"
+    assert statuses(data=data | {"columns": {"text": "mesage"}})["source"] == "fail"
+    (tmp_path / "empty").mkdir()
+    broken = data | {"dataset": str(tmp_path / "empty")}
+    broken = statuses(data=broken, job={"on": "local"})
+    assert (broken["dataset"], broken["cluster"]) == ("fail", "fail")
