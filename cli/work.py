@@ -99,7 +99,7 @@ def etl(
     if compact:
         _compact(checked, json)
         return
-    from howdah.etl.sources import peek
+    from howdah.etl import peek
 
     with login(checked.data.spark):
         look = peek.look(checked.data)

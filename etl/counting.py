@@ -14,6 +14,7 @@ from howdah.data.clean import PAIR
 from howdah.data.files import encodings
 from howdah.errors import DataError
 from howdah.etl.rows import gate, labels
+from howdah.etl.rows.gate import refuse_rejects
 from howdah.etl.sources.source import Source
 
 SAMPLES = 3
@@ -198,20 +199,4 @@ def refuse_empty(read: int, source: Source) -> None:
             "the source is empty",
             where=source.name,
             remedy="check data.source; with data.csv.header the first line is not a row",
-        )
-
-
-def refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
-    """Fail where more rows are rejected than data.quality.max_reject_fraction, but for reasons
-    that say nothing against the source (gate.NOT_BAD)."""
-    counted = {r: n for r, n in drops.items() if n and r not in gate.NOT_BAD}
-    rejected = sum(counted.values())
-    if read and rejected / read > data.quality.max_reject_fraction:
-        raise DataError(
-            "too many rows are rejected",
-            where="data.quality.max_reject_fraction",
-            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
-            got=f"{rejected:,} rows: "
-            + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
-            remedy="fix the source or the column mapping, or raise the fraction",
         )

@@ -10,7 +10,7 @@ from howdah.data.manifest import load_dataset
 from howdah.data.modelfiles import base_config, fetch, on_hub
 from howdah.doctor.checks import Check
 from howdah.errors import HowdahError
-from howdah.etl.sources import peek
+from howdah.etl import peek
 from howdah.models.version import find_version
 
 

@@ -18,7 +18,7 @@ from howdah.data.files import peek
 from howdah.data.files.peek import Sample
 from howdah.data.targets import label_name
 from howdah.errors import DataError
-from howdah.etl.sources import peek as etl_peek
+from howdah.etl import peek as etl_peek
 from howdah.etl.sources import source as sources
 
 _TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", "description",

@@ -69,8 +69,9 @@ def predict(
             the row's number from 0.
         csv_options: how to read CSV; None: as in `config`.
         master: Spark master; None: no Spark, unless it is needed (a table): then that of `config`.
-        config: `data.csv` and `publish.directory` are used, with Spark also `data.spark` and
-            `run.user`; None: the defaults.
+        config: `data.csv`, `publish.directory` and `score.max_error_fraction` are used, with Spark
+            also `data.spark` and `run.user`; None: the defaults, and any number of rows in another
+            character set is classified, as rows with an error.
         framework: tensorflow or torch; None: the one that the model was trained with.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
@@ -92,6 +93,7 @@ def predict(
             expected="--output table:NAME and --batch with a name, such as a day",
             got=f"--output {output}, --batch {batch!r}",
         )
+    most = 1.0 if config is None else config.score.max_error_fraction
     config = config or Config()
     csv_options = csv_options or config.data.csv
     by_spark = _is_table(source) or spark_format_of(source) is not None
@@ -131,9 +133,13 @@ def predict(
             choose_columns(trained, text_columns, id_column),
             csv_options=csv_options,
             id_required=id_column is not None,
-            most_undecodable=config.score.max_error_fraction,
+            most_undecodable=most,
             progress=progress,
         )
+        first = next(reader, None)
+        if first is None:
+            raise DataError("the source has no rows", where=source, remedy="check the source")
+        reader = itertools.chain([first], reader)
     served = open_model(version.path, framework=framework, threads=threads)
     if reader is None:
         if drift:
@@ -179,8 +185,6 @@ def predict(
             if time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
-        if not rows:
-            raise DataError("the source has no rows", where=source, remedy="check the source")
     judged = {}
     if reference is not None and profile is not None:
         judged = {"drift": judge(reference, profile, config.drift).as_dict()}

@@ -171,8 +171,6 @@ def read_rows(
             root=files.root, progress=progress,
         )  # fmt: skip
         first = peek.sample(next(iter(form_files)), form, options)
-        if first.whole and not (first.rows or first.malformed) and len(files.entries) == 1:
-            raise DataError("the source has no rows", where=first.path, remedy="check the source")
         peek.refuse_encoding(first, mapped(columns), most_undecodable)
         if line := first.stripped:
             progress(line)

@@ -21,7 +21,7 @@ from howdah.cli.begin import fitness, starter
 from howdah.config import loader
 from howdah.config.data import CsvOptions
 from howdah.errors import HowdahError, render
-from howdah.etl.sources import peek
+from howdah.etl import peek
 from tests import ROOT
 
 COLUMNS = {"id": "ticket_id", "text": "message", "label": "category"}
@@ -323,7 +323,7 @@ def test_an_etl_that_would_fail_starts_no_spark(tmp_path):
     assert 'paste: data: {csv: {delimiter: ";"}}' in answer["remedy"]
     assert str(tmp_path / "m.csv") in answer["where"]
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "howdah.etl.sources.peek" in imported
+    assert "howdah.etl.peek" in imported
     assert not imported & {"pyspark", "torch", "tensorflow", "transformers"}
 
 

@@ -97,7 +97,7 @@ def finish(run_directory: str, dataset: str, framework: str, clock: Clock, secon
         f"howdah serve --model {run_directory}",
         f"tensorboard --logdir {run_directory}/tensorboard",
         f"make demo FRAMEWORK={other}",
-        "howdah config init my.yaml && howdah etl --config my.yaml --set data.source=MY.csv",
+        "howdah config init run.yaml --source MY.csv && howdah etl && howdah train",
     ):
         print(f"  {command}")
 

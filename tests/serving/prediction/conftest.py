@@ -23,7 +23,7 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
 
     def open_version(address: str, directory: str) -> Version:
         version = Version(address=address, path="somewhere")
-        version.__dict__ |= {"info": {"columns": {"id": "key"}}, "kind": "text"}  # no files there
+        version.__dict__.update(info={"columns": {"id": "key"}}, kind="text")  # no files there
         return version
 
     monkeypatch.setattr(predictor, "open_version", open_version)

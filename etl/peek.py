@@ -17,6 +17,7 @@ from howdah.config.yaml_text import flow
 from howdah.data.clean import joined
 from howdah.data.files import encodings, peek
 from howdah.data.files.peek import Sample
+from howdah.data.targets import label_name
 from howdah.errors import DataError
 from howdah.etl import attention
 from howdah.etl.rows import gate, labels
@@ -126,15 +127,18 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
             counts[verdict.label or ""] += 1
             continue
         reasons[verdict.reason] += 1
-        if verdict.reason == "bad_label" and label is not None and label.strip():
-            unknown[verdict.detail or label] += 1
+        if verdict.reason == "bad_label" and (value := label_name(label or "")):
+            unknown[value] += 1
     malformed = sum(len(one.malformed) for one in samples)
     reasons["malformed"] += malformed
     one_label = data.task == "single_label"
-    if one_label and counts.total():
+    if rows:
         try:
-            labels.refuse_unknown(data, unknown)
-            if whole and not data.append.enabled:
+            if one_label:
+                labels.refuse_unknown(data, unknown)
+            if whole:
+                gate.refuse_rejects(len(rows) + malformed, reasons, data)
+            if whole and one_label and not data.append.enabled:
                 labels.names(data, counts)
         except DataError as error:
             error.where = f"{error.where} in {samples[0].path}"
