@@ -96,7 +96,7 @@ def look(data: DataSection) -> Look | None:
     samples = []
     for split, part in parts.items():
         of_part = sources.data_of(data, split)
-        samples.append(peek.sample(part.files[0].path, source.kind, data.csv))
+        samples.append(peek.sample(part.files[0].path, source.kind, data.csv, part.root))
         sources.check_columns(part, of_part)
         peek.refuse_encoding(samples[-1], _texts(data), encodings.MOST_DROPPED)
     return _judged(source, samples, data)
@@ -121,7 +121,10 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
     counts: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     rules = labels.rules(data)
-    for text, label in rows:
+    for text, label, lacks in rows:
+        if lacks is not None:
+            reasons[lacks] += 1
+            continue
         verdict = gate.judge(text, label, data.clean, data.quality, rules)
         if verdict.reason is None:
             counts[verdict.label or ""] += 1
@@ -166,19 +169,28 @@ def _mapping(data: DataSection) -> str:
     return ", ".join(keys)
 
 
-def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, str | None]]:
-    """(text, label) of each row, as etl/sources/reading.py makes them."""
+def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, str | None, str | None]]:
+    """(text, label, why it is rejected unseen) of each row, as etl/sources/reading.py has them."""
     columns = data.columns
+    required = {"no_id": columns.id, "bad_time": data.split.time.column}
+    lacks: list[str | None] = [None] * len(one.rows)
+    for reason, name in required.items():
+        if name is not None:
+            values = one.column(name)
+            lacks = [
+                reason if before is None and not (value or "").strip() else before
+                for before, value in zip(lacks, values, strict=True)
+            ]
     sides = [one.texts(columns.text)]
     if columns.text_pair is not None:
         sides.append(one.texts(columns.text_pair))
     listed = [name.strip() for name in data.labels or ()]
-    for *texts, label in zip(*sides, one.column(columns.label), strict=True):
+    for *texts, label, lack in zip(*sides, one.column(columns.label), lacks, strict=True):
         both = [columns.separator.join(parts) for parts in texts]
         text = joined(*both) if len(both) > 1 else both[0]
         if label is not None and one.form == "jsonl" and label.strip() not in listed:
             label = _WHOLE_NUMBER.sub(r"\1", label)
-        yield text, label
+        yield text, label, lack
 
 
 def _warnings(look: Look, data: DataSection) -> Iterator[str]:

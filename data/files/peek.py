@@ -11,7 +11,7 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from howdah import storage
@@ -73,19 +73,24 @@ class Sample:
         return None if isinstance(value, list | dict) else ids.text(json_rows.scalar(value))
 
 
-def sample(path: str, form: str, options: CsvOptions) -> Sample:
+def sample(path: str, form: str, options: CsvOptions, root: str | None = None) -> Sample:
     """The first rows of a file.
 
+    Args:
+        root: a directory below which names of directories, `day=2026-11-01`, are columns too.
     Raises:
         DataError: it is a file of another format, an unclosed quote, a broken array.
     """
-    if form == "csv":
+    if form == "csv" or form == "jsonl":
         everyday.refuse_content(path)
-        return _csv(path, options)
-    if form == "jsonl":
-        everyday.refuse_content(path)
-        return _json(path)
-    return _columnar(path, form)
+        one = _csv(path, options) if form == "csv" else _json(path)
+    else:
+        one = _columnar(path, form)
+    constants = records.directories(path, root)
+    if not constants:
+        return one
+    rows = [constants | {k: v for k, v in row.items() if v is not None} for row in one.rows]
+    return replace(one, rows=rows, names=list(dict.fromkeys((*one.names, *constants))))
 
 
 # -------------------------------------------------------------------------------------------- CSV

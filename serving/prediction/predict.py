@@ -125,17 +125,15 @@ def predict(
         )
     refuse_output(output, overwrite=overwrite)
     version = open_version(model, config.publish.directory)
-    trained = Columns(**(version.info.get("columns") or {}))
     reader = None
     if version.kind == "text":  # look at the source before the model is loaded
+        files = source_files(source, progress)
+        trained = Columns(**(version.info.get("columns") or {}))
+        columns = choose_columns(trained, text_columns, id_column)
         reader = read_rows(
-            source_files(source, progress),
-            choose_columns(trained, text_columns, id_column),
-            csv_options=csv_options,
-            id_required=id_column is not None,
-            most_undecodable=most,
-            progress=progress,
-        )
+            files, columns, csv_options=csv_options, id_required=id_column is not None,
+            most_undecodable=most, progress=progress,
+        )  # fmt: skip
         first = next(reader, None)
         if first is None:
             raise DataError("the source has no rows", where=source, remedy="check the source")

@@ -233,6 +233,15 @@ RIGHT = {
         or "memory://peek/m.csv",
         {}, "separator ','",
     ),
+    "labels in the names of directories": (
+        lambda f: [
+            write(f / "m" / f"category={name}" / "part.jsonl", "".join(
+                json.dumps({k: v for k, v in one.items() if k != "category"}) + "\n"
+                for one in objects() if one["category"] == name))
+            for name in LABELS
+        ] and str(f / "m"),
+        {}, "one object per line",
+    ),
     "Windows, as it is set": (
         lambda f: write(f / "m.tsv", lines("\t").encode("cp1252")),
         {"csv": {"encoding": "windows-1252"}}, r"separator '\t'",
@@ -245,8 +254,9 @@ def test_files_of_other_programs_are_seen_as_they_are(name, tmp_path):
     make, data, words = RIGHT[name]
     seen = look(make(tmp_path), **data)
     assert words in seen.samples[0].description
-    assert (seen.rows, seen.whole, dict(seen.reasons)) == (60, True, {})
-    assert seen.labels == dict.fromkeys(LABELS, 20)
+    first = "directories" in name  # the first file of three is looked at
+    assert (seen.rows, seen.whole, dict(seen.reasons)) == (20 if first else 60, not first, {})
+    assert seen.labels == dict.fromkeys(LABELS[: 1 if first else 3], 20)
     blanks = [line for line in seen.lines() if "'category '" in line]
     assert len(blanks) == (name == "blanks in the header")
 
@@ -275,6 +285,13 @@ def test_labels_that_need_a_look_come_with_the_lines_to_paste(tmp_path):
     seen = look(path, **pasted)
     assert seen.labels["billing"] == 20 and len(seen.labels) == 3 and seen.reasons["bad_label"] == 2
     assert not seen.advice
+
+
+def test_rows_without_an_id_are_not_judged_by_their_labels(tmp_path):
+    """As in the ETL, which fails of unknown labels and takes a few rows without an id."""
+    path = write(tmp_path / "m.csv", lines(rows=[*ROWS, ["", "mail", "some text", "other"]]))
+    seen = look(path, labels=LABELS)
+    assert seen.reasons == {"no_id": 1} and seen.labels.total() == 60
 
 
 def test_a_source_that_is_not_files_of_rows_is_not_looked_at():
