@@ -97,9 +97,20 @@ def look(data: DataSection) -> Look | None:
     for split, part in parts.items():
         of_part = sources.data_of(data, split)
         samples.append(peek.sample(part.files[0].path, source.kind, data.csv, part.root))
-        sources.check_columns(part, of_part)
+        try:
+            sources.check_columns(part, of_part)
+        except DataError as error:
+            _add_guess(error, samples[-1])
+            raise
         peek.refuse_encoding(samples[-1], _texts(data), encodings.MOST_DROPPED)
     return _judged(source, samples, data)
+
+
+def _add_guess(error: DataError, one: Sample) -> None:
+    """Add the columns that look right to the error of a missing one."""
+    if "no column" in error.what and "paste" not in (error.remedy or "") and one.rows:
+        paste = flow({"data": {"columns": peek.guessed(one)}})
+        error.remedy = f"{error.remedy}; by their values: {paste}"
 
 
 def _texts(data: DataSection) -> list[str]:

@@ -7,8 +7,7 @@ import importlib.util
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from howdah import storage
 from howdah.config.data import CsvOptions, DataSection
@@ -21,11 +20,6 @@ from howdah.errors import DataError
 from howdah.etl import peek as etl_peek
 from howdah.etl.sources import source as sources
 
-_TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", "description",
-         "tweet", "document")  # fmt: skip
-_LABEL = ("label", "category", "class", "target", "topic", "intent", "sentiment", "tag", "type")
-_ID = re.compile(r"(.*[_\- ])?(id|key|uuid|guid)|.+Id", re.IGNORECASE)
-_MOST_LABELS = 100
 _OFFLINE = "minilm-l6-distilbert-*"
 """Directory of the cache into which set-up puts the demo's base model."""
 _HUB = "distilbert-base-uncased"
@@ -52,7 +46,7 @@ def from_source(path: str) -> tuple[str, list[str]]:
             got=f"columns {', '.join(sample.names) or 'none'}",
             remedy="write the configuration by hand: howdah config init run.yaml",
         )
-    columns = _columns(sample)
+    columns = peek.guessed(sample)
     notes = []
     if "label" not in columns:
         notes.append(
@@ -60,43 +54,6 @@ def from_source(path: str) -> tuple[str, list[str]]:
             f" data.columns.label to one of {', '.join(sample.names)}"
         )
     return "\n".join(_lines(path, sample, options, columns)) + "\n", notes
-
-
-# ---------------------------------------------------------------------------------- columns
-def _columns(sample: Sample) -> dict[str, str]:
-    """{text, label, id: column}, by their names and values."""
-    values = {name: sample.column(name) for name in sample.names}
-    lengths = {}
-    for name, column in values.items():
-        present = [len(one) for one in column if one]
-        lengths[name] = sum(present) / len(column) if present else 0.0
-    longest = max(lengths, key=lambda name: lengths[name], default="")
-    if not longest or not lengths[longest]:
-        raise DataError("the source has no text", where=sample.path, got=", ".join(sample.names))
-    named = [name for name in _by_name(values, _TEXT) if lengths[name] >= lengths[longest] / 2]
-    text = next(iter(named), longest)
-    columns = {"text": text}
-    few = [name for name in values if name != text and _repeats(values[name])]
-    if few:
-        columns["label"] = next(iter(_by_name(few, _LABEL)), few[-1])
-    for name, column in values.items():
-        distinct = None not in column and len(set(column)) == len(column)
-        if name not in columns.values() and _ID.fullmatch(name) and distinct:
-            columns["id"] = name
-            break
-    return columns
-
-
-def _by_name(names: Any, usual: Sequence[str]) -> list[str]:
-    """The columns with usual names, the most usual first."""
-    return [name for word in usual for name in names if name.strip().lower() == word]
-
-
-def _repeats(column: Sequence[str | None]) -> bool:
-    """True if a column's values look like labels."""
-    present = [label_name(one) for one in column if one]
-    distinct = len(set(present))
-    return 2 <= distinct <= min(_MOST_LABELS, max(2, len(present) // 2))
 
 
 # ------------------------------------------------------------------------------------- YAML

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import shlex
 from collections.abc import Mapping, Sequence
 
 from howdah import storage
+from howdah.config.yaml_text import flow
 from howdah.data.files.listing import ending
 from howdah.data.files.opening import compression_of, head
 from howdah.errors import DataError, NotFound
@@ -32,20 +34,19 @@ _SIGNATURES = {
 }
 """{first bytes of a file: what it is}, of files that are named as if they were text."""
 _NAMED_SO = {
-    "a Parquet file": ".parquet",
-    "an Avro file": ".avro",
-    "an ORC file": ".orc",
-    "compressed by gzip": ".csv.gz or .jsonl.gz",
+    "a Parquet file": "parquet",
+    "an Avro file": "avro",
+    "an ORC file": "orc",
 }
 _TEXTS = (
-    "import json, pathlib; [print(json.dumps(dict(id=f.name, text=f.read_text('utf-8'),"
-    " label=f.parent.name))) for f in sorted(pathlib.Path({folder!r}).glob('**/*.txt'))]"
+    'import json, pathlib; [print(json.dumps(dict(id=f.name, text=f.read_text(encoding="utf-8"),'
+    ' label=f.parent.name))) for f in sorted(pathlib.Path({folder}).glob("**/*.txt"))]'
 )
 _ARROW = (
     "import glob, pyarrow as pa, pyarrow.parquet as pq; pq.write_table(pa.concat_tables("
-    "pa.ipc.open_stream(f).read_all() for f in sorted(glob.glob({files!r}))), {output!r})"
+    "pa.ipc.open_stream(f).read_all() for f in sorted(glob.glob({files}))), {output})"
 )
-_SHEET = "import pandas; pandas.read_excel({file!r}).to_csv({output!r}, index=False)"
+_SHEET = "import pandas; pandas.read_excel({file}).to_csv({output}, index=False)"
 
 
 def refusal(source: str, entries: Sequence[Entry]) -> DataError | None:
@@ -77,7 +78,10 @@ def refuse_content(path: str) -> None:
     if "Excel" in kind:
         remedy = _of_sheet(path)
     elif kind in _NAMED_SO:
-        remedy = f"name it so: {_NAMED_SO[kind]}"
+        form = _NAMED_SO[kind]
+        remedy = f"name it so, .{form}, or paste: {flow({'data': {'format': form}})}"
+    elif "gzip" in kind:
+        remedy = f"name it so: {storage.name(path)}.gz"
     else:
         remedy = "convert it to CSV, JSON lines or Parquet"
     raise DataError(
@@ -103,7 +107,7 @@ def _of_sheet(path: str) -> str:
     output = storage.name(path).rpartition(".")[0] + ".csv"
     return (
         "save the sheet as CSV UTF-8 (File > Save As), or write it with pandas:\n"
-        + _python(_SHEET.format(file=path, output=output))
+        + _python(_SHEET, file=path, output=output)
         + f"\nand set data.source: {output}"
     )
 
@@ -116,7 +120,7 @@ def _of_texts(source: str, entries: Sequence[Entry]) -> DataError:
             entries[0].path,
             "if they are CSV or JSON lines, paste: data: {format: csv} or data: {format: jsonl}",
         )
-    command = _python(_TEXTS.format(folder=_folder(source, entries)), output="messages.jsonl")
+    command = _python(_TEXTS, folder=_folder(source, entries)) + " > messages.jsonl"
     return _refused(
         "a directory of text files is not read",
         f"{source}: {len(entries):,} files in {', '.join(sorted(above)[:5])}",
@@ -133,7 +137,7 @@ def _of_arrow(source: str, entries: Sequence[Entry]) -> DataError:
         name = storage.name(folder)
         output = f"{name}.parquet"
         sources[name] = output
-        lines.append(_python(_ARROW.format(files=f"{folder}/*.arrow", output=output)))
+        lines.append(_python(_ARROW, files=f"{glob.escape(folder)}/*.arrow", output=output))
     return _refused(
         "a directory of Hugging Face's save_to_disk is not read",
         source,
@@ -153,11 +157,16 @@ def _pasted(folders: Sequence[str], sources: Mapping[str, str]) -> str:
     }
     if official:
         data["split"] = {"sources": official}
+    columns: dict[str, str] = {}
     for name, feature in _features(folders[0]).items():
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-            data["columns"] = {"label": name}
+        if not isinstance(feature, dict):
+            continue
+        if feature.get("dtype") in ("string", "large_string"):
+            columns.setdefault("text", name)
+        if feature.get("_type") == "ClassLabel":
+            columns["label"] = name
             data["labels"] = {str(n): one for n, one in enumerate(feature.get("names") or ())}
-    return json.dumps({"data": data}, ensure_ascii=False)  # JSON is YAML
+    return flow({"data": data | ({"columns": columns} if columns else {})})
 
 
 def _features(folder: str) -> Mapping[str, object]:
@@ -176,5 +185,7 @@ def _folder(source: str, entries: Sequence[Entry]) -> str:
     return storage.parent(storage.parent(entries[0].path))
 
 
-def _python(code: str, output: str | None = None) -> str:
-    return f"python -c {shlex.quote(code)}" + (f" > {output}" if output else "")
+def _python(code: str, **texts: str) -> str:
+    """The command that runs a line of Python, with texts as its literals."""
+    literals = {name: json.dumps(text, ensure_ascii=False) for name, text in texts.items()}
+    return f"python -c {shlex.quote(code.format(**literals))}"

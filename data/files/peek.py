@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,11 +25,17 @@ from howdah.storage.charsets import SURROGATES
 
 MOST = 2**20
 """Characters, or bytes, of a file that are looked at."""
-_MOST_ROWS = 20_000
+_MOST_ROWS = 10_000
 _MOST_COLUMNAR_ROWS = 1_000
 _SHORTEST = 0.9
 """Share of the rows that must have a separator's number of columns."""
 SEPARATORS = (",", ";", "\t", "|")
+_TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", "description",
+         "tweet", "document")  # fmt: skip
+_LABEL = ("label", "category", "class", "target", "topic", "intent", "sentiment", "tag", "type")
+_ID = re.compile(r"(.*[_\- ])?(id|key|uuid|guid)|.+Id", re.IGNORECASE)
+_MOST_LABELS = 100
+"""Largest number of different values that look like labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,3 +286,47 @@ def refuse_encoding(one: Sample, names: Sequence[str], most: float) -> None:
     other = encodings.sniffed(head(one.path, MOST)) if count > most * rows else None
     if other is not None:
         raise encodings.refused(one.path, count, rows, one.form, other)
+
+
+# --------------------------------------------------------------------------------------- columns
+def guessed(sample: Sample) -> dict[str, str]:
+    """{text, label, id: column} of a file, by the columns' names and values.
+
+    The text is the longest column, the label one of few values; without any such one, or an id,
+    they are left out.
+
+    Raises:
+        DataError: no column has a text.
+    """
+    values = {name: sample.column(name) for name in sample.names}
+    lengths = {}
+    for name, column in values.items():
+        present = [len(one) for one in column if one]
+        lengths[name] = sum(present) / len(column) if present else 0.0
+    longest = max(lengths, key=lambda name: lengths[name], default="")
+    if not longest or not lengths[longest]:
+        raise DataError("the source has no text", where=sample.path, got=", ".join(sample.names))
+    named = [name for name in _by_name(values, _TEXT) if lengths[name] >= lengths[longest] / 2]
+    text = next(iter(named), longest)
+    columns = {"text": text}
+    few = [name for name in values if name != text and _repeats(values[name])]
+    if few:
+        columns["label"] = next(iter(_by_name(few, _LABEL)), few[-1])
+    for name, column in values.items():
+        distinct = None not in column and len(set(column)) == len(column)
+        if name not in columns.values() and _ID.fullmatch(name) and distinct:
+            columns["id"] = name
+            break
+    return columns
+
+
+def _by_name(names: Iterable[str], usual: Sequence[str]) -> list[str]:
+    """The columns with usual names, the most usual first."""
+    return [name for word in usual for name in names if name.strip().lower() == word]
+
+
+def _repeats(column: Sequence[str | None]) -> bool:
+    """True if a column's values look like labels."""
+    present = [one.strip() for one in column if one]
+    distinct = len(set(present))
+    return 2 <= distinct <= min(_MOST_LABELS, max(2, len(present) // 2))

@@ -209,7 +209,7 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
         raise error
     raise ConfigError(
         "the source's format does not follow from its file names",
-        where="data.format",
+        where=f"data.format of {storage.absolute(source)}",
         expected="files that all end in one of " + ", ".join(_ENDINGS),
         got=", ".join(sorted(kinds) + others[:5]),
         remedy="set data.format, or narrow data.source to a pattern such as DIR/*.csv",
