@@ -23,6 +23,7 @@ from howdah.etl import attention
 from howdah.etl.rows import gate, labels
 from howdah.etl.sources import source as sources
 from howdah.etl.sources.source import Source
+from howdah.storage.charsets import SURROGATES, replaced
 
 _FORMS = ("csv", "jsonl", "parquet", "orc", "avro")
 _MOST_SHOWN = 20
@@ -102,7 +103,8 @@ def look(data: DataSection) -> Look | None:
         except DataError as error:
             _add_guess(error, samples[-1])
             raise
-        peek.refuse_encoding(samples[-1], _texts(data), encodings.MOST_DROPPED)
+        names = [name for _, name in sources.wanted(of_part)]
+        peek.refuse_encoding(samples[-1], names, encodings.MOST_DROPPED)
     return _judged(source, samples, data)
 
 
@@ -111,10 +113,6 @@ def _add_guess(error: DataError, one: Sample) -> None:
     if "no column" in error.what and "paste" not in (error.remedy or "") and one.rows:
         paste = flow({"data": {"columns": peek.guessed(one)}})
         error.remedy = f"{error.remedy}; by their values: {paste}"
-
-
-def _texts(data: DataSection) -> list[str]:
-    return [*data.columns.text, *(data.columns.text_pair or ())]
 
 
 def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
@@ -183,15 +181,10 @@ def _mapping(data: DataSection) -> str:
 def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, str | None, str | None]]:
     """(text, label, why it is rejected unseen) of each row, as etl/sources/reading.py has them."""
     columns = data.columns
-    required = {"no_id": columns.id, "bad_time": data.split.time.column}
     lacks: list[str | None] = [None] * len(one.rows)
-    for reason, name in required.items():
-        if name is not None:
-            values = one.column(name)
-            lacks = [
-                reason if before is None and not (value or "").strip() else before
-                for before, value in zip(lacks, values, strict=True)
-            ]
+    for name, reason in ((columns.id, "no_id"), (data.split.time.column, "bad_time")):
+        for at, value in enumerate(one.column(name) if name else ()):
+            lacks[at] = lacks[at] or _problem(value, reason)
     sides = [one.texts(columns.text)]
     if columns.text_pair is not None:
         sides.append(one.texts(columns.text_pair))
@@ -201,7 +194,15 @@ def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, str | No
         text = joined(*both) if len(both) > 1 else both[0]
         if label is not None and one.form == "jsonl" and label.strip() not in listed:
             label = _WHOLE_NUMBER.sub(r"\1", label)
-        yield text, label, lack
+        lack = lack or (_problem(label, None) if label else None)
+        yield replaced(text), label, lack
+
+
+def _problem(value: str | None, missing: str | None) -> str | None:
+    """Why a row with this value in a column other than the text's is rejected."""
+    if value is None or not value.strip():
+        return missing
+    return "wrong_encoding" if SURROGATES.search(value) else None
 
 
 def _warnings(look: Look, data: DataSection) -> Iterator[str]:
@@ -211,8 +212,8 @@ def _warnings(look: Look, data: DataSection) -> Iterator[str]:
             yield one.stripped
         for line, problem in one.malformed[:1]:
             yield f"{one.path}, line {line}: {problem}; {len(one.malformed)} such rows"
-        texts = _texts(data)
-        wrong = peek.undecodable(one, texts) if one.form in ("csv", "jsonl") else 0
+        names = [name for _, name in sources.wanted(data)]
+        wrong = peek.undecodable(one, names) if one.form in ("csv", "jsonl") else 0
         if wrong:
             yield f"{one.path}: {wrong:,} of {len(one.rows):,} rows are not in {data.csv.encoding}"
 

@@ -27,13 +27,13 @@ MOST = 2**20
 """Characters, or bytes, of a file that are looked at."""
 _MOST_ROWS = 10_000
 _MOST_COLUMNAR_ROWS = 1_000
-_SHORTEST = 0.9
+_NEARLY_ALL = 0.9
 """Share of the rows that must have a separator's number of columns."""
 SEPARATORS = (",", ";", "\t", "|")
 _TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", "description",
          "tweet", "document")  # fmt: skip
 _LABEL = ("label", "category", "class", "target", "topic", "intent", "sentiment", "tag", "type")
-_ID = re.compile(r"(.*[_\- ])?(id|key|uuid|guid)|.+Id", re.IGNORECASE)
+_ID = re.compile(r"(?i:(.*[_\- ])?(id|key|uuid|guid))|.+I[dD]")
 _MOST_LABELS = 100
 """Largest number of different values that look like labels."""
 
@@ -111,20 +111,20 @@ def _csv(path: str, options: CsvOptions) -> Sample:
     shown = stripped if len(set(stripped)) == len(set(names)) else names
     rows, malformed = [], []
     parsed = _parsed(begin, whole, options, delimiter, path)
-    for number, (line, fields) in enumerate(itertools.islice(parsed, _MOST_ROWS + 1)):
-        if number == 0 and options.header:
-            continue
+    if options.header:
+        next(parsed, None)
+    for line, fields in itertools.islice(parsed, _MOST_ROWS):
         if len(fields) != len(names):
             malformed.append((line, f"{len(fields)} fields instead of {len(names)}"))
             continue
-        rows.append({name: value or None for name, value in zip(shown, fields, strict=False)})
+        rows.append({name: value or None for name, value in zip(shown, fields, strict=True)})
     header = "a header" if options.header else "no header (data.csv.names)"
     return Sample(
         path=path,
         form="csv",
         names=shown,
-        rows=rows[:_MOST_ROWS],
-        whole=whole and len(rows) <= _MOST_ROWS,
+        rows=rows,
+        whole=whole and next(parsed, None) is None,
         malformed=malformed,
         blanks=[name for name in names if name != name.strip()],
         description=f"CSV, separator {delimiter!r}, quote {options.quote or 'none'},"
@@ -180,7 +180,7 @@ def sniffed(path: str, options: CsvOptions) -> CsvOptions:
         except DataError:
             continue
         columns, rows = counts.most_common(1)[0] if counts else (0, 0)
-        if columns > most and rows >= _SHORTEST * counts.total():
+        if columns > most and rows >= _NEARLY_ALL * counts.total():
             best, most = delimiter, columns
     return options.model_copy(update={"delimiter": best})
 
@@ -213,11 +213,12 @@ def _json(path: str) -> Sample:
     lines = io.StringIO(begin, newline="\n")
     each = json_rows.of_array(lines, path) if array else json_rows.lines(lines)
     try:
-        for line, value, problem, _ in itertools.islice(each, _MOST_ROWS + 1):
+        for line, value, problem, _ in itertools.islice(each, _MOST_ROWS):
             if problem is not None:
                 malformed.append((line, problem))
             else:
                 rows.append(value)
+        whole = whole and next(each, None) is None
     except DataError:  # an array that goes on after the MiB
         if whole:
             raise
@@ -226,8 +227,8 @@ def _json(path: str) -> Sample:
         path=path,
         form="jsonl",
         names=names,
-        rows=rows[:_MOST_ROWS],
-        whole=whole and len(rows) <= _MOST_ROWS,
+        rows=rows,
+        whole=whole,
         malformed=malformed,
         description="JSON, " + ("one array of objects" if array else "one object per line"),
     )

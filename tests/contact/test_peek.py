@@ -131,7 +131,10 @@ WRONG = {
         ["a Parquet file, not text", "paste: data: {format: parquet}"],
     ),
     "directories of texts": (text_folder, {}, ["a directory of text files", "python -c"]),
-    "save_to_disk": (saved_to_disk, {}, ["save_to_disk is not read", "python -c", 'labels: {"0": account, "1": billing, ']),
+    "save_to_disk": (
+        saved_to_disk, {},
+        ["save_to_disk is not read", "python -c", 'labels: {"0": account, "1": billing, '],
+    ),
     "an unknown label": (
         lambda f: write(f / "m.csv", lines()), {"labels": ["account", "biling", "shipping"]},
         ["labels that data.labels does not list", "'billing' (20 rows)", "did you mean 'biling'?"],
