@@ -27,6 +27,7 @@ from howdah.cli.common import (
     load_to_begin,
     login,
     note_command,
+    pinned,
     policies,
     say,
 )
@@ -260,11 +261,13 @@ def train(
     """Train on this machine; two ranks or more are a job that the command waits for."""
     if launcher is not None:
         launchers.refuse(launcher, np)
-    checked = load_to_begin(chosen(config, set), set)
+    checked = load(chosen(config, set), set)
+    if folds is None:  # else the ETL makes one for each
+        _require_dataset(checked)
+    checked = pinned(checked)
     if folds is not None:
         cross_validate(checked, folds, json, np=np)
         return
-    _require_dataset(checked)
     note_command()
     alerting.begun("train")
     if np > 1:
