@@ -160,12 +160,13 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     if path is not None or overrides:
         return path
     if os.path.isfile(_USUAL):
-        say(f"configuration: {_USUAL} of this directory")
+        say(f"no --config: {os.path.abspath(_USUAL)} is used")
         return _USUAL
     raise UsageError(
-        "no configuration is given",
+        f"no --config, and this directory has no {_USUAL}",
         where=os.getcwd(),
-        remedy=f"give --config FILE, or let `howdah config init {_USUAL}` write one",
+        remedy=f"give --config FILE, or let `howdah config init {_USUAL} --source ROWS` write one"
+        " from a look at your CSV, JSON lines or Parquet",
     )
 
 
@@ -229,13 +230,24 @@ def load_to_begin(
         section: whose keytab the command logs in with, by its configuration (None: with none): the
             model may lie on a cluster with Kerberos.
     """
+    return pinned(load(path, overrides), section)
+
+
+def pinned(
+    checked: Config,
+    section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
+) -> Config:
+    """A configuration with one version in place of a published model, and lines that say which.
+
+    Args:
+        section: see `load_to_begin`.
+    """
     from howdah.models.base import with_pinned_base
 
-    checked = load(path, overrides)
     with login(section(checked)):
-        pinned = with_pinned_base(checked)
+        with_version = with_pinned_base(checked)
     for key in ("base", "init_from"):
-        written, address = getattr(checked.model, key), getattr(pinned.model, key)
+        written, address = getattr(checked.model, key), getattr(with_version.model, key)
         if written != address:
             say(f"model.{key} {written}: {address}")
-    return pinned
+    return with_version

@@ -188,6 +188,14 @@ def score(
     allowed(
         ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
     )  # fmt: skip
+    from howdah.data.files.listing import ending
+
+    if "/" in source or ending(source) in (".csv", ".tsv", ".jsonl", ".json", ".parquet"):
+        raise UsageError(
+            "`howdah score` scores partitions of a Hive table",
+            where="--source", expected="database.table", got=source,
+            remedy=f"files are for `howdah predict --model {model} --source {source} --output ...`",
+        )  # fmt: skip
     checked = load(config, set)
     from howdah.serving.scoring import score as scoring
     from howdah.serving.scoring.selection import Selection

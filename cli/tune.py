@@ -11,6 +11,7 @@ from howdah.cli.common import (
     ConfigPath,
     Overrides,
     answer,
+    chosen,
     load_to_begin,
     login,
     refused,
@@ -50,7 +51,7 @@ def tune(
     """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
     if join and status:
         raise UsageError("give --join or --status, not both")
-    checked = load_to_begin(config, set, _section)
+    checked = load_to_begin(chosen(config, set), set, _section)
     from howdah.tuning import tune as studies
 
     with login(_section(checked)):  # the trials' files are read while they train

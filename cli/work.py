@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as _json
 import time
 from typing import Annotated
 
 import typer
 
 from howdah.cli import alerting, streams
+from howdah.cli.begin import configuration
 from howdah.cli.common import (
     MODEL_HELP,
     AsJson,
@@ -25,20 +25,20 @@ from howdah.cli.common import (
     cross_validate,
     load,
     load_to_begin,
+    login,
     note_command,
+    pinned,
     policies,
     say,
 )
 from howdah.config import launchers
 from howdah.config.splits import SPLITS, TEST
+from howdah.core.paths import absolute
 from howdah.errors import UsageError
 from howdah.packaging.kinds import KINDS
 
 app = typer.Typer()
-config_app = typer.Typer(
-    help="Write, check and explain the run configuration.", no_args_is_help=True
-)
-app.add_typer(config_app, name="config")
+app.add_typer(configuration.app, name="config")
 
 
 @app.command()
@@ -48,13 +48,23 @@ def doctor(
         str | None,
         typer.Option(help=f"Ask for what this one needs: {launchers.either()}; none: for all."),
     ] = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
 ) -> None:
-    """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
+    """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings; with
+    --config also that file's base model, source, dataset and cluster."""
     if launcher is not None:
         launchers.require(launcher, where="--launcher")
     from howdah.doctor.report import doctor as check
 
-    raise typer.Exit(check(json=json, launcher=launcher))
+    more = []
+    if config is not None or set:
+        from howdah.cli.begin import fitness
+
+        checked = load(config, set)
+        with login(checked.data.spark):
+            more = fitness.check(checked)
+    raise typer.Exit(check(json=json, launcher=launcher, more=more))
 
 
 @app.command(
@@ -68,93 +78,17 @@ def guard(arguments: Annotated[list[str], typer.Argument(metavar="COMMAND...")])
     raise typer.Exit(supervise(arguments, policies=policies()))
 
 
-# ------------------------------------------------------------------------------------ config
-@config_app.command("init")
-def config_init(
-    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
-) -> None:
-    """Write a configuration to start from."""
-    from howdah import storage
-    from howdah.config import loader as config
-
-    allowed(("FILE", "path", path))
-    text = config.starter_yaml()
-    if path is None:
-        print(text, end="")
-        return
-    storage.create_exclusive(path, text.encode())
-    say(f"written: {path}")
-
-
-@config_app.command("explain")
-def config_explain(
-    key: Annotated[str | None, typer.Argument(help="A key, its bare name or a section.")] = None,
-    json: AsJson = False,
-) -> None:
-    """Explain a key: meaning, type and default; without one, list all keys by group."""
-    from howdah.config import loader as config
-    from howdah.config.types import GROUPS
-
-    if key is None:
-        groups = config.grouped()
-        lines = []
-        for group, help_texts in groups.items():
-            lines += [f"{group} ({len(help_texts)}): {GROUPS[group]}"]
-            lines += [f"    {name}: {text}" for name, text in help_texts.items()]
-        return answer({"groups": groups}, json, lines)
-    items = config.explain(key)
-    lines = []
-    for item in items:
-        default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
-        lines += [f"{item['key']}: {item['type']} ({default}; {item['group']})"]
-        lines += [f"    {item['help']}"]
-    answer({"keys": items}, json, lines)
-
-
-@config_app.command("check")
-def config_check(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
-    """Check a configuration and print it whole, defaults included, without its secrets."""
-    from howdah import redact
-    from howdah.config.loader import dump_yaml
-
-    checked = redact.config(load(config, set))
-    answer(checked.model_dump(mode="json"), json, [dump_yaml(checked).rstrip()])
-
-
-@config_app.command("policy")
-def config_policy(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[FILE]",
-            help="A policy (YAML, any storage); none: that of $HOWDAH_AIRFLOW_POLICY, else the"
-            " default.",
-        ),
-    ] = None,
-    json: AsJson = False,
-) -> None:
-    """Explain each key of a policy for Airflow's forms, and print the policy that is in force."""
-    from howdah.policy import rules as policies
-
-    allowed(("FILE", "path", path))
-    in_force, source = policies.in_force(path)
-    keys = policies.explain(in_force)
-    lines = [f"# {source}"]
-    for item in keys:
-        lines += [f"# {item['key']}: {item['type']} (default: {_json.dumps(item['default'])})"]
-        lines += [f"#     {item['help']}"]
-    policy = in_force.model_dump(mode="json")
-    answer(
-        {"from": source, "policy": policy, "keys": keys}, json,
-        [*lines, policies.to_yaml(in_force).rstrip()],
-    )  # fmt: skip
-
-
 # --------------------------------------------------------------------------------------- etl
 @app.command()
 def etl(
     config: ConfigPath = None,
     set: Overrides = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Look at the first rows, print what they tell, and start nothing."
+        ),
+    ] = False,
     compact: Annotated[
         bool,
         typer.Option("--compact", help="Read no rows: merge the shards of the older parts."),
@@ -162,11 +96,19 @@ def etl(
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
-    checked = load_to_begin(config, set, lambda config: config.data.spark)
+    checked = load_to_begin(chosen(config, set), set, lambda config: config.data.spark)
     if compact:
         _compact(checked, json)
         return
-    from howdah.etl import attention
+    from howdah.etl import attention, peek
+
+    with login(checked.data.spark):
+        look = peek.look(checked.data)
+    if check:
+        answer(look.as_dict() if look else {}, json, list(look.lines()) if look else [_NO_LOOK])
+        return
+    for line in look.warnings if look else ():
+        say(line)
     from howdah.etl.launch.submit import run
 
     alerting.begun("etl")
@@ -178,12 +120,15 @@ def etl(
         made,
         json,
         [
-            f"dataset {state}: {result.path}",
+            f"dataset {state}: {absolute(result.path)}",
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
-            f"report: {result.report_path}",
+            f"report: {absolute(result.report_path)}",
             *attention.lines(made["look"]),
         ],
     )
+
+
+_NO_LOOK = "the source is not files of rows: Spark alone can read it, and nothing was checked"
 
 
 def _compact(config, json: bool) -> None:
@@ -318,7 +263,10 @@ def train(
     """Train on this machine; two ranks or more are a job that the command waits for."""
     if launcher is not None:
         launchers.refuse(launcher, np)
-    checked = load_to_begin(chosen(config, set), set)
+    checked = load(chosen(config, set), set)
+    if folds is None:  # else the ETL makes one for each
+        _require_dataset(checked)
+    checked = pinned(checked)
     if folds is not None:
         cross_validate(checked, folds, json, np=np)
         return
@@ -331,6 +279,20 @@ def train(
     from howdah.training.launch.launch import train as in_one_process
 
     raise typer.Exit(in_one_process(checked, json=json))
+
+
+def _require_dataset(config) -> None:
+    """Refuse to train without a dataset before a framework is imported; a finished run needs none.
+
+    Raises:
+        DataError: there is no dataset.
+    """
+    from howdah import storage
+    from howdah.data.manifest import load_dataset
+    from howdah.run_files import RUN_JSON
+
+    if not storage.exists(storage.join(config.run.directory, RUN_JSON)):
+        load_dataset(config.data.dataset)
 
 
 @app.command()

@@ -59,7 +59,7 @@ def fetch(
                 expected="the directory that holds config.json, the weights and the tokenizer",
                 remedy="give the file's directory as model.base",
             )
-        if _HUB_NAME.fullmatch(base):
+        if on_hub(base):
             return _from_hub(base, revision, patterns)
         raise ModelError(
             "the base model's directory does not exist",
@@ -69,6 +69,11 @@ def fetch(
         )
     _refuse_revision(base, revision)
     return _from_storage(base, patterns, cache_dir or os.path.join(cache_root(), "models"))
+
+
+def on_hub(base: str) -> bool:
+    """True for a name of the hub that is not a directory here."""
+    return _HUB_NAME.fullmatch(base) is not None and not os.path.exists(base)
 
 
 def _refuse_revision(base: str, revision: str | None) -> None:

@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
-from howdah.data.files.encodings import explained
+from howdah.data.files import encodings
 from howdah.errors import DataError
 from howdah.etl.rows import gate, labels
+from howdah.etl.rows.gate import refuse_rejects
 from howdah.etl.sources.source import Source
 
 SAMPLES = 3
@@ -22,8 +23,6 @@ _MOST_SAMPLES = 300
 _SAMPLE = 1_000
 """Texts in which personal data is looked for: a share of 1 % is known to 0.6 percentage points."""
 _SAMPLE_CHARACTERS = 400
-_MOST_NOT_DECODED = 0.01
-"""Largest share of rows in another character set that are dropped with a line alone."""
 _MOST_COUNTED = 4 * labels.MOST_LABELS
 """Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
 
@@ -139,25 +138,16 @@ def refuse_encoding(
     if not count or source.kind not in ("csv", "jsonl"):
         return
     parts = (source, *source.parts.values())
-    other = explained(
+    other = encodings.explained(
         [entry.path for part in parts for entry in part.files],
         data.csv.encoding if source.kind == "csv" else "UTF-8",
     )
     if other is None:
         return
-    remedy = f"set data.csv.encoding: {other}"
-    if source.kind == "jsonl":
-        remedy = f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
-    problem = f"{count:,} of {read:,} rows are not UTF-8; all of them decode as {other}"
-    if count > _MOST_NOT_DECODED * read:
-        raise DataError(
-            "the source is in another character set",
-            where=source.name,
-            expected="UTF-8",
-            got=problem,
-            remedy=f"{remedy}; if the rows are to be dropped all the same, remove them before",
-        )
-    progress(f"{problem}: {remedy}")
+    if count > encodings.MOST_DROPPED * read:
+        raise encodings.refused(source.name, count, read, source.kind, other)
+    problem = encodings.problem(count, read, other)
+    progress(f"{problem}: {encodings.remedy(source.kind, other)}")
 
 
 def drops_of(counts: Counter) -> Counter[str]:
@@ -233,20 +223,4 @@ def refuse_empty(read: int, source: Source) -> None:
             "the source is empty",
             where=source.name,
             remedy="check data.source; with data.csv.header the first line is not a row",
-        )
-
-
-def refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
-    """Fail where more rows are rejected than data.quality.max_reject_fraction, but for reasons
-    that say nothing against the source (gate.NOT_BAD)."""
-    counted = {r: n for r, n in drops.items() if n and r not in gate.NOT_BAD}
-    rejected = sum(counted.values())
-    if read and rejected / read > data.quality.max_reject_fraction:
-        raise DataError(
-            "too many rows are rejected",
-            where="data.quality.max_reject_fraction",
-            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
-            got=f"{rejected:,} rows: "
-            + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
-            remedy="fix the source or the column mapping, or raise the fraction",
         )

@@ -18,8 +18,10 @@ from functools import cached_property
 from typing import Any
 
 from howdah import storage
+from howdah.config.data import InputKind
 from howdah.config.tasks import Task, task_of
 from howdah.core.address import split_address
+from howdah.data.family import family_of
 from howdah.errors import ModelError, NotFound
 from howdah.models.export_info import read_config, read_info
 from howdah.models.registry import Published, decision_hash
@@ -106,6 +108,15 @@ class Version:
     def task(self) -> Task:
         """The task that the model was trained for."""
         return task_of(read_config(self.path).get("problem_type"))
+
+    @cached_property
+    def kind(self) -> InputKind:
+        """What its rows are. A directory without config.json is refused where it is opened."""
+        try:
+            config = read_config(self.path)
+        except NotFound:
+            return "text"
+        return family_of(config, where=storage.join(self.path, "config.json")).kind
 
     @property
     def run_id(self) -> str | None:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah.config.data import CsvOptions
-from howdah.data.files import footers, json_rows
+from howdah.config.yaml_text import flow
+from howdah.data.files import footers, json_rows, peek, records
 from howdah.data.files.listing import of_each
-from howdah.data.files.records import csv_names, delimiter_of, directories, positions
+from howdah.data.files.records import csv_names, directories, positions
 from howdah.errors import DataError
 from howdah.storage import Entry
 
 _FIRST_RECORDS = 1_000
 _MOST_FILES = 1_000
-_SEPARATORS = {";": "';'", "\t": "'\\t'", "|": "'|'"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +137,26 @@ def _csv(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
             has = at is not None or one.name in paths[path]
             having[one.name][path] = has
             if one.required and not has:
-                raise checked.missing(one, path, names, _hint(path, names, options))
+                required = [each.name for each in columns if each.required]
+                raise checked.missing(one, path, names, _hint(path, names, required, options))
     for one in columns:
         checked.alike(one, having[one.name])
     return Checked(missing=frozenset(name for name, has in having.items() if False in has.values()))
 
 
-def _hint(path: str, names: Sequence[str], options: CsvOptions) -> str:
-    """The end of a remedy, where the header tells what is wrong with the options."""
-    used = delimiter_of(path, options)
-    if len(names) == 1:
-        for separator, shown in _SEPARATORS.items():
-            if separator in names[0] and separator != used:
-                return (
-                    f". The file has one column whose name holds {shown}: data.csv.delimiter:"
-                    f" {shown}"
-                )
+def _hint(path: str, names: Sequence[str], columns: Sequence[str], options: CsvOptions) -> str:
+    """The end of a remedy, where the file's beginning tells what is wrong with the options."""
+    update = peek.options_that_fit(path, columns, options)
+    if update:
+        return f"; or paste: {flow({'data': {'csv': update}})}"
+    other = peek.sniffed(path, options)
+    header = records.csv_names(path, other)
+    if len(header) > len(names):
+        paste = flow({"data": {"csv": {"delimiter": other.delimiter}}})
+        return (
+            f". Divided by {other.delimiter!r} it has the columns {', '.join(header)}:"
+            f" paste {paste}"
+        )
     return "; without a header give data.csv.names" if options.header else ""
 
 

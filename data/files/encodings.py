@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 
 from howdah.data.files.opening import open_bytes
+from howdah.errors import DataError
 from howdah.storage.charsets import codec_of
 
+MOST_DROPPED = 0.01
+"""Largest share of rows in another character set that the ETL drops with a line alone."""
 _MOST_FILES = 8
 _MOST_BYTES = 64 * 2**20
 _BLOCK_BYTES = 2**20
 _OTHER = "windows-1252"
 """What spreadsheet programs on Windows save as "CSV" in Europe and America."""
+_ANY = "ISO-8859-1"
+"""In which any bytes decode."""
 
 
 def explained(paths: Sequence[str], encoding: str) -> str | None:
@@ -40,6 +46,62 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
     return _OTHER if invalid else None
 
 
+def sniffed(begin: bytes) -> str | None:
+    """The character set that a file's first bytes show; None: they are ASCII, or UTF-8 with broken
+    lines.
+
+    >>> sniffed("caf\u00e9\\n".encode()), sniffed("caf\u00e9\\n".encode("cp1252"))
+    ('UTF-8', 'windows-1252')
+    """
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    if begin.isascii():
+        return None
+    lines = begin.split(b"\n")
+    lines = lines[:-1] if len(lines) > 1 else lines  # the last one may be cut in a character
+    answer = _of_lines(lines)
+    if answer is not False:
+        return _OTHER if answer else None
+    try:
+        b"\n".join(lines).decode()
+    except UnicodeDecodeError:
+        return None if any(map(_is_utf8, lines)) else _ANY
+    return "UTF-8"
+
+
+def refused(where: str, count: int, rows: int, form: str, other: str) -> DataError:
+    """The error for a source of which too many rows are in another character set."""
+    return DataError(
+        "the source is in another character set",
+        where=where,
+        expected="UTF-8",
+        got=problem(count, rows, other),
+        remedy=f"{remedy(form, other)}; if the rows are to be dropped all the same, remove them"
+        " before",
+    )
+
+
+def problem(count: int, rows: int, other: str) -> str:
+    """What is wrong with rows that are in another character set."""
+    return f"{count:,} of {rows:,} rows are not UTF-8; all of them decode as {other}"
+
+
+def remedy(form: str, other: str) -> str:
+    """How such rows are read."""
+    if form == "jsonl":
+        return f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
+    return f"paste into the configuration: data: {{csv: {{encoding: {other}}}}}"
+
+
+def _is_utf8(line: bytes) -> bool:
+    """True for a line that is UTF-8 beyond ASCII."""
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return not line.isascii()
+
+
 def _of_lines(lines: Sequence[bytes]) -> bool | None:
     """True: there are lines that decode in the other character set alone, and none in UTF-8 beyond
     ASCII. None: all lines are ASCII. False: neither."""
@@ -47,14 +109,11 @@ def _of_lines(lines: Sequence[bytes]) -> bool | None:
     for line in lines:
         if line.isascii():
             continue
-        try:
-            line.decode()
-        except UnicodeDecodeError:
-            try:
-                line.decode(_OTHER)
-            except UnicodeDecodeError:
-                return False
-            explained = True
-        else:
+        if _is_utf8(line):
             return False
+        try:
+            line.decode(_OTHER)
+        except UnicodeDecodeError:
+            return False
+        explained = True
     return explained

@@ -36,6 +36,7 @@ from howdah.errors import DataError
 MAX_LINE_BREAKS = 1_000
 """More line breaks in one quoted field count as an unclosed quote. A correct file can hold a longer
 field, but by its length alone can a field that swallows the rest of a file be told from it."""
+ENDS_INSIDE = "the file ends inside the field"
 _BLOCK_CHARACTERS = 2**20
 _SHOWN_CHARACTERS = 60
 _LINE_BREAK = re.compile("\r*\n|\r(?=[^\r\n])")
@@ -261,7 +262,7 @@ class _Scanner:
                 self.advance(max(self.at, len(self.text) - half))
                 if self.more():
                     continue
-                return swallows("the file ends inside the field")
+                return swallows(ENDS_INSIDE)
             self.advance(match.start())
             if self.line - first > self.most:
                 continue

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, assert_never
 
 import pyarrow as pa
 
-from howdah.config.data import CleanOptions, QualityOptions
+from howdah.config.data import CleanOptions, DataSection, QualityOptions
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.targets import label_name, label_set, set_text, target_text
+from howdah.errors import DataError
 from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 
 REASONS = (
@@ -189,6 +190,22 @@ def _named(label: str, rules: RowRules) -> tuple[str | None, str | None]:
         if unknown
         else (set_text(rules.names[name] for name in labels), None)
     )
+
+
+def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> None:
+    """Fail where more rows are rejected than data.quality.max_reject_fraction, but for reasons
+    that say nothing against the source (NOT_BAD)."""
+    counted = {r: n for r, n in drops.items() if n and r not in NOT_BAD}
+    rejected = sum(counted.values())
+    if read and rejected / read > data.quality.max_reject_fraction:
+        raise DataError(
+            "too many rows are rejected",
+            where="data.quality.max_reject_fraction",
+            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
+            got=f"{rejected:,} rows: "
+            + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
+            remedy="fix the source or the column mapping, or raise the fraction",
+        )
 
 
 def text_key(text: str) -> str:

@@ -31,7 +31,7 @@ from howdah.config.splits import Split
 from howdah.errors import ConfigError
 from howdah.etl.sources import hive, jdbc, lake
 from howdah.etl.sources import source as sources
-from howdah.etl.sources.source import Source
+from howdah.etl.sources.source import Source, data_of, with_parts
 
 GIVEN, GROUPS, MOMENT = "given", "groups", "moment"
 BAD_SPLIT, BAD_TIME = "bad_split", "bad_time"
@@ -60,7 +60,7 @@ def resolve(data: DataSection) -> Source:
     Raises:
         ConfigError: they are of another kind of file.
     """
-    return _with_parts(sources.resolve(data), data, sources.resolve)
+    return with_parts(sources.resolve(data), data, sources.resolve)
 
 
 def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
@@ -71,7 +71,7 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
     """
     resolve_one = _RESOLVED[source.kind]
     bare = replace(source, parts={})
-    return _with_parts(
+    return with_parts(
         resolve_one(spark, bare, data),
         data,
         lambda split_data: resolve_one(spark, sources.resolve(split_data), split_data),
@@ -95,37 +95,6 @@ def pinned(source: Source) -> bool:
 def by_spark(source: Source) -> bool:
     """Whether Spark must be asked for the source's state."""
     return source.kind in _RESOLVED
-
-
-def _with_parts(
-    source: Source, data: DataSection, resolve_one: Callable[[DataSection], Source]
-) -> Source:
-    parts = {split: resolve_one(data_of(data, split)) for split in data.split.sources.given}
-    if not parts:
-        return source
-    for split, part in parts.items():
-        if part.kind != source.kind:
-            raise ConfigError(
-                "an official set is of another kind than the source",
-                where=f"data.split.sources.{split}: {part.name}",
-                expected=source.kind,
-                got=part.kind,
-                remedy="convert one of them; all share data.columns and data.csv",
-            )
-    identity = source.identity
-    if identity is not None:
-        identity = {**identity, "splits": {split: part.identity for split, part in parts.items()}}
-    return replace(source, identity=identity, parts=parts)
-
-
-def data_of(data: DataSection, split: Split | None) -> DataSection:
-    """The section as it is for the source of an official set; None: for data.source."""
-    if split is None:
-        return data
-    update = {"source": data.split.sources.given[split], "partitions": None, "query_file": None}
-    if isinstance(data.as_of, int):  # of data.source's table alone
-        update["as_of"] = None
-    return data.model_copy(update=update)
 
 
 def each(source: Source, data: DataSection) -> Iterator[tuple[Split | None, Source, DataSection]]:

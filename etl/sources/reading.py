@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import assert_never
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -33,7 +33,7 @@ from howdah.data.spark import columnar, ids, text_rows
 from howdah.data.spark.text_rows import Strays
 from howdah.errors import DataError
 from howdah.etl.sources import given, hive, jdbc, lake
-from howdah.etl.sources.source import Kind, Source
+from howdah.etl.sources.source import COLUMNS, Kind, Source, check_columns, wanted
 from howdah.spark.errors import translated
 
 SCHEMA = "key string, text string, label string, reason string, detail string"
@@ -96,7 +96,7 @@ def _text_files(
     counted: Mapping[str, Quotes] | None,
 ) -> DataFrame:
     """All mapped columns as text, numbers of JSON as they are written."""
-    _check(source, data)
+    check_columns(source, data)
     named = data.columns
     texts = frozenset([*named.text, *(named.text_pair or ())])
     columns = text_rows.Columns(
@@ -109,46 +109,10 @@ def _text_files(
     )
 
 
-def _check(source: Source, data: DataSection) -> Mapping[str, Any]:
-    """{mapped column: its pyarrow type} of files that have these columns."""
-    texts = (*data.columns.text, *(data.columns.text_pair or ()))
-    columns = [
-        checks.Wanted(
-            name=name,
-            where=where,
-            text=source.kind == "jsonl" and name in texts,
-            lists=data.task == "multi_label" and name == data.columns.label,
-        )
-        for where, name in wanted(data)
-    ]
-    files = {entry.path: entry for entry in source.files}
-    return checks.check(
-        files, source.kind, columns, data.csv, source=source.name, root=source.root, remedy=_COLUMNS
-    ).types
-
-
-_COLUMNS = "set data.columns.text, .label and .id to columns of the source"
-
-
 def _columnar(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """Files that hold their columns' names and types: Parquet, ORC, Avro."""
-    types = _check(source, data)
+    types = check_columns(source, data)
     return columnar.load(spark, source.kind, [e.path for e in source.files], source.root, types)
-
-
-def wanted(data: DataSection) -> list[tuple[str, str]]:
-    """(the key that names it, its name) of each column that is read."""
-    columns, split = data.columns, data.split
-    texts = {"text": columns.text, "text_pair": columns.text_pair or []}
-    if data.kind == "image":
-        texts = {"image": [columns.image]}
-    named = {f"columns.{key}": names for key, names in texts.items()}
-    named["columns.label"] = [columns.label]
-    named["columns.id"] = [columns.id] if columns.id is not None else []
-    named["split.column"] = [split.column] if split.column is not None else []
-    named["split.group"] = split.group
-    named["split.time.column"] = [split.time.column] if split.time.column is not None else []
-    return [(f"data.{key}: {name}", name) for key, names in named.items() for name in names]
 
 
 _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = {
@@ -217,7 +181,7 @@ def find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Colum
             name,
             [c for c in table.columns if c not in internal],
             where=f"{where} in {source.name}",
-            remedy=_COLUMNS,
+            remedy=COLUMNS,
         )
     return column
 

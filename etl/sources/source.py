@@ -6,13 +6,15 @@ need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE_NAME
+from howdah.config.splits import Split
+from howdah.data.files import checks, everyday
 from howdah.data.files.listing import ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
@@ -99,12 +101,48 @@ def resolve(data: DataSection) -> Source:
     if not files:
         raise DataError(
             "the source is empty",
-            where=data.source,
+            where=storage.absolute(data.source),
             got=f"{len(entries)} file(s) of 0 bytes" if entries else "no file",
             remedy="check data.source; a directory is searched below as well, names that begin"
             " with '_' or '.' apart",
         )
     return Source(kind=kind, name=data.source, files=files, root=root, identity=identity_of(files))
+
+
+def with_parts(
+    source: Source, data: DataSection, resolve_one: Callable[[DataSection], Source]
+) -> Source:
+    """A source with those of the official sets as `parts`.
+
+    Raises:
+        ConfigError: they are of another kind of file.
+    """
+    parts = {split: resolve_one(data_of(data, split)) for split in data.split.sources.given}
+    if not parts:
+        return source
+    for split, part in parts.items():
+        if part.kind != source.kind:
+            raise ConfigError(
+                "an official set is of another kind than the source",
+                where=f"data.split.sources.{split}: {part.name}",
+                expected=source.kind,
+                got=part.kind,
+                remedy="convert one of them; all share data.columns and data.csv",
+            )
+    identity = source.identity
+    if identity is not None:
+        identity = {**identity, "splits": {split: part.identity for split, part in parts.items()}}
+    return replace(source, identity=identity, parts=parts)
+
+
+def data_of(data: DataSection, split: Split | None) -> DataSection:
+    """The section as it is for the source of an official set; None: for data.source."""
+    if split is None:
+        return data
+    update = {"source": data.split.sources.given[split], "partitions": None, "query_file": None}
+    if isinstance(data.as_of, int):  # of data.source's table alone
+        update["as_of"] = None
+    return data.model_copy(update=update)
 
 
 def is_table(name: str) -> bool:
@@ -123,8 +161,11 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
         return matches
     if any(mark in source for mark in "*?["):
         raise DataError(
-            "no file matches the source's pattern", where=source, remedy="check data.source"
+            "no file matches the source's pattern",
+            where=storage.absolute(source),
+            remedy="check data.source",
         )
+    source = storage.absolute(source)
     parent = storage.parent(source)
     near = [e.name for e in storage.list_dir(parent)] if storage.is_dir(parent) else None
     raise DataError(
@@ -159,33 +200,54 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
         return kinds.pop()
     if not entries:
         raise DataError(
-            "the source is empty", where=source, got="no file", remedy="check data.source"
+            "the source is empty",
+            where=storage.absolute(source),
+            got="no file",
+            remedy="check data.source",
         )
-    remedy = "set data.format, or narrow data.source to a pattern such as DIR/*.csv"
+    if (error := everyday.refusal(source, entries)) is not None:
+        raise error
     raise ConfigError(
         "the source's format does not follow from its file names",
-        where="data.format",
+        where=f"data.format of {storage.absolute(source)}",
         expected="files that all end in one of " + ", ".join(_ENDINGS),
         got=", ".join(sorted(kinds) + others[:5]),
-        remedy=remedy_for(others) or remedy,
+        remedy="set data.format, or narrow data.source to a pattern such as DIR/*.csv",
     )
 
 
-_OTHERS = {
-    (".xlsx", ".xls", ".xlsm", ".ods"): "spreadsheets are not read: save the sheet as CSV UTF-8, or"
-    " write it with pandas: read_excel(FILE).to_csv(NEW, index=False)",
-    (".arrow", ".feather"): "a directory of Hugging Face's save_to_disk is not read: write it as"
-    " Parquet, datasets.load_from_disk(DIR).to_parquet(FILE)",
-    (".txt",): "directories of text files are not read: write one CSV or JSON line for each file,"
-    " with its text and its directory's name as the label",
-    (".db", ".sqlite", ".sqlite3"): "databases are read with data.format: jdbc",
-    (".zip", ".tar", ".rar", ".7z"): "archives are not read: unpack them",
-    (".pkl", ".pickle", ".npy", ".npz", ".h5"): "Python's own formats are not read: write CSV or"
-    " Parquet with pandas",
-}
+# ------------------------------------------------------------------------------------- columns
+COLUMNS = "set data.columns.text, .label and .id to columns of the source"
 
 
-def remedy_for(names: Sequence[str]) -> str | None:
-    """What to do with files of a format of everyday that is not read; None: not such files."""
-    seen = {ending(name) for name in names}
-    return next((words for ends, words in _OTHERS.items() if seen & set(ends)), None)
+def wanted(data: DataSection) -> list[tuple[str, str]]:
+    """(the key that names it, its name) of each column that is read."""
+    columns, split = data.columns, data.split
+    texts = {"text": columns.text, "text_pair": columns.text_pair or []}
+    if data.kind == "image":
+        texts = {"image": [columns.image]}
+    named = {f"columns.{key}": names for key, names in texts.items()}
+    named["columns.label"] = [columns.label]
+    named["columns.id"] = [columns.id] if columns.id is not None else []
+    named["split.column"] = [split.column] if split.column is not None else []
+    named["split.group"] = split.group
+    named["split.time.column"] = [split.time.column] if split.time.column is not None else []
+    return [(f"data.{key}: {name}", name) for key, names in named.items() for name in names]
+
+
+def check_columns(source: Source, data: DataSection) -> Mapping[str, Any]:
+    """{mapped column: its pyarrow type} of files that have these columns."""
+    texts = (*data.columns.text, *(data.columns.text_pair or ()))
+    columns = [
+        checks.Wanted(
+            name=name,
+            where=where,
+            text=name in texts,
+            lists=data.task == "multi_label" and name == data.columns.label,
+        )
+        for where, name in wanted(data)
+    ]
+    files = {entry.path: entry for entry in source.files}
+    return checks.check(
+        files, source.kind, columns, data.csv, source=source.name, root=source.root, remedy=COLUMNS
+    ).types

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -202,3 +204,25 @@ def parse(text: str, where: str, what: str = "the configuration") -> Any:
         got=got,
         remedy=remedy,
     )
+
+
+def flow(sections: Mapping[str, Any]) -> str:
+    """Sections as one line of YAML to paste, with the values in quotes that need them.
+
+    >>> flow({"data": {"csv": {"delimiter": ";", "encoding": "windows-1252"}}})
+    'data: {csv: {delimiter: ";", encoding: windows-1252}}'
+    """
+    return ", ".join(f"{_flow(key)}: {_flow(value)}" for key, value in sections.items())
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + flow(value) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_flow, value)) + "]"
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and parse(value, "") == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+_PLAIN = re.compile(r"[A-Za-z_/][\w./ -]*(?<! )")

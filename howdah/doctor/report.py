@@ -83,12 +83,13 @@ def of_launcher(findings: Sequence[Check], launcher: str) -> list[Check]:
     ]
 
 
-def doctor(json: bool = False, launcher: str | None = None) -> int:
+def doctor(json: bool = False, launcher: str | None = None, more: Sequence[Check] = ()) -> int:
     """Check this machine and print the findings on stdout.
 
     Args:
         json: print exactly one JSON object instead of lines.
         launcher: one of LAUNCHERS: what only others need is not asked for; None: all are.
+        more: further findings, of a configuration.
 
     Returns:
         The exit code: 0, or 1 if something needed is missing.
@@ -96,6 +97,7 @@ def doctor(json: bool = False, launcher: str | None = None) -> int:
     findings = run_checks()
     if launcher is not None:
         findings = of_launcher(findings, launcher)
+    findings = [*findings, *more]
     good = all(check.status != "fail" for check in findings)
     if json:
         report = {"ok": good, "checks": [check.as_dict() for check in findings]}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from howdah.core.paths import absolute
 from howdah.data.files.encodings import explained
 from howdah.errors import TooManyErrors
 from howdah.serving.prediction.reading import NOT_DECODED, source_files
@@ -66,7 +67,7 @@ def of_lines(count: int, reasons: Reasons) -> list[str]:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Describe a prediction's result: rows, and how many have an error by reason."""
-    line = f"{summary['rows']:,} rows -> {summary['output']}"
+    line = f"{summary['rows']:,} rows -> {absolute(summary['output'])}"
     if summary["errors"]:
         why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
         line += f"; {summary['errors']:,} with an error ({why}): column error"
@@ -110,7 +111,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
         )
     raise TooManyErrors(
         "too many rows could not be classified; the output has them, too, with an error",
-        where=summary["output"],
+        where=absolute(summary["output"]),
         expected=f"at most {most:.2%} of the rows (score.max_error_fraction)",
         got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",
         remedy=f"{remedy}; or raise score.max_error_fraction",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from howdah import storage
-from howdah.config.data import CsvOptions
+from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
 from howdah.data.clean import joined
@@ -30,6 +30,7 @@ from howdah.serving.prediction.rows import (
     as_json,
     format_of,
     open_output,
+    refuse_output,
     spark_format_of,
 )
 
@@ -68,8 +69,9 @@ def predict(
             the row's number from 0.
         csv_options: how to read CSV; None: as in `config`.
         master: Spark master; None: no Spark, unless it is needed (a table): then that of `config`.
-        config: `data.csv` and `publish.directory` are used, with Spark also `data.spark` and
-            `run.user`; None: the defaults.
+        config: `data.csv`, `publish.directory` and `score.max_error_fraction` are used, with Spark
+            also `data.spark` and `run.user`; None: the defaults, and any number of rows in another
+            character set is classified, as rows with an error.
         framework: tensorflow or torch; None: the one that the model was trained with.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
@@ -91,6 +93,7 @@ def predict(
             expected="--output table:NAME and --batch with a name, such as a day",
             got=f"--output {output}, --batch {batch!r}",
         )
+    most = 1.0 if config is None else config.score.max_error_fraction
     config = config or Config()
     csv_options = csv_options or config.data.csv
     by_spark = _is_table(source) or spark_format_of(source) is not None
@@ -120,9 +123,23 @@ def predict(
             batch=batch,
             progress=progress,
         )
+    refuse_output(output, overwrite=overwrite)
     version = open_version(model, config.publish.directory)
+    reader = None
+    if version.kind == "text":  # look at the source before the model is loaded
+        files = source_files(source, progress)
+        trained = Columns(**(version.info.get("columns") or {}))
+        columns = choose_columns(trained, text_columns, id_column)
+        reader = read_rows(
+            files, columns, csv_options=csv_options, id_required=id_column is not None,
+            most_undecodable=most, progress=progress,
+        )  # fmt: skip
+        first = next(reader, None)
+        if first is None:
+            raise DataError("the source has no rows", where=source, remedy="check the source")
+        reader = itertools.chain([first], reader)
     served = open_model(version.path, framework=framework, threads=threads)
-    if served.kind == "image":
+    if reader is None:
         if drift:
             raise UsageError(
                 "--drift judges texts",
@@ -143,8 +160,6 @@ def predict(
     if drift and reference is None:
         raise no_profile(version.path)
     profile = None if reference is None else Profile.like(reference)
-    files = source_files(source, progress)
-    columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
     reasons = Reasons()
     rows = errors = rejected = 0
@@ -152,10 +167,6 @@ def predict(
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
-        reader = read_rows(
-            files, columns, csv_options=csv_options, id_required=id_column is not None,
-            progress=progress,
-        )  # fmt: skip
         while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
             if profile is None:
                 predictions = classify(served, chunk)
@@ -172,8 +183,6 @@ def predict(
             if time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
-        if not rows:
-            raise DataError("the source has no rows", where=source, remedy="check the source")
     judged = {}
     if reference is not None and profile is not None:
         judged = {"drift": judge(reference, profile, config.drift).as_dict()}

@@ -17,7 +17,7 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.data import ids
 from howdah.data.clean import joined
-from howdah.data.files import checks, footers, records
+from howdah.data.files import checks, everyday, footers, peek, records
 from howdah.data.files.listing import files_of
 from howdah.data.files.records import Part
 from howdah.errors import DataError, NotFound
@@ -57,9 +57,11 @@ def source_files(source: str, progress: Callable[[str], None] = lambda line: Non
         return Files(entries=entries)
     named = [entry for entry in entries if format_of(entry.path) is not None]
     if not named:
+        if (error := everyday.refusal(source, entries)) is not None:
+            raise error
         raise NotFound(
             "the source has no files with rows",
-            where=source,
+            where=storage.absolute(source),
             expected="a file, a pattern or a directory of .csv, .jsonl or .parquet files",
             got=", ".join(entry.name for entry in entries[:5]) or None,
             remedy="a table needs --master",
@@ -135,23 +137,28 @@ def read_rows(
     *,
     csv_options: CsvOptions | None = None,
     id_required: bool = True,
+    most_undecodable: float = 1.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
-    """Yield the rows of the files in order.
+    """Look at the files' columns and at the first rows, and return the rows of all in order.
 
     Args:
         columns: text column(s) and id column; without an id column it is the row's number from 0.
         csv_options: how to read CSV.
         id_required: refuse a source without the id column, rather than number its rows.
+        most_undecodable: refuse a source if a larger share of its first rows is in another
+            character set.
         progress: called with a line.
     Raises:
-        DataError: see `check_files`; a file is damaged.
+        DataError: see `check_files` and `peek.sample`; while reading: a file is damaged.
     """
     options = csv_options or CsvOptions()
     forms: dict[str, dict[str, Entry]] = {}
     for entry in files.entries:
         form = format_of(entry.path)
         if form is None:
+            if (error := everyday.refusal(entry.path, [entry])) is not None:
+                raise error
             raise DataError(
                 "the format of the source is not known",
                 where=entry.path,
@@ -163,7 +170,14 @@ def read_rows(
             form_files, form, columns, options, source=files.paths[0], id_required=id_required,
             root=files.root, progress=progress,
         )  # fmt: skip
-    rows = Rows(columns)
+        first = peek.sample(next(iter(form_files)), form, options)
+        peek.refuse_encoding(first, mapped(columns), most_undecodable)
+        if line := first.stripped:
+            progress(line)
+    return _rows(files, Rows(columns), options)
+
+
+def _rows(files: Files, rows: Rows, options: CsvOptions) -> Iterator[Row]:
     number = 0
     for path in files.paths:
         form = format_of(path)

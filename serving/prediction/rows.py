@@ -157,16 +157,8 @@ def open_output(
         UsageError: another suffix.
         AlreadyExists: the file exists.
     """
-    form = format_of(path)
+    form = refuse_output(path, overwrite=overwrite)
     makers = {"parquet": _ParquetWriter, "jsonl": _JsonWriter, "csv": _CsvWriter}
-    if form is None or path.lower().endswith((".gz", ".tsv")):
-        raise UsageError(
-            "the format of the output is not known",
-            where=path,
-            expected="a name that ends in .parquet, .jsonl or .csv",
-        )
-    if not overwrite:
-        refuse_existing(path)
     aside = commit.hidden(path, "old") if overwrite else None
     with commit.stage(commit.hidden(path, "tmp")) as staged:
         with storage.open_write(staged.path) as file:
@@ -184,11 +176,33 @@ def open_output(
         progress(f"the replaced output could not be removed: {replaced}")
 
 
+def refuse_output(path: str, *, overwrite: bool) -> str:
+    """Return the format of an output by its name.
+
+    Raises:
+        UsageError: another suffix.
+        AlreadyExists: the file exists, and is not to be replaced.
+    """
+    form = format_of(path)
+    if form is None or path.lower().endswith((".gz", ".tsv")):
+        raise UsageError(
+            "the format of the output is not known",
+            where=storage.absolute(path),
+            expected="a name that ends in .parquet, .jsonl or .csv",
+            remedy="spreadsheet programs open a .csv" if ".xls" in path.lower() else None,
+        )
+    if not overwrite:
+        refuse_existing(path)
+    return form
+
+
 def refuse_existing(output: str) -> None:
     """Raise AlreadyExists if the output exists."""
     if storage.exists(output):
         raise AlreadyExists(
-            "the output exists already", where=output, remedy="give another name, or remove it"
+            "the output exists already",
+            where=storage.absolute(output),
+            remedy="give another name, or remove it",
         )
 
 

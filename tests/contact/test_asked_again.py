@@ -185,14 +185,17 @@ def test_resume_never_trains_it_anew(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export"],
+    ["etl", "train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export", "tune"],
 )
 def test_no_configuration_is_no_run_of_defaults(tmp_path, command):
     done = subprocess.run(
         [HOWDAH, command], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 2
-    assert "no configuration is given" in done.stderr and "config init" in done.stderr
+    assert (
+        "no --config, and this directory has no run.yaml" in done.stderr
+        and "config init" in done.stderr
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -201,13 +204,20 @@ def test_run_yaml_of_the_directory_is_used_and_said(finished):
         [HOWDAH, "train"], cwd=finished.directory, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
-    assert "configuration: run.yaml" in done.stderr and "is finished" in done.stderr
+    assert (
+        f"no --config: {finished.directory}/run.yaml is used" in done.stderr
+        and "is finished" in done.stderr
+    )
 
 
-def test_no_dataset_is_named_by_its_whole_path(tmp_path):
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_no_dataset_is_named_by_its_whole_path_before_a_framework_is_imported(tmp_path, command):
     done = subprocess.run(
-        [HOWDAH, "plan", "--set", "data.dataset=data"], cwd=tmp_path, capture_output=True,
-        text=True, timeout=LIMIT,
+        [HOWDAH, command, "--set", "data.dataset=data"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=LIMIT, env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
     )  # fmt: skip
     assert done.returncode == 3
     assert str(tmp_path / "data") in done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "howdah.data.manifest" in imported
+    assert not imported & {"torch", "tensorflow", "pyspark"} and os.listdir(tmp_path) == []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from howdah.core.processes import LIMITS
 from tests import ROOT
@@ -40,13 +41,14 @@ _TRAIN = [
 ]
 
 
-def howdah(*words: str, cwd) -> list[str]:
+def howdah(*words: str, cwd, **env: str) -> list[str]:
     """The lines of a command, both streams together, as a user's terminal has them."""
     done = subprocess.run(
         [sys.executable, "-m", "howdah.cli", *words], cwd=cwd, text=True, timeout=280,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=os.environ
-        | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", LIMITS: "{}"},  # as a user has it
+        | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", LIMITS: "{}"}  # as a user has it
+        | env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout.splitlines()
@@ -64,20 +66,32 @@ def expect(lines: list[str], patterns: list[str]) -> None:
     assert not left, "\n".join(lines)
 
 
+_SETTINGS = [
+    f"--set={one}"
+    for one in (
+        "data.max_length=32", "data.spark.driver_memory=1g", "training.max_steps=14",
+        "training.global_batch_size=16", "training.threads_per_rank=1", "training.precision=fp32",
+    )
+]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, tiny_model_dir):
-    """A folder with a configuration and its dataset; the lines of the command that made it."""
+    """A folder with the configuration that `config init` has written of a file, and its dataset;
+    the lines of the command that made it."""
     folder = tmp_path_factory.mktemp("clean")
     write_rows(folder / "rows.csv")
-    config = {
-        "data": {"source": str(folder / "rows.csv"), "max_length": 32, "dataset": "dataset",
-                 "spark": {"driver_memory": "1g"}},
-        "model": {"base": tiny_model_dir},
-        "training": {"max_steps": 14, "global_batch_size": 16, "threads_per_rank": 1,
-                     "precision": "fp32"},
-    }  # fmt: skip
-    (folder / "run.yaml").write_text(json.dumps(config))
-    return folder, howdah("etl", "--config", "run.yaml", cwd=folder)
+    cache = folder / "cache"
+    shutil.copytree(tiny_model_dir, cache / "models" / "minilm-l6-distilbert-0")
+    words = ("config", "init", "run.yaml", "--source", "rows.csv")
+    said = howdah(*words, cwd=folder, HOWDAH_CACHE=str(cache))
+    assert said == [f"written: {folder}/run.yaml"]
+    written = yaml.safe_load((folder / "run.yaml").read_text())
+    assert written["model"]["base"] == str(cache / "models" / "minilm-l6-distilbert-0")
+    assert written["gate"] == {"min_over_baseline": 0}
+    checked = howdah("config", "check", "--config", "run.yaml", cwd=folder)
+    assert yaml.safe_load("\n".join(checked))["data"]["source"] == str(folder / "rows.csv")
+    return folder, howdah("etl", "--config", "run.yaml", *_SETTINGS, cwd=folder)
 
 
 @pytest.mark.spark
@@ -90,7 +104,7 @@ def test_the_etl_prints_what_it_did(place):
 def test_training_prints_what_it_does(place, framework, np):
     comm = ("--set", "training.comm=torch") if np > 1 else ()
     lines = howdah(
-        "train", "--config", "run.yaml", "--np", str(np), *comm,
+        "train", "--config", "run.yaml", *_SETTINGS, "--np", str(np), *comm,
         "--set", f"training.framework={framework}",
         "--set", f"run.directory=runs/{framework}-{np}", cwd=place[0],
     )  # fmt: skip

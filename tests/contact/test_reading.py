@@ -310,14 +310,18 @@ def test_files_that_are_left_out_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("a.xlsx", "save the sheet as CSV"), ("pos/1.txt", "one CSV or JSON line for each file"),
-     ("data-00000-of-00001.arrow", "to_parquet"), ("a.zip", "unpack")],
+    [("a.xlsx", "save the sheet as CSV"), ("pos/1.txt", "paste: data: {format: csv}"),
+     ("data-00000-of-00001.arrow", "write it as Parquet"), ("a.zip", "unpack")],
 )  # fmt: skip
 def test_formats_of_everyday_are_refused_with_what_to_do(name, words, tmp_path):
     write(tmp_path / name, "x")
-    with pytest.raises(HowdahError) as caught:
-        given.resolve(loader.from_dict({"data": {"source": str(tmp_path)}}).data)
-    assert words in caught.value.remedy
+    for read in (
+        lambda source: given.resolve(loader.from_dict({"data": {"source": source}}).data),
+        lambda source: list(read_rows(source_files(source), Columns())),
+    ):
+        with pytest.raises(DataError) as caught:
+            read(str(tmp_path))
+        assert words in caught.value.remedy
 
 
 # --------------------------------------------------------------------------------------- in Spark

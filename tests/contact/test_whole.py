@@ -53,7 +53,7 @@ def test_a_csv_of_windows_is_explained_and_then_read(run, tmp_path):
     code, answer = run(source)
     assert code == 3 and "another character set" in answer["what"]
     assert answer["got"] == "18 of 120 rows are not UTF-8; all of them decode as windows-1252"
-    assert "data.csv.encoding: windows-1252" in answer["remedy"]
+    assert "data: {csv: {encoding: windows-1252}}" in answer["remedy"]
     code, answer = run(source, "--set", "data.csv.encoding=windows-1252")
     assert code == 0, answer
     manifest = load_dataset(str(tmp_path / "dataset")).manifest

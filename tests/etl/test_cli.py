@@ -52,7 +52,7 @@ def test_bad_configuration_and_source_before_spark_starts(tmp_path, tiny_model_d
     assert "nothing.csv" in answer["where"]
     _fails(capsys, ["--config", config, "--set", "data.sauce=x"], 2)
     _fails(capsys, ["--config", config, "--set", "data.source=null"], 2)
-    source = _csv(tmp_path, [("some text", "a")])
+    source = _csv(tmp_path, [("some text", "a"), ("other text", "b")])
     no_model = ["--set", f"data.source={source}", "--set", f"model.base={tmp_path}/none"]
     _fails(capsys, ["--config", config, *no_model], 4)
     assert not (tmp_path / "dataset").exists()

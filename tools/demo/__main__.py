@@ -106,7 +106,7 @@ def finish(run_directory: str, dataset: str, framework: str, clock: Clock, secon
         f"howdah predict --model {run_directory} --source FILE.csv --output out.parquet",
         f"howdah serve --model {run_directory}",
         f"make demo FRAMEWORK={other}",
-        "howdah config init run.yaml --source MY.csv && howdah etl --config run.yaml",
+        "howdah config init run.yaml --source MY.csv && howdah etl && howdah train",
     ):
         print(f"  {command}")
 

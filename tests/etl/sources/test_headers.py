@@ -51,7 +51,7 @@ def test_a_separator_that_is_another_one_is_named(spark, tmp_path):
     (tmp_path / "a.csv").write_text("text;label\nx;1\n")
     with pytest.raises(DataError, match="no column 'text'") as caught:
         read(spark, source=str(tmp_path), columns={})
-    assert "data.csv.delimiter: ';'" in caught.value.remedy
+    assert 'data: {csv: {delimiter: ";"}}' in caught.value.remedy
     assert [row[1] for row in read(spark, source=str(tmp_path), columns={}, csv={"delimiter": ";"})]
 
 

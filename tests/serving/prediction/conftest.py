@@ -20,9 +20,11 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
         gpu=False, forward=parity_forward, positions=512,
     )  # fmt: skip
     monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
-    monkeypatch.setattr(
-        predictor,
-        "open_version",
-        lambda address, directory: Version(address=address, path="somewhere"),
-    )
+
+    def open_version(address: str, directory: str) -> Version:
+        version = Version(address=address, path="somewhere")
+        version.__dict__.update(info={"columns": {"id": "key"}}, kind="text")  # no files there
+        return version
+
+    monkeypatch.setattr(predictor, "open_version", open_version)
     return model

@@ -244,24 +244,26 @@ def test_texts_are_cleaned_as_in_training(served, tmp_path):
 
 
 # ------------------------------------------------------------------------------------- refusals
-def test_refusals_leave_no_output(served, tmp_path):
+def test_refusals_leave_no_output_and_come_before_a_model_is_loaded(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictor, "open_model", lambda *_, **__: pytest.fail("a model is loaded"))
     empty = write(tmp_path / "empty.csv", "")
     header = write(tmp_path / "header.csv", "key,text\n")
     fake = write(tmp_path / "fake.parquet", "no parquet")
     broken = tmp_path / "broken.jsonl.gz"
     broken.write_bytes(gzip.compress(b'{"text": "the"}\n' * 1000)[:40])
     strange = write(tmp_path / "in.xlsx", "x")
+    semicolons = write(tmp_path / "semicolons.csv", "key;text\n1;x\n")
     before = sorted(os.listdir(tmp_path))
     output = str(tmp_path / "out.jsonl")
     for source, kind in (
-        (empty, DataError), (header, DataError), (fake, DataError), (str(broken), DataError),
-        (strange, DataError), (str(tmp_path / "absent.csv"), NotFound),
+        (semicolons, DataError), (empty, DataError), (header, DataError), (fake, DataError),
+        (str(broken), DataError), (strange, DataError), (str(tmp_path / "absent.csv"), NotFound),
     ):  # fmt: skip
         with pytest.raises(kind) as caught:
             predictor.predict("m", source, output)
         assert caught.value.where
         assert sorted(os.listdir(tmp_path)) == before, source
-    for name in ("out.txt", "out", "out.csv.gz"):
+    for name in ("out.txt", "out", "out.csv.gz", "out.xlsx"):
         with pytest.raises(UsageError, match="format of the output"):
             predictor.predict("m", write(tmp_path / "ok.csv", "text\nx\n"), str(tmp_path / name))
 

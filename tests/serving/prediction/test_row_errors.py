@@ -63,7 +63,7 @@ def test_rows_in_another_character_set_are_explained(command, tmp_path):
     source = write(tmp_path / "in.csv", text, "cp1252")
     output = str(tmp_path / "out.csv")
     code, said = command("--source", source, "--output", output)
-    assert code == 3 and "data.csv.encoding: windows-1252" in said
+    assert code == 3 and "data: {csv: {encoding: windows-1252}}" in said
     option = ("--set", "data.csv.encoding=windows-1252")
     code, _ = command("--source", source, "--output", output, "--overwrite", *option)
     assert code == 0 and not any(row["error"] for row in read_output(output))

@@ -1,0 +1,333 @@
+"""A look at the beginning of a file of rows: its columns and first rows, without Spark or a model.
+
+At most the first MiB of a file is read, by the parsers that read the whole file later
+(csv_rows.py, json_rows.py, pyarrow), so that a mistake that shows there costs a second and not the
+start of a JVM or the loading of a model.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from howdah import storage
+from howdah.config.data import CsvOptions
+from howdah.data import ids
+from howdah.data.files import csv_rows, encodings, everyday, footers, json_rows, quotes, records
+from howdah.data.files.opening import head, open_text
+from howdah.errors import DataError
+from howdah.storage.charsets import SURROGATES
+
+MOST = 2**20
+"""Characters, or bytes, of a file that are looked at."""
+_MOST_ROWS = 10_000
+_MOST_COLUMNAR_ROWS = 1_000
+_NEARLY_ALL = 0.9
+"""Share of the rows that must have a separator's number of columns."""
+SEPARATORS = (",", ";", "\t", "|")
+_TEXT = ("text", "message", "body", "content", "comment", "review", "sentence", "description",
+         "tweet", "document")  # fmt: skip
+_LABEL = ("label", "category", "class", "target", "topic", "intent", "sentiment", "tag", "type")
+_ID = re.compile(r"(?i:(.*[_\- ])?(id|key|uuid|guid))|.+I[dD]")
+_MOST_LABELS = 100
+"""Largest number of different values that look like labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The first rows of a file."""
+
+    path: str
+    form: str
+    """csv, jsonl, parquet, orc or avro."""
+    names: list[str]
+    """Its columns, of CSV without blanks around them."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """{column: value}; texts as they are written."""
+    whole: bool = False
+    """True if the file has no more rows."""
+    malformed: list[tuple[int, str]] = field(default_factory=list)
+    """(line, what is wrong) of rows that cannot be read."""
+    blanks: list[str] = field(default_factory=list)
+    """Names of a header as they are written, of those with blanks around them."""
+    description: str = ""
+    """How it is written: separator, encoding, header."""
+
+    @property
+    def stripped(self) -> str | None:
+        """The line about such names; None: there are none."""
+        names = ", ".join(map(repr, self.blanks))
+        line = f"{self.path}: blanks around names of columns do not count: {names}"
+        return line if names else None
+
+    def texts(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """The values of columns that a row has, as texts, row by row."""
+        for row in self.rows:
+            values = [json_rows.field(row, name) for name in names]
+            yield [one for one in map(self._text, values) if one is not None]
+
+    def column(self, name: str) -> list[str | None]:
+        """A column's values as texts; None where a row has none."""
+        return [next(iter(values), None) for values in self.texts([name])]
+
+    @staticmethod
+    def _text(value: Any) -> str | None:
+        return None if isinstance(value, list | dict) else ids.text(json_rows.scalar(value))
+
+
+def sample(path: str, form: str, options: CsvOptions, root: str | None = None) -> Sample:
+    """The first rows of a file.
+
+    Args:
+        root: a directory below which names of directories, `day=2026-11-01`, are columns too.
+    Raises:
+        DataError: it is a file of another format, an unclosed quote, a broken array.
+    """
+    if form == "csv" or form == "jsonl":
+        everyday.refuse_content(path)
+        one = _csv(path, options) if form == "csv" else _json(path)
+    else:
+        one = _columnar(path, form)
+    constants = records.directories(path, root)
+    if not constants:
+        return one
+    rows = [constants | {k: v for k, v in row.items() if v is not None} for row in one.rows]
+    return replace(one, rows=rows, names=list(dict.fromkeys((*one.names, *constants))))
+
+
+# -------------------------------------------------------------------------------------------- CSV
+def _csv(path: str, options: CsvOptions) -> Sample:
+    delimiter = records.delimiter_of(path, options)
+    with open_text(path, options.encoding) as text:
+        begin = text.read(MOST)
+        whole = not text.read(1)
+    names = records.csv_names(path, options)
+    stripped = [name.strip() for name in names]
+    shown = stripped if len(set(stripped)) == len(set(names)) else names
+    rows, malformed = [], []
+    parsed = _parsed(begin, whole, options, delimiter, path)
+    if options.header:
+        next(parsed, None)
+    for line, fields in itertools.islice(parsed, _MOST_ROWS):
+        if len(fields) != len(names):
+            malformed.append((line, f"{len(fields)} fields instead of {len(names)}"))
+            continue
+        rows.append({name: value or None for name, value in zip(shown, fields, strict=True)})
+    header = "a header" if options.header else "no header (data.csv.names)"
+    return Sample(
+        path=path,
+        form="csv",
+        names=shown,
+        rows=rows,
+        whole=whole and next(parsed, None) is None,
+        malformed=malformed,
+        blanks=[name for name in names if name != name.strip()],
+        description=f"CSV, separator {delimiter!r}, quote {options.quote or 'none'},"
+        f" {_encoding_shown(path, options.encoding)}, {header}",
+    )
+
+
+def _encoding_shown(path: str, encoding: str) -> str:
+    mark = head(path, 3) == b"\xef\xbb\xbf"
+    return encoding + " with a byte order mark" * mark
+
+
+def _parsed(
+    begin: str, whole: bool, options: CsvOptions, delimiter: str, path: str
+) -> Iterator[tuple[int, list[str]]]:
+    if not whole:
+        begin = begin[: max(begin.rfind("\n"), begin.rfind("\r")) + 1] or begin
+    if not options.multiline or not options.quote:
+        carriage = bool(quotes.cr_ends_lines(begin, options, delimiter))
+        return csv_rows.by_line(_lines(begin, carriage), options, delimiter)
+    counted = quotes.scan(io.StringIO(begin, newline=""), options, delimiter)
+    while counted.line and not whole and counted.problem == quotes.ENDS_INSIDE:
+        # the MiB ends in a quoted field: leave out the lines from its beginning on
+        begin = "".join(list(_lines(begin, counted.carriage))[: counted.line - 1])
+        counted = quotes.scan(io.StringIO(begin, newline=""), options, delimiter)
+    if counted.line:
+        raise quotes.refused([(path, counted)], options)
+    lines = _lines(begin, counted.carriage)
+    return csv_rows.records(lines, options, delimiter, counted, path)
+
+
+def _lines(begin: str, carriage: bool) -> io.StringIO:
+    return io.StringIO(begin, newline="" if carriage else "\n")
+
+
+def sniffed(path: str, options: CsvOptions) -> CsvOptions:
+    """The options with the separator and the encoding that a file's beginning shows.
+
+    The separator is the one that gives most columns to nearly all rows.
+    """
+    encoding = encodings.sniffed(head(path, MOST)) or options.encoding
+    options = options.model_copy(update={"encoding": encoding})
+    best, most = options.delimiter, 1
+    for delimiter in dict.fromkeys((options.delimiter, *SEPARATORS)):
+        attempt = options.model_copy(update={"delimiter": delimiter})
+        try:
+            with open_text(path, encoding) as text:
+                begin = text.read(MOST // 16)
+                whole = not text.read(1)
+            separator = records.delimiter_of(path, attempt)
+            parsed = _parsed(begin, whole, attempt, separator, path)
+            counts = Counter(len(fields) for _, fields in parsed)
+        except DataError:
+            continue
+        columns, rows = counts.most_common(1)[0] if counts else (0, 0)
+        if columns > most and rows >= _NEARLY_ALL * counts.total():
+            best, most = delimiter, columns
+    return options.model_copy(update={"delimiter": best})
+
+
+def options_that_fit(path: str, names: Sequence[str], options: CsvOptions) -> dict[str, str]:
+    """{key of data.csv: value} with which a file's header has these columns; {}: none do."""
+    encoding = encodings.sniffed(head(path, MOST)) or options.encoding
+    for other in dict.fromkeys((options.encoding, encoding)):
+        for delimiter in SEPARATORS:
+            update = {"delimiter": delimiter, "encoding": other}
+            try:
+                header = records.csv_names(path, options.model_copy(update=update))
+            except DataError:
+                continue
+            if {*names} <= {name.strip() for name in header}:
+                return {k: v for k, v in update.items() if v != getattr(options, k)}
+    return {}
+
+
+# ------------------------------------------------------------------------------------------- JSON
+def _json(path: str) -> Sample:
+    with open_text(path, "UTF-8", newline="\n") as text:
+        begin = text.read(MOST)
+        whole = not text.read(1)
+    array = json_rows.is_array(path)
+    if not array and not whole:
+        begin = begin[: begin.rfind("\n") + 1] or begin
+    rows: list[dict[str, Any]] = []
+    malformed = []
+    lines = io.StringIO(begin, newline="\n")
+    each = json_rows.of_array(lines, path) if array else json_rows.lines(lines)
+    try:
+        for line, value, problem, _ in itertools.islice(each, _MOST_ROWS):
+            if problem is not None:
+                malformed.append((line, problem))
+            else:
+                rows.append(value)
+        whole = whole and next(each, None) is None
+    except DataError:  # an array that goes on after the MiB
+        if whole:
+            raise
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Sample(
+        path=path,
+        form="jsonl",
+        names=names,
+        rows=rows,
+        whole=whole,
+        malformed=malformed,
+        description="JSON, " + ("one array of objects" if array else "one object per line"),
+    )
+
+
+# ------------------------------------------------------------------------------ Parquet, ORC, Avro
+def _columnar(path: str, form: Any) -> Sample:
+    schema = footers.schema(path, form)
+    rows: list[dict[str, Any]] = []
+    whole = False
+    if form == "parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        large = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_map)
+        names = [one.name for one in schema if not any(test(one.type) for test in large)]
+        with storage.open_read(path) as file, footers.readable(path, form):
+            parquet = pq.ParquetFile(file, buffer_size=MOST // 16, pre_buffer=False)
+            batch = next(parquet.iter_batches(_MOST_COLUMNAR_ROWS, columns=names), None)
+            if batch is not None:
+                rows = _of_batch(batch)
+            whole = parquet.metadata.num_rows == len(rows)
+    kind = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}[form]
+    return Sample(
+        path=path, form=form, names=list(schema.names), rows=rows, whole=whole, description=kind
+    )
+
+
+def _of_batch(batch: Any) -> list[dict[str, Any]]:
+    import pyarrow as pa
+
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        nested = pa.types.is_nested(column.type)
+        columns[name] = column.to_pylist() if nested else ids.texts(column)
+    return [
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+# --------------------------------------------------------------------------------------- judging
+def undecodable(one: Sample, names: Sequence[str]) -> int:
+    """Number of rows whose texts have bytes that are not in the file's encoding."""
+    return sum(any(map(SURROGATES.search, values)) for values in one.texts(names))
+
+
+def refuse_encoding(one: Sample, names: Sequence[str], most: float) -> None:
+    """Refuse a file where more than a share of the rows is in another character set.
+
+    Raises:
+        DataError: with the character set in which all of them decode.
+    """
+    if one.form not in ("csv", "jsonl"):
+        return
+    count, rows = undecodable(one, names), len(one.rows)
+    other = encodings.sniffed(head(one.path, MOST)) if count > most * rows else None
+    if other is not None:
+        raise encodings.refused(one.path, count, rows, one.form, other)
+
+
+# --------------------------------------------------------------------------------------- columns
+def guessed(sample: Sample) -> dict[str, str]:
+    """{text, label, id: column} of a file, by the columns' names and values.
+
+    The text is the longest column, the label one of few values; without any such one, or an id,
+    they are left out.
+
+    Raises:
+        DataError: no column has a text.
+    """
+    values = {name: sample.column(name) for name in sample.names}
+    lengths = {}
+    for name, column in values.items():
+        present = [len(one) for one in column if one]
+        lengths[name] = sum(present) / len(column) if present else 0.0
+    longest = max(lengths, key=lambda name: lengths[name], default="")
+    if not longest or not lengths[longest]:
+        raise DataError("the source has no text", where=sample.path, got=", ".join(sample.names))
+    named = [name for name in _by_name(values, _TEXT) if lengths[name] >= lengths[longest] / 2]
+    text = next(iter(named), longest)
+    columns = {"text": text}
+    few = [name for name in values if name != text and _repeats(values[name])]
+    if few:
+        columns["label"] = next(iter(_by_name(few, _LABEL)), few[-1])
+    for name, column in values.items():
+        distinct = None not in column and len(set(column)) == len(column)
+        if name not in columns.values() and _ID.fullmatch(name) and distinct:
+            columns["id"] = name
+            break
+    return columns
+
+
+def _by_name(names: Iterable[str], usual: Sequence[str]) -> list[str]:
+    """The columns with usual names, the most usual first."""
+    return [name for word in usual for name in names if name.strip().lower() == word]
+
+
+def _repeats(column: Sequence[str | None]) -> bool:
+    """True if a column's values look like labels."""
+    present = [one.strip() for one in column if one]
+    distinct = len(set(present))
+    return 2 <= distinct <= min(_MOST_LABELS, max(2, len(present) // 2))
