@@ -27,6 +27,7 @@ from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.by_default import either
 from tests.support.models.serving_contract import reference_logits
+from tests.support.training import wandb_files
 
 
 # --------------------------------------------------------------------------------- a whole run
@@ -52,8 +53,22 @@ def half(request, tmp_path_factory, learnable, tiny_model_dir):
             "training.per_device_max_tokens": 2048,
             "training.learning_rate": 0.004,
             "evaluation.splits": ["validation", "test"],
+            "tracking.wandb": "news",
         },
+        env={"WANDB_MODE": "offline"},
     )
+
+
+def test_rank_0_alone_writes_the_run_for_weights_and_biases(half):
+    [run] = wandb_files.runs(os.path.join(half.directory, "wandb"))
+    record = half.run_json()
+    assert (run.id, run.exit_code, run.config["howdah"]["run_id"]) == (record["run_id"], 0, run.id)
+    losses = [row["train/loss"] for row in run.history if "train/loss" in row]
+    assert losses == pytest.approx(half.losses())
+    assert run.summary["test/accuracy"] == record["metrics"]["test"]["accuracy"]
+    assert run.summary["verdict"] == record["verdict"]["verdict"] in ("Good", "Cannot say")
+    assert not list((run.path.parent / "files").iterdir())
+    assert f"`wandb sync {run.path.parent}` sends it" in half.output
 
 
 def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):

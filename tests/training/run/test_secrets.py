@@ -42,11 +42,12 @@ def howdah(tmp_path, tiny_dataset, tiny_model_dir):
         "tracking.tensorboard": True, "tracking.mlflow.uri": f"sqlite:///{tmp_path}/mlflow.db",
         "data.source": SECRETS["data.source"][0], "data.spark.conf": SECRETS["data.spark.conf"],
         "job.env": SECRETS["job.env"], "yarn.files": SECRETS["yarn.files"],
+        "tracking.wandb": "news",
     }  # fmt: skip
     given = tmp_path / "given.yaml"
     env = os.environ | {
         "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "WANDB_MODE": "offline",
     }  # fmt: skip
 
     def run(*words, config=None, **settings):
@@ -69,7 +70,7 @@ def test_what_a_run_leaves_has_no_secret(howdah, tmp_path):
     assert run.stat().st_mode & 0o777 == 0o750
     for name in ("config.yaml", "report.html", "export/howdah.json", "logs/rank.0", "run.json"):
         assert (run / name).exists(), name
-    assert list(run.glob("checkpoints/step-*/meta.json"))
+    assert list(run.glob("checkpoints/step-*/meta.json")) and list(run.glob("wandb/*/*.wandb"))
     assert "planted" not in output
     assert files_with(run, b"planted") == []
     database = (tmp_path / "mlflow.db").read_bytes()
