@@ -104,9 +104,9 @@ def test_counts_of_thousands_of_labels_are_packed(tmp_path, tiny_model_dir):
     storage.make_dirs(path)
     manifest.commit(path, last.manifest.model_copy(update={"splits": splits}))
     assert storage.size(storage.join(path, MANIFEST)) < 20_000  # 57 kB as an object
-    found = load_dataset(path).manifest
-    (read, *small) = found.splits["train"]
-    assert found.schema_version == 3
+    unpacked = load_dataset(path).manifest
+    (read, *small) = unpacked.splits["train"]
+    assert unpacked.schema_version == 3
     assert read.class_counts == counts and isinstance(read.class_counts, PackedCounts)
     assert read.class_counts.get("1") is None and read.class_counts["9999"] == counts["9999"]
     assert small == others  # of few labels: an object, as before

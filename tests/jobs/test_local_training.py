@@ -68,7 +68,7 @@ def test_a_static_job(job, framework):
     assert any("step" in line for _, line in status["lines"])
     logs = list(one.job.glob("containers/*/**/training.1.log"))
     assert len(logs) == 2
-    assert [found[0] for log in logs if (found := NOISE.search(log.read_text()))] == []
+    assert [noise[0] for log in logs if (noise := NOISE.search(log.read_text()))] == []
 
 
 def test_a_static_job_over_torch_distributed_ends_with_a_lost_rank(job):

@@ -41,7 +41,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
 
     def make(
         on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(),
-        ranks_env=None, **asked
+        ranks_env=None, **job_keys
     ):  # fmt: skip
         one = PlaceJob(
             tmp_path, on, light=light, env=env,
@@ -51,7 +51,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
             training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
                       "logging_steps": 1, **dict(training)},
             evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-            job={"commit_every": 5, "env": ranks_env or {}, **asked},
+            job={"commit_every": 5, "env": ranks_env or {}, **job_keys},
         )  # fmt: skip
         made.append(one)
         return one
@@ -231,8 +231,8 @@ def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(jo
         [*words, "submit", "--config", str(one.config), "--on", "local", "--json"],
         env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    said = again.stderr.readline()
-    assert said == f"waiting for the end of {first}, which is being stopped\n"
+    line = again.stderr.readline()
+    assert line == f"waiting for the end of {first}, which is being stopped\n"
     kill(slow, signal.SIGCONT)
     answer = json.loads(again.communicate(timeout=120)[0])
     assert kills.wait(60) == 0
@@ -276,11 +276,11 @@ def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
         [sys.executable, "-m", "howdah.cli", *words], env=one.env, cwd=one.directory,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    said = [waits.stderr.readline()]
-    while "is already submitted" not in said[-1]:
-        assert said[-1], said
-        said.append(waits.stderr.readline())
-    said.append(waits.stderr.readline())  # the job's first event: it follows
+    lines = [waits.stderr.readline()]
+    while "is already submitted" not in lines[-1]:
+        assert lines[-1], lines
+        lines.append(waits.stderr.readline())
+    lines.append(waits.stderr.readline())  # the job's first event: it follows
     waits.send_signal(signal.SIGINT)
     rest = waits.communicate(timeout=120)[1]
     assert waits.returncode == 130, rest

@@ -57,8 +57,8 @@ class Standalone:
     def kill(self, daemon):
         """As a machine that loses its power: a worker, its executors and what they have started."""
         try:
-            found = psutil.Process(daemon.pid)
-            processes = [found, *found.children(recursive=True)]
+            root = psutil.Process(daemon.pid)
+            processes = [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             processes = []
         for process in processes:

@@ -31,12 +31,12 @@ def held(monkeypatch, tmp_path):
     """The tokens in the file: change the list, then call `changed`."""
     path = tmp_path / "tokens"
     path.write_bytes(b"")
-    found = types.SimpleNamespace(tokens=[], path=path)
+    store = types.SimpleNamespace(tokens=[], path=path)
     monkeypatch.setenv(tokens.ENVIRONMENT, str(path))
     monkeypatch.delenv("KRB5_CLIENT_KTNAME", raising=False)
-    monkeypatch.setattr(tokens, "load", lambda: found.tokens)
+    monkeypatch.setattr(tokens, "load", lambda: store.tokens)
     monkeypatch.setattr(token_expiry, "_LOOK_SECONDS", 0.0)
-    return found
+    return store
 
 
 def token(seconds: float, kind: str = tokens.HDFS_KIND):
