@@ -1,4 +1,4 @@
-"""What a thread does, and its last progress."""
+"""The activity of a thread, and its last progress."""
 
 import threading
 

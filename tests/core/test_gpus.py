@@ -1,4 +1,4 @@
-"""Which GPUs a process may open: by recorded answers of nvidia-smi and by files like the driver's.
+"""GPUs that a process may open, by recorded answers of nvidia-smi and by files like the driver's.
 
 Simulated throughout: there is no GPU on the machines that these tests are written for.
 """

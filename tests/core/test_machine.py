@@ -209,7 +209,7 @@ print((used - anonymous(os.getpid())) / 2**20)
 
 @pytest.mark.parametrize(("size", "given_back"), [(2**20, 256), (2**25, 0)])
 def test_mapped_blocks_return_to_the_kernel_when_they_are_freed(size, given_back):
-    """And smaller ones stay in the process, for the next ones."""
+    """Smaller ones stay in the process, for the next ones."""
     done = subprocess.run(
         [sys.executable, "-c", _FREED, str(size)], capture_output=True, text=True, check=True
     )

@@ -47,7 +47,7 @@ def test_round_trip(layout, ids, label, row_id):
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=lambda layout: layout.ids_dtype)
 def test_ids_are_the_last_bytes_of_the_payload(layout):
-    """What the readers' fast way stands on, at every size of the length prefixes."""
+    """The readers' fast way relies on it, at every size of the length prefixes."""
     for length in (0, 1, 5, 60, 63, 64, 127, 128, 8191, 8192, 20000):
         row = np.arange(length, dtype=np.uint32) % 65536
         [payload] = encode_examples([row], [1], [b"x" * 20], layout=layout)

@@ -1,4 +1,4 @@
-"""Who hangs, who waits for whom, and who is slow."""
+"""Ranks that hang, that wait for others, and that are slow."""
 
 import pytest
 

@@ -97,7 +97,7 @@ WHERE = {
 
 
 def times(job, word):
-    """When events with that word happened, unix seconds."""
+    """Times of the events with a word, in Unix seconds."""
     return [event["time"] for event in job.status["events"] if word in event["what"]]
 
 

@@ -13,6 +13,7 @@ from howdah.models.runs.metrics_log import read_metrics
 from tests.fixtures.dataset import build_dataset
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS, _nested
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 ENDLESS = 10**6
@@ -50,13 +51,6 @@ def elastic(directory, fault):
 
 def events_with(one, words):
     return [event for event in one.events() if words in event]
-
-
-def check_state(one):
-    """No step is lost or counted twice."""
-    rows = [row for row in one.did() if row["what"] == "step"]
-    assert rows
-    assert all(row["value"] == row["step"] for row in rows)
 
 
 def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):

@@ -1,4 +1,4 @@
-"""Which Spark runs on which Java and Python, and what the doctor says of it."""
+"""Combinations of Spark, Java and Python that run, and the doctor's lines about them."""
 
 import pytest
 

@@ -459,7 +459,7 @@ def test_more_than_two_gigabytes(base, tmp_path):
 
 
 def test_a_path_below_a_file_names_the_file(base):
-    """Not "it is there already": the path that was asked for is not."""
+    """It does not say that the path exists already, which it does not."""
     if not base.startswith(("/", "file://", "memory://")):
         pytest.skip("S3's keys may be prefixes of each other; HDFS has its own words")
     file = storage.join(base, "file")

@@ -20,7 +20,7 @@ def place(cluster, httpfs, hdfs_dir):
 
 @pytest.fixture(params=["inodes", "no inodes"])
 def gateway(request, httpfs, monkeypatch):
-    """As it is, and like older versions, which report no inodes."""
+    """A gateway as it is, and one like older versions, which report no inodes."""
     if request.param == "no inodes":
         from hdfs import InsecureClient
 

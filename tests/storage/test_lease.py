@@ -220,7 +220,7 @@ def test_one_that_is_held_already_is_left_alone(tmp_path):
 
 
 def test_an_outage_is_reported_once_and_ends_with_a_renewal(tmp_path, monkeypatch):
-    """Not a whole interval later: until then a sweep could take it for expired."""
+    """It is not a whole interval later: until then a sweep could take it for expired."""
     path, lines, waited, away = str(tmp_path / "_run-1.json"), [], [], threading.Event()
     real = storage.write_whole
 

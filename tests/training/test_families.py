@@ -38,7 +38,7 @@ print(json.dumps([{row["label"]: row["score"] for row in rows} for rows in class
 
 
 def command(*argv: str, code: int = 0) -> str:
-    """What a command printed."""
+    """The output of a command."""
     done = subprocess.run(
         [sys.executable, *argv], capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "USE_TF": "0"},

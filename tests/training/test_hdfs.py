@@ -73,7 +73,7 @@ class Job:
         return code
 
     def wait_for(self, pattern: str) -> None:
-        """Until a line matches; fails where the job ends without one."""
+        """Wait until a line matches; the test fails if the job ends without one."""
         deadline = time.monotonic() + LIMIT
         while not re.search(pattern, self.output, re.MULTILINE):
             if not self._reader.is_alive() or time.monotonic() > deadline:

@@ -56,7 +56,7 @@ def main(kind: str, directory: str, base: str) -> dict:
         answer[name] = {**result.as_dict(), "source": result.manifest.source, "lines": lines}
 
     def look(name: str, **data) -> None:
-        """What a source is and how many rows it has, without making a dataset of it."""
+        """A source's kind and its number of rows, without making a dataset of it."""
         section = configured(**data).data
         try:
             source = given.resolve(section)

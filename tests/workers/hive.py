@@ -50,7 +50,7 @@ def main(metastore: str, directory: str, base: str) -> dict:
         return config_module.from_dict({"data": settings, "model": {"base": base}})
 
     def look(name: str, **data) -> None:
-        """What a source is and how many rows it has, without making a dataset of it."""
+        """A source's kind and its number of rows, without making a dataset of it."""
         data = configured(data).data
         try:
             source = hive.resolved(spark, sources.resolve(data), data)

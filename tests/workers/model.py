@@ -207,7 +207,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, arrays: 
 
 
 def _logits(forward, arrays: dict) -> dict:
-    """With the given padding and with more: logits must not change."""
+    """Logits with the padding of the batch and with more, which must not change them."""
     ids_BT, mask_BT = arrays["ids_BT"], arrays["mask_BT"]
     wider = [np.pad(array, ((0, 0), (0, 16))) for array in (ids_BT, mask_BT)]
     return {"logits": forward(ids_BT, mask_BT), "wider": forward(*wider)}

@@ -274,7 +274,7 @@ def test_node_manager_killed(submit, cluster, framework, comes_back):
 
 
 def _hosts(job, daemon):
-    """What a NodeManager has of the job: its driver, only workers, or nothing."""
+    """The part of the job on a NodeManager: its driver, only workers, or nothing."""
     folders = [os.path.basename(path) for path in job.containers(daemon)]
     if any(name.endswith("_000001") for name in folders):
         return "the driver"

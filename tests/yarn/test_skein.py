@@ -194,7 +194,7 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
 
 @pytest.mark.full
 def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, tmp_path):
-    """With proxy variables that name no proxy, and a TMPDIR that is the container's."""
+    """Proxy variables name no proxy, and TMPDIR is the container's."""
     user_file = tmp_path / "given.txt"
     user_file.write_text("of this machine")
     storage.write_whole(f"{home}/given/remote.txt", b"of the cluster")

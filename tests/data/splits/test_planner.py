@@ -303,7 +303,7 @@ def test_permutation_looks_random():
 
 
 def spread(permutation, n: int, samples: int) -> collections.Counter:
-    """How often each order of n items comes, over the keys 0 to samples - 1."""
+    """Counts of each order of n items, over the keys 0 to samples - 1."""
     return collections.Counter(tuple(permutation(np.arange(n), n, 5, k)) for k in range(samples))
 
 

@@ -1,4 +1,4 @@
-"""Which rows of many shards are taken: samples of evaluations, replayed rows."""
+"""Rows that are taken from many shards: samples of evaluations, replayed rows."""
 
 from __future__ import annotations
 

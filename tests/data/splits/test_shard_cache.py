@@ -307,7 +307,7 @@ def test_a_cache_of_two_groups_is_enough_and_is_never_exceeded(
 
 
 def test_two_ranks_in_step_fetch_a_shard_at_most_once_an_epoch(remote, tmp_path, monkeypatch):
-    """With the smallest possible cache; each rank has its own reader and prefetcher."""
+    """The cache is the smallest possible; each rank has its own reader and prefetcher."""
     # One step at a time: else the first rank could finish a group before the second one begins it,
     # and its shards would be removed and fetched again, which is no error.
     monkeypatch.setattr("howdah.training.data.readers._BLOCK_ROWS", 4)
@@ -361,7 +361,7 @@ def _threads() -> list[threading.Thread]:
 
 
 def _busy(thread: threading.Thread, resting: str) -> bool:
-    """Whether the thread is not in the function in which it waits."""
+    """True if the thread is not in the function in which it waits."""
     frame = sys._current_frames().get(thread.ident)
     names = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What the processes of a job listen on, by the rows of docs/places.md."""
+"""Addresses that a job's processes listen on, compared with the rows of docs/places.md."""
 
 import ipaddress
 import re

@@ -313,7 +313,7 @@ def yarn_claims(run_directory, config):
 
 
 def set_clock(monkeypatch, seconds):
-    """What a step of the clock does to psutil: /proc/stat's btime, to which it adds."""
+    """Do to psutil what a step of the clock does: it changes /proc/stat's btime."""
     from psutil import _pslinux
 
     boot = _pslinux.boot_time()

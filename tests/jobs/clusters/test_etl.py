@@ -7,9 +7,10 @@ import os
 import psutil
 import pytest
 
-from tests.jobs.clusters.test_places import ENDLESS, check_state
+from tests.jobs.clusters.test_places import ENDLESS
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark]

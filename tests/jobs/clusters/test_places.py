@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.jobs.clusters import listening
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.runs.jobs.place_jobs import NO_HOROVOD, PlaceJob, gone
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full
@@ -59,13 +60,6 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     yield make
     for one in made:
         one.__exit__()
-
-
-def check_state(one):
-    """No step is lost or counted twice: the state always is the number of steps."""
-    rows = [row for row in one.did() if row["what"] == "step"]
-    assert rows
-    assert all(row["value"] == row["step"] for row in rows)
 
 
 @pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
@@ -113,7 +107,7 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
 
 
 def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
-    """Where the submitter cannot know, as on nodes with a Python of their own."""
+    """The submitter cannot know it, as on nodes with a Python of their own."""
     ranks_env = {"PYTHONPATH": f"{NO_HOROVOD}{os.pathsep}{ROOT}"}
     one = job(
         "local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env,

@@ -65,7 +65,7 @@ class RayCluster:
         return [process, *process.children(recursive=True)]
 
     def kill(self, node):
-        """As a machine that loses its power: all of its processes at once."""
+        """Kill all processes of a node at once, as when a machine loses its power."""
         processes = self.processes(node)
         for process in processes:
             process.suspend()  # none sees another one's death

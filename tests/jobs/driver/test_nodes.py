@@ -22,7 +22,7 @@ ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def raised(error, cause=None):
-    """As a training process reports an exception."""
+    """The report of an exception in a training process."""
     try:
         raise error from cause
     except Exception as caught:  # noqa: BLE001 - any

@@ -9,7 +9,7 @@ LONG = 30 * 45.0  # seconds, of hang_seconds 45
 
 
 def lost(w, name):
-    """Its host has vanished: the agent is silent until it is given up."""
+    """Make an agent's host vanish: the agent is silent until it is given up."""
     w.pass_time(62, silent=[name])
     assert name in w.actions.released
 

@@ -225,7 +225,7 @@ def test_a_body_of_several_values_is_read_back_or_refused():
 # --------------------------------------------------------------------- who is at the other end
 @pytest.fixture(params=["sock_diag", "table"])
 def owner(request, monkeypatch):
-    """Who holds the other end, by each of the kernel's two ways to tell."""
+    """The process at the other end, by each of the kernel's two ways to tell."""
     if request.param == "table":
 
         def away(peer, here):

@@ -65,7 +65,7 @@ def http_threads():
 
 
 def ended(end):
-    """What came until the other side closed the connection."""
+    """The bytes that came until the other side closed the connection."""
     came = b""
     try:
         while data := end.recv(2**16):

@@ -130,7 +130,7 @@ def test_the_minutes_of_failures_are_one_key(rules, seconds):
 
 
 def test_one_failure_is_enough_where_the_configuration_says_so(begin, outage):
-    """With the storage's own error, and after the saves that had succeeded."""
+    """The error is the storage's own, and the earlier saves stay."""
     outage |= {3}
     done = begin(
         checkpoint={"every_steps": 1, "max_failure_minutes": 1e-9}, evaluation={"every_steps": 100}

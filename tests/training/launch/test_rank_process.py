@@ -58,7 +58,7 @@ def wait_for_rank(tmp_path) -> RankRecord:
 
 # ------------------------------------------------------------------------------------ its end
 def test_nothing_is_left_of_a_rank_that_dies(tmp_path):
-    """Not even a process that ignores SIGTERM, in a process group of its own."""
+    """A process that ignores SIGTERM, in a process group of its own, is killed too."""
     script = f"""
     child = '''
     import os, signal, time

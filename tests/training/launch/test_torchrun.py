@@ -10,7 +10,6 @@ import ipaddress
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -24,6 +23,7 @@ from tests.fixtures.launched import LIMIT, Job
 from tests.runs.network import shaped_hosts
 from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT, Finished, launcher, train
+from tests.support.ports import free_port
 
 WITHOUT_HOROVOD = {
     "PYTHONPATH": os.pathsep.join([os.path.join(ROOT, "tests", "workers", "no_horovod"), ROOT])
@@ -31,14 +31,8 @@ WITHOUT_HOROVOD = {
 mpi, full = pytest.mark.mpi, pytest.mark.full
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def listening(pid: int) -> list[psutil._common.addr]:
-    """Where a process and all below it listen."""
+    """Addresses on which a process and all processes below it listen."""
     above = psutil.Process(pid)
     return [
         connection.laddr

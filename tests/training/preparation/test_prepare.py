@@ -242,7 +242,7 @@ class Among(OneOfAlike):
 
 @pytest.fixture(params=[True, False])
 def gains(request, monkeypatch) -> bool:
-    """Whether this machine's processor is taken for one that gains by bf16."""
+    """Make this machine's processor one that gains by bf16, or one that does not."""
     monkeypatch.setattr(
         "howdah.training.preparation.precision.cpu_gains_by_bf16", lambda: request.param
     )

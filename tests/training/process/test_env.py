@@ -65,7 +65,7 @@ def test_threads_are_cores_by_ranks_and_a_bound_rank_has_its_own(monkeypatch):
 
 
 def prepared(framework: str, **variables: str) -> dict[str, str]:
-    """What `prepare` sets, in a process of its own."""
+    """The environment that `prepare` sets in a process of its own."""
     script = f"""
 import json, os, sys
 sys.path.insert(0, {ROOT!r})

@@ -1,4 +1,4 @@
-"""What a run has used: attempts, applications; YARN's figures put into run.json."""
+"""Hours that a run has used: of attempts, of applications, and YARN's figures in run.json."""
 
 import json
 

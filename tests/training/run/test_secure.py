@@ -212,7 +212,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
 
 
 def tokens_alone(cluster, path) -> dict[str, str]:
-    """What a container has: a file of new tokens, no ticket and no keytab."""
+    """The environment of a container: a file of new tokens, no ticket and no keytab."""
     cache = {"KRB5CCNAME": f"FILE:{path}.tickets"}
     who = cluster.principal("alice")
     cluster.run("kinit", "-kt", str(cluster.keytab("alice")), who, env=cache)

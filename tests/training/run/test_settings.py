@@ -1,4 +1,4 @@
-"""Which steps of a run had which settings, by its attempts."""
+"""Settings of a run's steps, by its attempts."""
 
 from howdah.config.loader import from_dict
 from howdah.models.runs.settings import described, learnt_with, settings_at, stages

@@ -54,7 +54,7 @@ class Ours(YarnCluster):
 
 
 def test_another_users_application_with_the_same_tag_blocks_no_submission(tmp_path):
-    """With a stand-in for the ResourceManager."""
+    """The ResourceManager is a stand-in."""
     directory = str(tmp_path / "run")
     with server(lambda method, path: mallorys(path)) as (address, seen):
         mine = Ours(directory, client(address), "ada")

@@ -36,7 +36,7 @@ def computed(case: Case) -> int:
 
 
 def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments():
-    """At two workers: less than measured with `python -m bench parallel` (4.1 copies)."""
+    """With two workers it is less than measured with `python -m bench parallel` (4.1 copies)."""
     values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
     shape, manifest = DISTILBERT.complete(SHAPES["base"]), Manifest(128)
     copy = 4 * DISTILBERT.parameters(shape, len(manifest.labels))

@@ -226,7 +226,7 @@ class Worker:
             self.fail(error)
 
     def fail(self, error):
-        """As the real training process reports it: with what the driver decides by."""
+        """Report as the real training process does, with the fields by which the driver decides."""
         import training
 
         training.__path__.append(os.path.join(os.environ["PYTHONPATH"].split(":")[-1], "training"))
