@@ -126,7 +126,7 @@ def publish(
     from howdah.serving.registry import publish as publishing
 
     checked = load(chosen(config, set), set)
-    if follows := checked.publish.mlflow.enabled:
+    if follows := checked.publish.mlflow.mode is not None:
         from howdah.serving.deployment import following, mlflow_registry
 
         mlflow_registry.require_mlflow()
@@ -253,13 +253,13 @@ def register(
 ) -> None:
     """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
 
-    With publish.mlflow, without options: complete registry and aliases by what is published.
+    With publish.mlflow.mode, without options: complete registry and aliases by what is published.
     """
     allowed(("--model", "model", model))
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
     completing = model is None and alias is None
-    if completing and checked.publish.mlflow.enabled:
+    if completing and checked.publish.mlflow.mode is not None:
         _complete(checked, json)
         return
     if mlflow is None:

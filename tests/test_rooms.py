@@ -41,7 +41,7 @@ MOST_FILES = 15  # in a folder
 TOO_MANY_LINES = 500  # of a Python file
 MOST_ROOMS = 25  # below a folder, as one picture shows them
 HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow",
-         "optuna", "ray"}  # fmt: skip
+         "optuna", "ray", "wandb"}  # fmt: skip
 
 EXTRAS = {
     "pyspark": ("etl/", "howdah/spark/", "data/", "jobs/clusters/spark_place.py",

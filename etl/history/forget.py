@@ -26,7 +26,7 @@ from howdah.etl.history.mentions import NOTHING, Targets
 from howdah.etl.workspace import staging
 from howdah.run_files import RUN_JSON
 
-_NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
+_NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard", "wandb")
 """Directories of a run with weights, tokenizers and plots: nothing in them comes from a row."""
 _MOST_LISTED = 20
 

@@ -246,6 +246,12 @@ class TrackingSection(Section):
     """Whether TensorBoard events are written to <run.directory>/tensorboard."""
     mlflow: MlflowOptions | None = None
     """Also log to MLflow, as one run for all ranks."""
+    wandb: Tracking | None = Field(
+        default=None, pattern=r"^(?:[A-Za-z0-9._-]+/)?[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+    )
+    """Project of Weights & Biases, PROJECT or TEAM/PROJECT, to which the run is also logged, as one
+    run for all ranks. WANDB_API_KEY, WANDB_BASE_URL and WANDB_MODE (offline: without a network) are
+    those of W&B."""
 
 
 class Config(Section):
@@ -274,7 +280,7 @@ class Config(Section):
     publish: PublishSection = PublishSection()
     """Published models."""
     tracking: TrackingSection = TrackingSection()
-    """TensorBoard and MLflow."""
+    """TensorBoard, MLflow and Weights & Biases."""
     job: JobSection = JobSection()
     """Jobs on a cluster."""
     yarn: YarnSection = YarnSection()
@@ -371,10 +377,8 @@ class Config(Section):
             raise ValueError(
                 "job.controller: mpi needs yarn.python (MPI must be installed on the nodes)"
             )
-        if self.publish.mlflow.enabled and self.tracking.mlflow is None:
-            raise ValueError(
-                "publish.mlflow.enabled needs tracking.mlflow.uri: the registry's server"
-            )
+        if self.publish.mlflow.mode is not None and self.tracking.mlflow is None:
+            raise ValueError("publish.mlflow.mode needs tracking.mlflow.uri: the registry's server")
         if self.gate.asks and self.gate.split not in self.evaluation.splits:
             raise ValueError(
                 f"gate.split ({self.gate.split}) must be one of evaluation.splits"

@@ -194,7 +194,7 @@ SparkMaster = Annotated[str, Names("master")]
 Cluster = Annotated[str, Names("master")]
 """Address of a cluster other than Spark's: the same rule as for Spark's masters."""
 Tracking = Annotated[str, Names("tracking")]
-"""URI of an MLflow tracking server."""
+"""URI of an MLflow tracking server, or a project of Weights & Biases."""
 Setting = Annotated[str, Names("setting")]
 """Name of a Spark setting."""
 Variable = Annotated[str, Names("variable")]

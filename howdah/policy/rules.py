@@ -75,7 +75,7 @@ class Policy(Section):
     masters: list[str] = ["local[*]", "yarn"]
     """Spark masters, spelt as they are sent; '*': any."""
     mlflow_uris: list[str] = []
-    """MLflow tracking URIs, spelt as they are sent; '*': any."""
+    """MLflow tracking URIs and projects of Weights & Biases, spelt as they are sent; '*': any."""
     conn_ids: list[str] | None = None
     """Airflow Connections of type howdah; '*': all. null: howdah_default, and those whose field
     `policy` names a policy of their own."""

@@ -17,9 +17,9 @@ from howdah.yarn.preflight import ports
 
 
 def choices(model: type[Section], name: str) -> tuple[str, ...]:
-    found = model.model_fields[name].annotation
-    assert get_origin(found) is Literal
-    return get_args(found)
+    annotation = model.model_fields[name].annotation
+    assert get_origin(annotation) is Literal
+    return get_args(annotation)
 
 
 def lr(choice: Any) -> float:
@@ -32,7 +32,7 @@ def ports_needed(choice: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("use", "known"),
+    ("use", "names"),
     [
         (lr, choices(TrainingSection, "lr_scheduler_type")),
         (
@@ -47,8 +47,8 @@ def ports_needed(choice: Any) -> int:
     ],
     ids=["lr", "precision", "balance", "controller"],
 )
-def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
-    for choice in known:
+def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, names):
+    for choice in names:
         use(choice)
     with pytest.raises((KeyError, ValueError)):
         use("another")
@@ -75,5 +75,5 @@ def test_each_default_is_one_of_its_choices():
             elif get_origin(field.annotation) is Literal:
                 yield name, field.default, get_args(field.annotation)
 
-    found = list(all_of(Config))
-    assert len(found) > 10 and all(default in known for _, default, known in found)
+    defaults = list(all_of(Config))
+    assert len(defaults) > 10 and all(default in names for _, default, names in defaults)

@@ -90,7 +90,7 @@ def test_the_help_has_groups_and_each_command_an_example_that_parses():
 
 
 def test_options_do_not_repeat_keys_and_are_few():
-    """What a reader has to learn: an option that several commands share is one."""
+    """They are counted as a reader learns them: an option that several commands share is one."""
     from howdah.cli import app
 
     options = set()

@@ -25,7 +25,7 @@ def problems(tmp_path, text: str) -> dict[str, object]:
 
 
 def test_every_problem_at_once_with_the_nearest_key(tmp_path):
-    found = problems(
+    messages = problems(
         tmp_path,
         """
 training: {learning_rat: 5e-5, global_batch_size: many}
@@ -34,21 +34,21 @@ data: {shard_bytes: 64 MB, max_length: 4}
 traning: {}
 """,
     )
-    assert set(found) == {
+    assert set(messages) == {
         "training.learning_rat", "training.global_batch_size", "model.lerning_rate",
         "data.shard_bytes", "data.max_length", "traning",
     }  # fmt: skip
-    assert found["training.learning_rat"].remedy == "did you mean training.learning_rate?"
-    assert found["model.lerning_rate"].remedy == "did you mean training.learning_rate?"
-    assert found["traning"].remedy == "did you mean training?"
-    assert "MiB" in found["data.shard_bytes"].what
-    assert found["training.global_batch_size"].got == "'many'"
+    assert messages["training.learning_rat"].remedy == "did you mean training.learning_rate?"
+    assert messages["model.lerning_rate"].remedy == "did you mean training.learning_rate?"
+    assert messages["traning"].remedy == "did you mean training?"
+    assert "MiB" in messages["data.shard_bytes"].what
+    assert messages["training.global_batch_size"].got == "'many'"
 
 
 def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
-    found = problems(tmp_path, "data: {labels: 3}")
-    assert list(found) == ["data.labels"]
-    assert "list" in found["data.labels"].expected and "dict" in found["data.labels"].expected
+    messages = problems(tmp_path, "data: {labels: 3}")
+    assert list(messages) == ["data.labels"]
+    assert "list" in messages["data.labels"].expected and "dict" in messages["data.labels"].expected
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_value_that_yaml_cannot_make_is_refused_with_its_line(tmp_path, value,
     ],
 )
 def test_a_text_for_a_key_of_texts_stays_as_it_is_typed(override, value):
-    found = loader.load(None, [override]).model_dump()
+    part_of_config = loader.load(None, [override]).model_dump()
     *parts, last = override.partition("=")[0].split(".")
     for part in parts:
-        found = found[part]
-    assert found[last] == value
+        part_of_config = part_of_config[part]
+    assert part_of_config[last] == value
 
 
 @pytest.mark.parametrize("typed", ["|", ">", "\\t", "\t", "#"])
@@ -185,10 +185,10 @@ training:
   <<: {seed: 1, logging_steps: 5}
   seed: 2
 """
-    found = load_text(tmp_path, text)
-    assert (found.data.split.seed, found.data.split.test) == (7, 0.2)
-    assert (found.tune.trials, found.tune.parallel) == (3, 9)
-    assert (found.training.seed, found.training.logging_steps) == (2, 5)
+    config = load_text(tmp_path, text)
+    assert (config.data.split.seed, config.data.split.test) == (7, 0.2)
+    assert (config.tune.trials, config.tune.parallel) == (3, 9)
+    assert (config.training.seed, config.training.logging_steps) == (2, 5)
     # A mapping that is merged before it is built itself still overrides what it has merged.
     early = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\n<<: *b\nc: {<<: *b}\n"
     assert yaml_text.parse(early, "here") == {"x": 2, "a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2}}
@@ -213,11 +213,11 @@ def test_what_is_not_utf8_is_a_config_error_from_a_file_and_from_stdin(
     path = str(tmp_path / "run.yaml")
     storage.write_whole(path, raw)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="ascii"))
-    for given in (path, "-"):
+    for place in (path, "-"):
         with pytest.raises(ConfigError) as caught:
-            loader.load(given)
+            loader.load(place)
         assert caught.value.exit_code == 2 and remedy in caught.value.remedy
-        assert ("stdin" if given == "-" else path) in caught.value.where
+        assert ("stdin" if place == "-" else path) in caught.value.where
 
 
 def test_stdin(monkeypatch):
@@ -277,10 +277,10 @@ def test_no_path_is_empty_or_holds_nul():
             value = [bad] if "list" in loader.type_text(field.annotation) else bad
             with pytest.raises(ConfigError) as caught:
                 loader.from_dict(_nested(key, value))
-            found = {problem.where: problem.what for problem in caught.value.problems}
-            said = "hold the character NUL" if bad.strip() else "be empty"
-            assert [what for where, what in found.items() if where.startswith(key)] == [
-                f"it may not {said}"
+            messages = {problem.where: problem.what for problem in caught.value.problems}
+            sentence = "hold the character NUL" if bad.strip() else "be empty"
+            assert [what for where, what in messages.items() if where.startswith(key)] == [
+                f"it may not {sentence}"
             ]
 
 

@@ -1,4 +1,4 @@
-"""Which keys of the configuration go with data.kind: image."""
+"""Keys of the configuration that go with data.kind: image."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ _OF_NODES = {"training.shard_cache_directory", "yarn.python"}
 
 def test_what_ranks_open_follows_from_the_types():
     marks = {name: mark_of(field) for name, field in loader.keys()}  # noqa: SIM118 - a module
-    found = {name: mark.used for name, mark in marks.items() if mark is not None}
-    assert {name for name, used in found.items() if used == "ranks"} == _OF_RANKS
-    assert {name for name, used in found.items() if used == "node"} == _OF_NODES
+    uses = {name: mark.used for name, mark in marks.items() if mark is not None}
+    assert {name for name, used in uses.items() if used == "ranks"} == _OF_RANKS
+    assert {name for name, used in uses.items() if used == "node"} == _OF_NODES
 
 
 def test_a_job_knows_the_model_and_the_checkpoint_that_it_begins_from():

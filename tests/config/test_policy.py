@@ -40,10 +40,10 @@ def judge(**values) -> Judge:
     return Judge(policies.from_dict({"roots": [], **values}), env={}, directory=directory)
 
 
-def refused_of(found: Judge, *overrides: str, base: str | None = None) -> list[str]:
+def refused_of(judged: Judge, *overrides: str, base: str | None = None) -> list[str]:
     """Messages about the refused values of a configuration."""
     config = configs.load(base, list(overrides))
-    return [problem.what for problem in found.config(config)]
+    return [problem.what for problem in judged.config(config)]
 
 
 # ------------------------------------------------------------------------------ the whole model
@@ -86,10 +86,10 @@ def test_every_mark_has_a_rule():
 
 
 def test_which_notifiers_a_connection_may_name():
-    default, own = policies.Policy(), policies.from_dict({"notifiers": ["my.chat.Post"]})
+    default, chat = policies.Policy(), policies.from_dict({"notifiers": ["my.chat.Post"]})
     assert default.may_notify_by("airflow.providers.smtp.notifications.smtp.SmtpNotifier")
     assert not default.may_notify_by("airflow.providersx.Evil")
-    assert own.may_notify_by("my.chat.Post") and not own.may_notify_by("my.chat.Poster")
+    assert chat.may_notify_by("my.chat.Post") and not chat.may_notify_by("my.chat.Poster")
     assert policies.from_dict({"notifiers": ["*"]}).may_notify_by("any.Thing")
     assert policies.from_dict({"trusted": True}).may_notify_by("any.Thing")
 
@@ -131,7 +131,7 @@ def test_the_example_in_the_documentation_is_a_policy():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("kyes: [data]", "did you mean keys?"),
         ("keys: [data.sorce]", "did you mean data.source?"),
@@ -148,12 +148,12 @@ def test_the_example_in_the_documentation_is_a_policy():
         ("name: 2026-13-45", "YAML's timestamp"),
     ],
 )
-def test_an_invalid_policy_is_refused(tmp_path, text, said):
+def test_an_invalid_policy_is_refused(tmp_path, text, sentence):
     path = tmp_path / "policy.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         policies.load(str(path))
-    assert said in str(caught.value)
+    assert sentence in str(caught.value)
     assert str(path) in str(caught.value)
 
 
@@ -166,8 +166,8 @@ def test_a_policy_that_is_not_utf8_is_refused_as_a_configuration_is(tmp_path):
 
 
 # ------------------------------------------------------------------------------------- paths
-def roots(*found, default=None, directory="/nowhere") -> Roots:
-    return Roots(found, lambda: default, directory)
+def roots(*directories, default=None, directory="/nowhere") -> Roots:
+    return Roots(directories, lambda: default, directory)
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ def test_paths_that_lead_elsewhere(path):
 
 
 def test_without_a_default_cluster_only_the_same_text_is_the_same_cluster():
-    found = roots("hdfs:///data", "s3://bucket/in", "webhdfs://nn:9870/x")
-    assert found.problem("hdfs:///data/x") is None
-    assert found.problem("hdfs://nn/data/x") is not None
-    assert found.problem("s3://bucket/in/x") is None
-    assert found.problem("s3://bucket/other") is not None
-    assert found.problem("s3://other/in/x") is not None
-    assert found.problem("webhdfs://nn:9870/x/y") is None
-    assert found.problem("webhdfs://nn:9871/x/y") is not None
+    rule = roots("hdfs:///data", "s3://bucket/in", "webhdfs://nn:9870/x")
+    assert rule.problem("hdfs:///data/x") is None
+    assert rule.problem("hdfs://nn/data/x") is not None
+    assert rule.problem("s3://bucket/in/x") is None
+    assert rule.problem("s3://bucket/other") is not None
+    assert rule.problem("s3://other/in/x") is not None
+    assert rule.problem("webhdfs://nn:9870/x/y") is None
+    assert rule.problem("webhdfs://nn:9871/x/y") is not None
 
 
 @pytest.fixture
@@ -236,28 +236,28 @@ def tree(tmp_path):
 
 def test_local_paths_are_checked_with_links_resolved(tree):
     shared = tree / "shared"
-    found = roots(str(shared), directory=str(shared))
+    rule = roots(str(shared), directory=str(shared))
     for path in (
         shared, f"{shared}/", f"file://{shared}/rows.csv", f"//{str(shared).lstrip('/')}",
         "rows.csv", "deep/new/er", "*.csv", f"{shared}/**/*.csv", f"{shared}/no/such/file",
     ):  # fmt: skip
-        assert found.problem(str(path)) is None, path
+        assert rule.problem(str(path)) is None, path
     for path in (
         tree, f"{shared}x", f"{shared}/../secret", "../secret/key", f"{tree}/sha*/rows.csv", "/etc",
         f"{tree}/*", "/proc/self/environ", "~/.ssh/id_rsa", "~root", "file:///etc/passwd",
         f"{shared}/%2e%2e/secret", f"{shared}/rows.csv,/etc/passwd", "/",
     ):  # fmt: skip
-        assert found.problem(str(path)) is not None, path
+        assert rule.problem(str(path)) is not None, path
 
     (shared / "out").symlink_to(tree / "secret")
     (shared / "file").symlink_to(tree / "secret" / "key")
     (shared / "later").symlink_to(tree / "not-yet")
     (shared / "deep" / "in").symlink_to(shared / "rows.csv")
     for name in ("out", "out/key", "file", "later", "later/x", "", "*", "*/key", "o*"):
-        assert "roots" in found.problem(f"{shared}/{name}"), name
-    assert found.problem(f"{shared}/deep") is None  # its link stays below the root
+        assert "roots" in rule.problem(f"{shared}/{name}"), name
+    assert rule.problem(f"{shared}/deep") is None  # its link stays below the root
     (shared / "deep" / "further").symlink_to(shared / "out")
-    assert "link" in found.problem(f"{shared}/deep")
+    assert "link" in rule.problem(f"{shared}/deep")
 
 
 def test_a_root_that_is_a_link_is_resolved(tree):
@@ -278,8 +278,8 @@ def test_values_that_equal_the_defaults_are_not_checked():
         "run": {"user": "svc"}, "yarn": {"queue": "batch", "files": ["/etc/ours.cfg"]},
         "tracking": {"mlflow": {"uri": "http://mlflow:5000"}},
     }  # fmt: skip
-    found = judge(defaults=base)
-    assert list(found.config(configs.from_dict(base))) == []
+    judged = judge(defaults=base)
+    assert list(judged.config(configs.from_dict(base))) == []
     assert refused_of(judge()) == []  # Howdah's own defaults
     changed = configs.from_dict(base | {"run": {"user": None}, "yarn": {"files": []}})
     refused = " ".join(p.what for p in judge(keys=["*"], defaults=base).config(changed))
@@ -316,17 +316,17 @@ def test_added_and_removed_entries_are_checked():
 
 
 def test_a_list_of_variables_is_checked_by_name():
-    found, config = judge(env=["OMP_NUM_THREADS"]), configs.Config()
-    asked = ["OMP_NUM_THREADS", "HF_TOKEN"]
-    (problem,) = found._values("yarn.some_key", "variable", asked, [], config)
+    judged, config = judge(env=["OMP_NUM_THREADS"]), configs.Config()
+    names = ["OMP_NUM_THREADS", "HF_TOKEN"]
+    (problem,) = judged._values("yarn.some_key", "variable", names, [], config)
     assert "'HF_TOKEN' may not be set" in problem.what
-    assert list(found._values("yarn.some_key", "variable", asked, ["HF_TOKEN"], config)) == []
+    assert list(judged._values("yarn.some_key", "variable", names, ["HF_TOKEN"], config)) == []
 
 
 def test_the_same_source_under_another_format_is_another_source():
-    found = judge(keys=["*"], defaults={"data": {"source": "secrets"}})
-    assert refused_of(found, "data.source=secrets") == []
-    (refused,) = refused_of(found, "data.source=secrets", "data.format=hive")
+    judged = judge(keys=["*"], defaults={"data": {"source": "secrets"}})
+    assert refused_of(judged, "data.source=secrets") == []
+    (refused,) = refused_of(judged, "data.source=secrets", "data.format=hive")
     assert "`tables`" in refused
 
 
@@ -387,11 +387,11 @@ def test_values_are_checked_where_every_key_may_be_sent(override, rule):
     ],
 )  # fmt: skip
 def test_listed_values_are_allowed(override):
-    found = judge(
+    judged = judge(
         keys=["*"], users=["ada"], queues=["batch"], mlflow_uris=["http://mlflow:5000"],
         tables=["news.*"], env=["OMP_NUM_THREADS"], roots=["hdfs:///data"],
     )  # fmt: skip
-    assert refused_of(found, override) == []
+    assert refused_of(judged, override) == []
 
 
 def test_keytabs_are_checked_as_files_and_principals_as_users():
@@ -407,33 +407,33 @@ def test_keytabs_are_checked_as_files_and_principals_as_users():
 
 
 def test_tables_are_checked_regardless_of_case():
-    found = judge(tables=["news.*", "default.texts", "cat.db.t"])
+    judged = judge(tables=["news.*", "default.texts", "cat.db.t"])
     for name in ("news.a", "NEWS.a", "texts", "default.texts", "spark_catalog.news.a", "cat.db.t"):
-        assert list(found.value("data.source", "table", name)) == [], name
+        assert list(judged.value("data.source", "table", name)) == [], name
     for name in ("hr.a", "newsx.a", "other.news.a", "news", "news.a.b", "`news`.a", "news.a;b", ""):
-        assert list(found.value("data.source", "table", name)), name
+        assert list(judged.value("data.source", "table", name)), name
 
 
 def test_a_query_reads_any_table_and_file_so_it_needs_both():
     for rules in ({}, {"tables": ["*"]}, {"roots": ["*"]}, {"tables": ["news.*"], "roots": ["*"]}):
-        found = judge(keys=["*"], **rules)
-        assert refused_of(found, "data.format=hive", "data.query_file=/srv/q.sql"), rules
+        judged = judge(keys=["*"], **rules)
+        assert refused_of(judged, "data.format=hive", "data.query_file=/srv/q.sql"), rules
     both = judge(keys=["*"], tables=["*"], roots=["*"])
     assert refused_of(both, "data.format=hive", "data.query_file=/srv/q.sql") == []
 
 
 def test_a_directory_with_a_hub_names_text_is_a_directory(tmp_path):
     (tmp_path / "distilbert" / "private").mkdir(parents=True)
-    found = judge(directory=str(tmp_path))
-    assert list(found.value("model.base", "model", "distilbert/other")) == []
-    (problem,) = found.value("model.base", "model", "distilbert/private")
+    judged = judge(directory=str(tmp_path))
+    assert list(judged.value("model.base", "model", "distilbert/other")) == []
+    (problem,) = judged.value("model.base", "model", "distilbert/private")
     assert "`roots`" in problem.what
 
 
 def test_no_value_of_a_refused_key_and_no_password_is_repeated():
-    found = judge(keys=["data.source"])
+    judged = judge(keys=["data.source"])
     problems = list(
-        found.config(
+        judged.config(
             configs.load(None, ["job.env={X: hunter2}", "data.source=hdfs://u:hunter2@nn/x"])
         )
     )
@@ -442,6 +442,6 @@ def test_no_value_of_a_refused_key_and_no_password_is_repeated():
 
 
 def test_trusted_users_are_not_checked():
-    found = judge(trusted=True)
-    assert refused_of(found, "run.user=hdfs", "data.source=/etc/passwd") == []
-    assert list(found.value("--source", "rows", "/etc/passwd")) == []
+    judged = judge(trusted=True)
+    assert refused_of(judged, "run.user=hdfs", "data.source=/etc/passwd") == []
+    assert list(judged.value("--source", "rows", "/etc/passwd")) == []

@@ -91,8 +91,8 @@ def test_a_command_checks_its_arguments_against_the_policy(howdah, words, keys):
     code, error = howdah("keys: ['*']\nroots: [/srv]\n", *words, text=text)
     assert code == 2, error
     assert error["what"] == "the installation's policy does not allow what was asked"
-    found = [problem["where"] for problem in error["problems"]]
-    assert set(keys) <= set(found), found
+    keys_refused = [problem["where"] for problem in error["problems"]]
+    assert set(keys) <= set(keys_refused), keys_refused
 
 
 def test_anchors_merge_keys_and_overrides_are_checked_after_parsing(howdah):
@@ -168,8 +168,8 @@ def test_commands_without_a_policy_load_nothing_of_it():
 
 
 def test_the_supervisor_passes_on_the_policies_of_its_request_and_its_arguments(tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text("keys: ['*']\nroots: [/srv, /data]\nname: the edge node's\n")
+    argument = tmp_path / "own.yaml"
+    argument.write_text("keys: ['*']\nroots: [/srv, /data]\nname: the edge node's\n")
 
     def ask(source, *options):
         request = {
@@ -193,6 +193,6 @@ def test_the_supervisor_passes_on_the_policies_of_its_request_and_its_arguments(
     assert ask("/srv/x")[0] == 0
     code, error = ask("/data/x")
     assert (code, error["where"]) == (2, "the request's")
-    own.write_text("keys: ['*']\nroots: [/data]\nname: the edge node's\n")
-    code, error = ask("/srv/x", "--policy", str(own))
+    argument.write_text("keys: ['*']\nroots: [/data]\nname: the edge node's\n")
+    code, error = ask("/srv/x", "--policy", str(argument))
     assert (code, error["where"]) == (2, "the edge node's")

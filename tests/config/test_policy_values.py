@@ -28,21 +28,21 @@ def test_where_and_of_what_alerts_go_is_the_installations(override):
     ],
 )
 def test_what_trials_may_set_is_judged_as_if_it_were_sent(key, choices, rule):
-    found = judge(keys=["*"], roots=["/data"])
+    judged = judge(keys=["*"], roots=["/data"])
     space = {"tune": {"space": {key: {"choices": choices}}}}
-    assert any(rule in problem.what for problem in found.config(configs.from_dict(space)))
+    assert any(rule in problem.what for problem in judged.config(configs.from_dict(space)))
     sent = judge(keys=["tune"], roots=["/data"])
     assert any("`keys`" in problem.what for problem in sent.config(configs.from_dict(space)))
 
 
 def test_choices_that_may_be_sent_are_allowed():
-    found = judge(keys=["*"], roots=["/data"])
+    judged = judge(keys=["*"], roots=["/data"])
     space = {
         "data.dataset": {"choices": ["/data/a", "/data/b"]},
         "model.base": {"choices": ["bert-base-uncased"]},
         "training.learning_rate": {"low": 1e-5, "high": 1e-4},
     }
-    assert not list(found.config(configs.from_dict({"tune": {"space": space}})))
+    assert not list(judged.config(configs.from_dict({"tune": {"space": space}})))
 
 
 def test_a_database_that_the_worker_can_read_is_not_hive():
@@ -60,13 +60,13 @@ def test_a_database_that_the_worker_can_read_is_not_hive():
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "overrides",
     [["data.query_file=/data/q.sql"]],
 )
-def test_a_query_of_a_database_needs_all_of_its_tables(asked):
+def test_a_query_of_a_database_needs_all_of_its_tables(overrides):
     allowed = {"keys": ["*"], "roots": ["*"], "tables": ["*"]}
-    asked = ["data.format=jdbc", *asked]
-    assert any("jdbc_tables" in what for what in refused_of(judge(**allowed), *asked))
+    overrides = ["data.format=jdbc", *overrides]
+    assert any("jdbc_tables" in what for what in refused_of(judge(**allowed), *overrides))
     some = judge(**allowed, jdbc_tables=["news.*"])
-    assert any("jdbc_tables" in what for what in refused_of(some, *asked))
-    assert not refused_of(judge(**allowed, jdbc_tables=["*"]), *asked)
+    assert any("jdbc_tables" in what for what in refused_of(some, *overrides))
+    assert not refused_of(judge(**allowed, jdbc_tables=["*"]), *overrides)

@@ -68,8 +68,8 @@ def with_secrets(**more) -> configs.Config:
 
 
 def test_every_sort_of_secret_is_redacted_and_the_rest_stays():
-    given = with_secrets()
-    shown = redact.config(given)
+    config = with_secrets()
+    shown = redact.config(config)
     text = configs.dump_yaml(shown)
     assert "planted" not in text
     assert shown.tracking.mlflow.uri == f"https://bot:{redact.LEFT_OUT}@mlflow:5000/x"
@@ -84,21 +84,21 @@ def test_every_sort_of_secret_is_redacted_and_the_rest_stays():
 
 
 def test_values_that_only_look_like_secrets_stay():
-    given = configs.from_dict(HARMLESS)
-    assert redact.config(given) is given
+    config = configs.from_dict(HARMLESS)
+    assert redact.config(config) is config
     default = configs.Config()
     assert redact.config(default) is default and not redact.left_out(default)
     secret = [key for key, _ in list(configs.keys()) if redact.is_secret_name(key)]
     assert not secret
-    assert not list(redact.find("", given.model_dump(mode="json")))
+    assert not list(redact.find("", config.model_dump(mode="json")))
 
 
 def test_found_secrets_are_named_by_key_only():
-    found = dict(redact.find("", with_secrets().model_dump(mode="json")))
-    assert found["job.env.HF_TOKEN"] == "a secret"
-    assert found["tracking.mlflow.uri"] == "a password in a URL"
-    assert found["job.env.MY_HUB"] == "a secret in a text"
-    assert "planted" not in str(found)
+    reasons = dict(redact.find("", with_secrets().model_dump(mode="json")))
+    assert reasons["job.env.HF_TOKEN"] == "a secret"
+    assert reasons["tracking.mlflow.uri"] == "a password in a URL"
+    assert reasons["job.env.MY_HUB"] == "a secret in a text"
+    assert "planted" not in str(reasons)
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ def test_the_frozen_configuration_lists_its_redacted_keys(tmp_path):
 
 def test_a_rank_reads_a_private_copy_that_has_them(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    directory, given = str(tmp_path / "run"), with_secrets()
-    with pytest.raises(KeyError), readable_config(given, directory) as path:
-        assert configs.load(path) == given
-        (found,) = [p for p in tmp_path.rglob("*.yaml") if p.parent.name != "run"]
-        assert str(found) == path and found.stat().st_mode & 0o777 == 0o600
-        assert found.parent.stat().st_mode & 0o777 == 0o700
+    directory, config = str(tmp_path / "run"), with_secrets()
+    with pytest.raises(KeyError), readable_config(config, directory) as path:
+        assert configs.load(path) == config
+        (copy,) = [p for p in tmp_path.rglob("*.yaml") if p.parent.name != "run"]
+        assert str(copy) == path and copy.stat().st_mode & 0o777 == 0o600
+        assert copy.parent.stat().st_mode & 0o777 == 0o700
         raise KeyError
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [tmp_path / "run" / CONFIG]
     with readable_config(configs.Config(), directory) as path:

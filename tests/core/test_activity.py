@@ -1,4 +1,4 @@
-"""What a thread does, and its last progress."""
+"""The activity of a thread, and its last progress."""
 
 import re
 import threading
@@ -24,31 +24,31 @@ def clock(monkeypatch):
 
 
 def test_a_snapshot_shows_the_progress_of_the_work(clock):
-    own = Activity("prepare")
+    work = Activity("prepare")
     with (
-        own.followed(),
+        work.followed(),
         activity.current().doing("evaluate", "evaluating test", total=100_000, unit="rows"),
     ):
         clock[0] += 500
         activity.current().advanced(31_000)
         clock[0] += 7
-        found = own.snapshot()
-        assert (found.phase, found.seconds, found.idle_seconds) == ("evaluate", 507.0, 7.0)
-        assert found.text == "evaluating test: 31,000 of 100,000 rows"
+        snapshot = work.snapshot()
+        assert (snapshot.phase, snapshot.seconds, snapshot.idle_seconds) == ("evaluate", 507.0, 7.0)
+        assert snapshot.text == "evaluating test: 31,000 of 100,000 rows"
         with activity.current().doing("", "fetching train-3", total=96 * 2**20, unit="bytes"):
             activity.current().advanced(12 * 2**20)
-            assert own.snapshot().text.endswith("rows; fetching train-3: 12 of 96 MiB")
-            assert own.snapshot().phase == "evaluate"
-    assert (own.snapshot().phase, own.snapshot().idle_seconds) == ("prepare", 0.0)
+            assert work.snapshot().text.endswith("rows; fetching train-3: 12 of 96 MiB")
+            assert work.snapshot().phase == "evaluate"
+    assert (work.snapshot().phase, work.snapshot().idle_seconds) == ("prepare", 0.0)
 
 
 def test_without_an_activity_nothing_is_recorded():
-    own = activity.current()
-    assert activity.current() is own
+    current = activity.current()
+    assert activity.current() is current
     with activity.current().doing("save"), activity.current().at_most(5):
         activity.current().advanced(3)
         activity.current().note("x")
-        assert (own.snapshot().phase, own.snapshot().text) == ("", "")
+        assert (current.snapshot().phase, current.snapshot().text) == ("", "")
 
 
 def test_a_thread_that_waits_for_another_has_its_progress(clock):
@@ -58,76 +58,80 @@ def test_a_thread_that_waits_for_another_has_its_progress(clock):
         assert main.snapshot().idle_seconds == 50
         saver.advanced()
         clock[0] += 3
-        found = main.snapshot()
-        assert (found.phase, found.idle_seconds, found.text) == ("save", 3.0, "saving step 7")
+        snapshot = main.snapshot()
+        assert (snapshot.phase, snapshot.idle_seconds, snapshot.text) == (
+            "save",
+            3.0,
+            "saving step 7",
+        )
     clock[0] += 4
     assert (main.snapshot().phase, main.snapshot().idle_seconds) == ("compute", 4.0)
 
 
 def test_a_call_with_a_limit_does_not_count_as_hanging_before_it(clock):
-    own = Activity("save")
-    with own.at_most(60):
-        with own.at_most(10):
+    work = Activity("save")
+    with work.at_most(60):
+        with work.at_most(10):
             clock[0] += 50
-            assert own.snapshot().idle_seconds == 0.0
+            assert work.snapshot().idle_seconds == 0.0
         clock[0] += 30
-        assert own.snapshot().idle_seconds == 20.0
-    assert own.snapshot().idle_seconds == 0.0
+        assert work.snapshot().idle_seconds == 20.0
+    assert work.snapshot().idle_seconds == 0.0
 
 
 def test_retries_of_a_storage_call_are_progress(monkeypatch):
     monkeypatch.setenv(retry.ENVIRONMENT, "30")
-    own, seen = Activity("save"), []
+    work, seen = Activity("save"), []
 
     def attempt():
-        seen.append(own.snapshot())
+        seen.append(work.snapshot())
         if len(seen) < 4:
             raise StorageUnavailable("no answer")
         return "done"
 
-    with own.followed():
+    with work.followed():
         assert retry.run("hdfs://nn:8020/x", attempt) == "done"
     assert "waiting for hdfs://nn:8020" in seen[-1].text
     assert seen[-1].text.endswith("of 30 s")
-    assert own.snapshot().text == ""
+    assert work.snapshot().text == ""
     # Each attempt is progress, although nothing has answered yet.
     assert all(one.idle_seconds < 15.0 for one in seen)
 
 
 def test_calls_with_a_limit_of_their_own_are_marked():
-    own, began, go_on = Activity("save"), threading.Event(), threading.Event()
+    work_done, began, go_on = Activity("save"), threading.Event(), threading.Event()
 
     def call():
         began.set()
         assert go_on.wait(WAIT)
 
     def work():
-        own.follow()
+        work_done.follow()
         TimedCalls().run(call, 3600.0)
 
     thread = threading.Thread(target=work)
     thread.start()
     assert began.wait(WAIT)
-    assert own.snapshot().idle_seconds == 0.0
-    assert own._limits
+    assert work_done.snapshot().idle_seconds == 0.0
+    assert work_done._limits
     go_on.set()
     thread.join(WAIT)
-    assert not own._limits
+    assert not work_done._limits
 
 
 def test_what_is_read_and_written_is_progress(tmp_path, clock):
-    own = Activity("save")
+    work = Activity("save")
 
     def fill(file):
         clock[0] += 100
         file.write(b"x")
-        assert own.snapshot().idle_seconds == 0.0
+        assert work.snapshot().idle_seconds == 0.0
 
-    with own.followed():
+    with work.followed():
         storage.write_stream(str(tmp_path / "a"), fill)
         clock[0] += 100
         storage.size(str(tmp_path / "a"))
-        assert own.snapshot().idle_seconds == 0.0
+        assert work.snapshot().idle_seconds == 0.0
 
 
 # ----------------------------------------------------------------------------------- speed

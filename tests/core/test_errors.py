@@ -8,14 +8,10 @@ from howdah.errors import CheckFailed, ClusterError, HowdahError, QuotaExceeded,
 from howdah.training.checkpoint.fence import FencedOff
 
 
-def _crossed(error, kind=HowdahError):
-    return kind.from_dict(json.loads(json.dumps(error.as_dict())))
-
-
 def test_an_error_survives_json():
     full = QuotaExceeded("no room", where="hdfs://h/d", got="7 names", remedy="ask for more")
     both = ClusterError("two problems", problems=[CheckFailed("no", expected="0.9"), full])
-    back = _crossed(both)
+    back = HowdahError.from_dict(json.loads(json.dumps(both.as_dict())))
     assert back.as_dict() == both.as_dict() and str(back) == str(both)
     assert [type(one) for one in (back, *back.problems)] == [
         ClusterError, CheckFailed, QuotaExceeded,

@@ -1,4 +1,4 @@
-"""Which GPUs a process may open: by recorded answers of nvidia-smi and by files like the driver's.
+"""GPUs that a process may open, by recorded answers of nvidia-smi and by files like the driver's.
 
 Simulated throughout: there is no GPU on the machines that these tests are written for.
 """
@@ -34,23 +34,23 @@ def smi(folder, lines, code=0):
     """An nvidia-smi that says so; its PATH."""
     folder.mkdir(exist_ok=True)
     path = folder / "nvidia-smi"
-    said = "".join(f"echo '{line}'\n" for line in lines)
-    path.write_text(f'#!/bin/sh\ntest "$*" = -L || exit 64\n{said}exit {code}\n')
+    printed = "".join(f"echo '{line}'\n" for line in lines)
+    path.write_text(f'#!/bin/sh\ntest "$*" = -L || exit 64\n{printed}exit {code}\n')
     path.chmod(0o755)
     return str(folder)
 
 
-@pytest.mark.parametrize(("lines", "found"), LISTS)
-def test_what_nvidia_smi_lists_is_named_by_its_uuid(tmp_path, lines, found):
-    assert usable({"PATH": smi(tmp_path / "bin", lines)}).devices == found
+@pytest.mark.parametrize(("lines", "uuids"), LISTS)
+def test_what_nvidia_smi_lists_is_named_by_its_uuid(tmp_path, lines, uuids):
+    assert usable({"PATH": smi(tmp_path / "bin", lines)}).devices == uuids
 
 
 def test_a_broken_driver_is_named(tmp_path):
-    said = "Failed to initialize NVML: Driver/library version mismatch"
-    found = usable({"PATH": smi(tmp_path / "bin", [said], code=18)})
-    assert found.devices == ()
-    assert "exit code 18" in found.how
-    assert said in found.how
+    sentence = "Failed to initialize NVML: Driver/library version mismatch"
+    gpus = usable({"PATH": smi(tmp_path / "bin", [sentence], code=18)})
+    assert gpus.devices == ()
+    assert "exit code 18" in gpus.how
+    assert sentence in gpus.how
 
 
 def test_without_nvidia_smi_gpus_are_found_by_their_device_files(tmp_path):
@@ -64,10 +64,10 @@ def test_without_nvidia_smi_gpus_are_found_by_their_device_files(tmp_path):
         (dev / f"nvidia{number}").touch()
     (dev / "nvidia0").unlink()
     os.symlink(tmp_path / "closed" / "to-us", dev / "nvidia0")  # cannot be opened, also by root
-    found = usable({"PATH": str(tmp_path)}, proc=str(proc), dev=str(dev))
-    assert found.devices == (TWO,)
-    assert "1 of 3" in found.how
-    assert "nvidia0" in found.how
+    gpus = usable({"PATH": str(tmp_path)}, proc=str(proc), dev=str(dev))
+    assert gpus.devices == (TWO,)
+    assert "1 of 3" in gpus.how
+    assert "nvidia0" in gpus.how
     nothing = usable({"PATH": str(tmp_path)}, proc=str(tmp_path / "none"), dev=str(dev))
     assert nothing.devices == ()
     assert "no NVIDIA driver" in nothing.how

@@ -55,15 +55,15 @@ def test_without_control_groups_the_affinity_counts(groups):
 
 
 @pytest.mark.parametrize(
-    ("own", "root", "outer", "inner"),
+    ("group", "root", "outer", "inner"),
     [
         ("/yarn/container_1", "/", "yarn/", "yarn/container_1/"),
         # A container: its mount shows its own group as the root, its path is the host's.
         ("/docker/ab/yarn", "/docker/ab", "", "yarn/"),
     ],
 )
-def test_the_tightest_quota_of_nested_groups_holds(groups, own, root, outer, inner):
-    groups.member(f"0::{own}\n", V2.format(root=root, point=groups.mounts))
+def test_the_tightest_quota_of_nested_groups_holds(groups, group, root, outer, inner):
+    groups.member(f"0::{group}\n", V2.format(root=root, point=groups.mounts))
     groups.put(f"{inner}cpu.max", "1200000 100000")
     groups.put("another/cpu.max", "100000 100000")
     assert groups.cores() == 12
@@ -73,9 +73,9 @@ def test_the_tightest_quota_of_nested_groups_holds(groups, own, root, outer, inn
     assert groups.cores() == 1
 
 
-@pytest.mark.parametrize("own", ["/../other", "/elsewhere"])
-def test_a_group_outside_of_the_mount_has_the_mounts_quota(groups, own):
-    groups.member(f"0::{own}\n", V2.format(root="/docker/ab", point=groups.mounts))
+@pytest.mark.parametrize("group", ["/../other", "/elsewhere"])
+def test_a_group_outside_of_the_mount_has_the_mounts_quota(groups, group):
+    groups.member(f"0::{group}\n", V2.format(root="/docker/ab", point=groups.mounts))
     groups.put("cpu.max", "250000 100000")
     assert groups.cores() == 2
 
@@ -209,7 +209,7 @@ print((used - anonymous(os.getpid())) / 2**20)
 
 @pytest.mark.parametrize(("size", "given_back"), [(2**20, 256), (2**25, 0)])
 def test_mapped_blocks_return_to_the_kernel_when_they_are_freed(size, given_back):
-    """And smaller ones stay in the process, for the next ones."""
+    """Smaller ones stay in the process, for the next ones."""
     done = subprocess.run(
         [sys.executable, "-c", _FREED, str(size)], capture_output=True, text=True, check=True
     )

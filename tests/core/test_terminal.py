@@ -68,9 +68,9 @@ def _nothing_acts(text):
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_the_status_of_another_users_job_is_escaped(application, as_json, monkeypatch, capsys):
-    found = YarnApplication(None, "application_1_0001", None)
-    monkeypatch.setattr(found, "status", lambda: application)
-    monkeypatch.setattr(jobs, "find", lambda *_: found)
+    application_of_other = YarnApplication(None, "application_1_0001", None)
+    monkeypatch.setattr(application_of_other, "status", lambda: application)
+    monkeypatch.setattr(jobs, "find", lambda *_: application_of_other)
     done = CliRunner().invoke(app, ["status", "application_1_0001"] + ["--json"] * as_json)
     assert done.exit_code == 0, done.output
     _nothing_acts(done.output)
@@ -93,10 +93,10 @@ def test_logs_are_escaped(how, monkeypatch):
     def rank_log(rank, *, follow, out):
         out(f"step 1 {CLEAR}")
 
-    found = YarnApplication(None, "application_1_0001", None)
-    monkeypatch.setattr(found, "rank_log", rank_log)
-    monkeypatch.setattr(found, "container_logs", lambda *_: {"c": {"stderr": f"a{TITLE}b"}})
-    monkeypatch.setattr(jobs, "find", lambda *_: found)
+    application = YarnApplication(None, "application_1_0001", None)
+    monkeypatch.setattr(application, "rank_log", rank_log)
+    monkeypatch.setattr(application, "container_logs", lambda *_: {"c": {"stderr": f"a{TITLE}b"}})
+    monkeypatch.setattr(jobs, "find", lambda *_: application)
     done = CliRunner().invoke(
         app, ["logs", "application_1_0001"] + ["--rank", "0"] * (how == "rank")
     )
@@ -112,10 +112,10 @@ def test_relayed_lines_and_errors_are_escaped(application, monkeypatch, capsys):
 
     payload = {"events": [], "lines": [[1, f"step 1{CLEAR}"]]}
     over = application | {"final_status": "SUCCEEDED"}
-    found = YarnApplication(Manager(), "a", None)
-    monkeypatch.setattr(found, "driver_status", lambda: payload)
-    monkeypatch.setattr(found, "status", lambda: over)
-    found.wait(common.say)
+    yarn_application = YarnApplication(Manager(), "a", None)
+    monkeypatch.setattr(yarn_application, "driver_status", lambda: payload)
+    monkeypatch.setattr(yarn_application, "status", lambda: over)
+    yarn_application.wait(common.say)
 
     def fails():
         raise StorageError("cannot read", got=f"{TITLE}no")

@@ -68,7 +68,7 @@ def test_end_process_ends_by_sigterm_or_by_force(handler, code):
 
 
 class Panic(BaseException):
-    """Like pyo3's PanicException, this is not an Exception."""
+    """An error that is not an Exception, like pyo3's PanicException."""
 
 
 def test_a_panic_is_a_failure_like_any_other(capsys):

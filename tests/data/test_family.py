@@ -143,13 +143,13 @@ def test_each_way_to_a_model_refuses_such_a_family(use, tmp_path, tiny_model_dir
 
 # ----------------------------------------------------------- one with other names, all the way
 def test_a_base_of_another_family_is_loaded(other, tiny_model_dir):
-    found, plain = load_base(other), load_base(tiny_model_dir)
-    assert found.family is OTHER
+    loaded, plain = load_base(other), load_base(tiny_model_dir)
+    assert loaded.family is OTHER
     expected = other_weights(plain.weights, plain.config)
-    assert found.weights.keys() == expected.keys() == OTHER.encoder_shapes(found.config).keys()
+    assert loaded.weights.keys() == expected.keys() == OTHER.encoder_shapes(loaded.config).keys()
     for name, array in expected.items():
-        np.testing.assert_array_equal(found.weights[name], array)
-    assert found.notes == ()
+        np.testing.assert_array_equal(loaded.weights[name], array)
+    assert loaded.notes == ()
 
 
 def test_its_sizes_are_checked_by_its_own_keys(other):
@@ -171,18 +171,18 @@ def test_its_sizes_are_checked_by_its_own_keys(other):
 
 
 def test_order_freezing_and_dropouts_go_by_its_names(other, tiny_model_dir):
-    found, plain = load_base(other), load_base(tiny_model_dir)
+    loaded, plain = load_base(other), load_base(tiny_model_dir)
     frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, dropout=0.4)
-    names = parameters.trainable_names(found.config, frozen)
+    names = parameters.trainable_names(loaded.config, frozen)
     theirs = parameters.trainable_names(plain.config, frozen)
     assert len(names) == len(theirs) == 20
     assert names[0] == "other.stack.1.self.query.weight"
     assert tuple(names[-4:]) == OTHER.head_names
-    start = parameters.start_weights(found.config, found.weights, num_labels=3, seed=1)
-    assert list(start) == [*OTHER.encoder_shapes(found.config), *OTHER.head_names]
+    start = parameters.start_weights(loaded.config, loaded.weights, num_labels=3, seed=1)
+    assert list(start) == [*OTHER.encoder_shapes(loaded.config), *OTHER.head_names]
     assert start["head.out.weight"].shape == (3, 32)
-    trained = parameters.with_dropouts(found.config, frozen)
-    assert trained == found.config | dict.fromkeys(OTHER.dropouts.all(), 0.4)
+    trained = parameters.with_dropouts(loaded.config, frozen)
+    assert trained == loaded.config | dict.fromkeys(OTHER.dropouts.all(), 0.4)
 
 
 def test_gradient_messages_and_worker_memory_go_by_its_names(other, tiny_model_dir, tiny_dataset):
@@ -212,9 +212,9 @@ def test_its_export_says_what_it_is(other, tmp_path):
         label_names=LABELS,
         run_info=describe_run(config=config, dataset=dataset, base=base, run_id="run-1", step=3),
     )  # fmt: skip
-    found = storage.read_json(os.path.join(target, "config.json"))
-    assert found["model_type"] == "other"
-    assert found["architectures"] == ["OtherForSequenceClassification"]
+    exported = storage.read_json(os.path.join(target, "config.json"))
+    assert exported["model_type"] == "other"
+    assert exported["architectures"] == ["OtherForSequenceClassification"]
     tokenizer = storage.read_json(os.path.join(target, "tokenizer_config.json"))
     assert tokenizer["tokenizer_class"] == "BertTokenizer"
     card = storage.read_text(os.path.join(target, "README.md"))
@@ -246,17 +246,17 @@ def _code_names(tree: ast.AST) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= set() if id(node) in docstrings else {node.value}
+            names |= set() if id(node) in docstrings else {node.value}
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.alias | ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
-    return found
+            names.add(node.name)
+    return names
 
 
 def test_no_other_code_names_a_family():

@@ -36,17 +36,17 @@ def test_a_row_is_found_and_no_other(rows):
 def test_of_a_large_file_little_is_read():
     hashes = np.random.default_rng(3).integers(0, 2**64 - 1, 1_000_000, dtype=np.uint64)
     data = id_index.to_bytes(hashes.astype("<u8").tobytes())
-    for wanted in (*hashes[:50].tolist(), 0, 2**64 - 1):
+    for number in (*hashes[:50].tolist(), 0, 2**64 - 1):
         file = Counting(data)
-        assert id_index.has(file, len(data), wanted, "x") == (wanted in hashes)
+        assert id_index.has(file, len(data), number, "x") == (number in hashes)
         assert file.count < 100_000
 
 
 def test_hashes_that_are_not_even_are_found_too():
     hashes = np.arange(10_000, dtype=np.uint64) + 2**40
     data = id_index.to_bytes(hashes.tobytes())
-    for n, there in ((2**40, True), (2**40 + 9_999, True), (2**40 + 10_000, False), (7, False)):
-        assert id_index.has(io.BytesIO(data), len(data), n, "x") is there
+    for n, present in ((2**40, True), (2**40 + 9_999, True), (2**40 + 10_000, False), (7, False)):
+        assert id_index.has(io.BytesIO(data), len(data), n, "x") is present
 
 
 def test_a_copy_is_its_original_too():

@@ -1,4 +1,4 @@
-"""Which version of a dataset is the newest, and how much of the others is read to know it."""
+"""The newest version of a dataset, and how much of the others is read to know it."""
 
 import json
 from datetime import UTC, datetime
@@ -94,7 +94,7 @@ def test_a_broken_manifest_is_refused_by_name(text, tmp_path, tiny_model_dir):
 
 
 def test_counts_of_thousands_of_labels_are_packed(tmp_path, tiny_model_dir):
-    """In the manifest and in memory; readers meet a mapping as of few labels."""
+    """They are so in the manifest and in memory; readers meet a mapping as of few labels."""
     last = build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir)
     counts = {str(label): label % 7 + 1 for label in range(0, 10_000, 3)}
     (shard, *others) = last.manifest.splits["train"]
@@ -104,9 +104,9 @@ def test_counts_of_thousands_of_labels_are_packed(tmp_path, tiny_model_dir):
     storage.make_dirs(path)
     manifest.commit(path, last.manifest.model_copy(update={"splits": splits}))
     assert storage.size(storage.join(path, MANIFEST)) < 20_000  # 57 kB as an object
-    found = load_dataset(path).manifest
-    (read, *small) = found.splits["train"]
-    assert found.schema_version == 3
+    unpacked = load_dataset(path).manifest
+    (read, *small) = unpacked.splits["train"]
+    assert unpacked.schema_version == 3
     assert read.class_counts == counts and isinstance(read.class_counts, PackedCounts)
     assert read.class_counts.get("1") is None and read.class_counts["9999"] == counts["9999"]
     assert small == others  # of few labels: an object, as before

@@ -47,7 +47,7 @@ def test_round_trip(layout, ids, label, row_id):
 
 @pytest.mark.parametrize("layout", LAYOUTS[:2], ids=lambda layout: layout.ids_dtype)
 def test_ids_are_the_last_bytes_of_the_payload(layout):
-    """What the readers' fast way stands on, at every size of the length prefixes."""
+    """The readers' fast way relies on it, at every size of the length prefixes."""
     for length in (0, 1, 5, 60, 63, 64, 127, 128, 8191, 8192, 20000):
         row = np.arange(length, dtype=np.uint32) % 65536
         [payload] = encode_examples([row], [1], [b"x" * 20], layout=layout)
@@ -75,8 +75,8 @@ def test_the_worked_example_in_the_docstring_is_what_is_written():
     assert b"".join(data for _, data in table) == frame(payload)
     sizes = [len(data) for _, data in table]
     assert [offset for offset, _ in table] == [sum(sizes[:n]) for n in range(len(sizes))]
-    found = doctest.testmod(record)
-    assert found.attempted >= 6 and found.failed == 0
+    results = doctest.testmod(record)
+    assert results.attempted >= 6 and results.failed == 0
 
 
 def test_vocabulary_chooses_the_id_type():
@@ -104,8 +104,8 @@ def shard(rows: int = 20, compression: str = "none") -> tuple[bytes, ShardIndex]
 
 def test_index_finds_every_record():
     data, index = shard()
-    found = list(read_frames(data, "s"))
-    assert [offset for offset, _ in found] == index.offsets[:-1].tolist()
+    frames = list(read_frames(data, "s"))
+    assert [offset for offset, _ in frames] == index.offsets[:-1].tolist()
     assert index.offsets[-1] == len(data)
     assert index.lengths.tolist() == [n % 7 + 1 for n in range(20)]
     assert index.labels.tolist() == [n % 3 for n in range(20)]
@@ -253,8 +253,8 @@ def test_tensorflow_reads_ours_and_we_read_tensorflows(tmp_path):
     ]
     read = json.loads(done.stdout)
     assert len(read) == 6
-    for name, found in read.items():
-        assert found == expected, name
+    for name, records in read.items():
+        assert records == expected, name
 
     layout = RecordLayout(
         ids_dtype="int64_list",

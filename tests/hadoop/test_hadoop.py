@@ -33,20 +33,20 @@ def test_settings_includes_finals_and_references(tmp_path, monkeypatch):
         + prop("unknown", "${not.set}"),
     )
     write(tmp_path, "hdfs-site.xml", prop("a", "hdfs") + prop("b", "hdfs"))
-    found = conf.load({"HADOOP_CONF_DIR": str(tmp_path)})
-    assert found.default_fs == "hdfs://nn.example:8020"
-    assert found.default_authority() == "nn.example:8020"
-    assert (found.get("a"), found.get("b")) == ("core", "hdfs")
-    assert found.get("unknown") == "${not.set}" and found.get("none") is None
-    assert [path.rpartition("/")[2] for path in found.files] == [
+    settings = conf.load({"HADOOP_CONF_DIR": str(tmp_path)})
+    assert settings.default_fs == "hdfs://nn.example:8020"
+    assert settings.default_authority() == "nn.example:8020"
+    assert (settings.get("a"), settings.get("b")) == ("core", "hdfs")
+    assert settings.get("unknown") == "${not.set}" and settings.get("none") is None
+    assert [path.rpartition("/")[2] for path in settings.files] == [
         "core-site.xml",
         "more.xml",
         "hdfs-site.xml",
     ]
-    assert not found.kerberos and not found.is_name_service("nn.example:8020")
-    assert found.rpc_addresses("nn.example") == ["nn.example:8020"]
-    assert found.web_urls("nn.example") == ["http://nn.example:9870"]
-    assert found.web_urls("nn.example", secure=True) == ["https://nn.example:9871"]
+    assert not settings.kerberos and not settings.is_name_service("nn.example:8020")
+    assert settings.rpc_addresses("nn.example") == ["nn.example:8020"]
+    assert settings.web_urls("nn.example") == ["http://nn.example:9870"]
+    assert settings.web_urls("nn.example", secure=True) == ["https://nn.example:9871"]
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_addresses_and_name_services_stay_valid():
         "dfs.namenode.rpc-address.my-cluster.a": "one:8020",
         "dfs.namenode.rpc-address.my-cluster.b": "two:8020",
     }
-    found = conf.HadoopConf(None, service)
-    assert found.rpc_addresses("my-cluster") == ["one:8020", "two:8020"]
-    assert found.rpc_addresses("nn_1.example:65535") == ["nn_1.example:65535"]
-    assert found.rpc_addresses("[::1]") == ["[::1]:8020"]
-    assert found.web_urls("[fe80::1]:9870") == ["http://[fe80::1]:9870"]
+    settings = conf.HadoopConf(None, service)
+    assert settings.rpc_addresses("my-cluster") == ["one:8020", "two:8020"]
+    assert settings.rpc_addresses("nn_1.example:65535") == ["nn_1.example:65535"]
+    assert settings.rpc_addresses("[::1]") == ["[::1]:8020"]
+    assert settings.web_urls("[fe80::1]:9870") == ["http://[fe80::1]:9870"]
 
 
 @pytest.mark.parametrize(

@@ -122,11 +122,11 @@ def test_an_empty_answer_counts_only_after_recovery(path):
     states = ["INITIALIZING", "INITIALIZING", "ACTIVE"]  # as it says each time, the last for good
     app = {"id": "application_1_0001"}
 
-    def answer(method, asked):
-        if "/info" in asked:
+    def answer(method, request):
+        if "/info" in request:
             state = states.pop(0) if len(states) > 1 else states[0]
             return 200, {}, json.dumps({"clusterInfo": {"haState": state}})
-        one = "application_" in asked
+        one = "application_" in request
         if len(states) > 1:  # its web server answers before it has read what it knew
             return (404, {}, "{}") if one else (200, {}, '{"apps": null}')
         return 200, {}, json.dumps({"app": app} if one else {"apps": {"app": [app]}})

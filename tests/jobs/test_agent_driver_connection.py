@@ -210,10 +210,10 @@ def test_an_answer_of_another_is_no_loss(driver):
     link = driver.agent(order=got.append)
     link.register("n", {})
     where = link._client._where
-    with foreign("a refusal") as (port, asked):
+    with foreign("a refusal") as (port, requests):
         link._client._where = ("127.0.0.1", port)
         # A connection to the driver that is not kept again: the next one leads to the other.
-        wait_until(lambda: link._client.close() or len(asked) >= 2)
+        wait_until(lambda: link._client.close() or len(requests) >= 2)
         link._client._where = where
     driver.orders = orders(1)
     wait_until(lambda: got)

@@ -1,4 +1,4 @@
-"""Who hangs, who waits for whom, and who is slow."""
+"""Ranks that hang, that wait for others, and that are slow."""
 
 import pytest
 
@@ -38,11 +38,11 @@ def view(rank=0, phase="wait", seconds=1000.0, idle=100.0, silent=0.5, **more):
     ],
 )
 def test_who_hangs(other, word):
-    found = hang.hanging([view(0), other], 45.0)
-    assert (word is None) == (not found)
+    hanging = hang.hanging([view(0), other], 45.0)
+    assert (word is None) == (not hanging)
     if word:
-        assert [one.member for one in found] == ["m1"]
-        assert word in found[0].why
+        assert [one.member for one in hanging] == ["m1"]
+        assert word in hanging[0].why
 
 
 def test_a_world_whose_ranks_all_wait_is_blocked():

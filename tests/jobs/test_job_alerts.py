@@ -8,14 +8,14 @@ from tests.alerts.receiver import receiving
 from tests.runs.jobs.local_jobs import LocalJob
 
 
-def job(tmp_path, receiver, *, fault, **asked):
+def job(tmp_path, receiver, *, fault, **job_keys):
     return LocalJob(
         tmp_path,
         nodes="a,b",
         env={"FAULT": json.dumps(fault)},
         limits={"stall_factor": 3},
         training={"max_steps": 10**6},
-        job={"workers": 2, "commit_every": 5, **asked},
+        job={"workers": 2, "commit_every": 5, **job_keys},
         alerts={"command": receiver.command, "stall_seconds": 1},
     )
 

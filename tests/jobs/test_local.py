@@ -20,14 +20,14 @@ def job(tmp_path):
     """Makes jobs, and ends them."""
     made = []
 
-    def make(*, workers=2, steps=30, env=None, nodes="a,b", directory=tmp_path, attempt=1, **asked):
+    def make(*, workers=2, steps=30, env=None, nodes="a,b", directory=tmp_path, attempt=1, **keys):
         one = LocalJob(
             directory,
             nodes=nodes,
             env=env,
             attempt=attempt,
             training={"max_steps": steps},
-            job={"workers": workers, "commit_every": 5, **asked},
+            job={"workers": workers, "commit_every": 5, **keys},
         )
         made.append(one)
         return one
@@ -37,8 +37,8 @@ def job(tmp_path):
         one.__exit__()
 
 
-def elastic(job, **asked):
-    return job(steps=asked.pop("steps", ENDLESS), **{"min_workers": 1, "max_workers": 3, **asked})
+def elastic(job, **keys):
+    return job(steps=keys.pop("steps", ENDLESS), **{"min_workers": 1, "max_workers": 3, **keys})
 
 
 def fault(**what):

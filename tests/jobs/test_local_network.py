@@ -67,11 +67,11 @@ def test_packets_dropped_between_ranks(hosts, tmp_path, tiny_model_dir, framewor
         "training.framework": framework, "training.max_steps": 10**6,
         "training.num_train_epochs": 10**6, "evaluation.splits": [],
     }  # fmt: skip
-    asked = {"min_workers": 1, "max_workers": 2, "commit_every": 5, "hang_seconds": 10,
+    job_keys = {"min_workers": 1, "max_workers": 2, "commit_every": 5, "hang_seconds": 10,
             "network_interface": "ranks"}  # fmt: skip
     with LocalJob(
         tmp_path / "job", light=False, nodes=f"{a},{b}", env={"CUDA_VISIBLE_DEVICES": ""},
-        prefix=("ip", "netns", "exec", driver), job=asked,
+        prefix=("ip", "netns", "exec", driver), job=job_keys,
         extra=("--namespaces", "--address", "10.77.0.1"), **_nested(values),
     ) as job:  # fmt: skip
         status = job.trains(2, seconds=150)
@@ -97,7 +97,7 @@ WHERE = {
 
 
 def times(job, word):
-    """When events with that word happened, unix seconds."""
+    """Times of the events with a word, in Unix seconds."""
     return [event["time"] for event in job.status["events"] if word in event["what"]]
 
 
@@ -139,13 +139,13 @@ def test_a_host_vanishes_without_a_word(
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "slow"), str(ROOT)])
     env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "SLOW": json.dumps(slow),
            "STRUCK": str(tmp_path)}  # fmt: skip
-    asked = {"workers": survivors + 1, "min_workers": 1, "max_workers": survivors + 2,
+    job_keys = {"workers": survivors + 1, "min_workers": 1, "max_workers": survivors + 2,
             "commit_every": 1, "hang_seconds": 180, "max_restarts": 3,
             "gloo_timeout_seconds": 180, "contact_seconds": 15,
             "network_interface": "ranks"}  # fmt: skip
     with LocalJob(
         tmp_path / "job", light=False, nodes=",".join([a] * survivors + [b]), env=env,
-        prefix=("ip", "netns", "exec", driver), job=asked,
+        prefix=("ip", "netns", "exec", driver), job=job_keys,
         extra=("--namespaces", "--address", "10.77.0.1"), **_nested(values),
     ) as job:  # fmt: skip
         if during == "join":
@@ -180,15 +180,15 @@ def test_a_host_vanishes_without_a_word(
             lambda s: any(e["what"].startswith("generation 2") for e in s["events"]),
             "the next world", 120,
         )  # fmt: skip
-        known = times(job, " was lost: ")[0]
+        lost_at = times(job, " was lost: ")[0]
         again = next(e for e in status["events"] if e["what"].startswith("generation 2"))
-        print(f"{framework}, {survivors} survivors, {during}: {again['time'] - known:.1f} s")
-        assert again["time"] - known < 120  # twice the 60 s: Gloo alone would take longer
+        print(f"{framework}, {survivors} survivors, {during}: {again['time'] - lost_at:.1f} s")
+        assert again["time"] - lost_at < 120  # twice the 60 s: Gloo alone would take longer
         step = status["step"] or 0  # a new worker may have come in time: a world of any size
         job.wait(lambda s: (s["step"] or 0) > step, "a step after the loss", 400)
         fault = f"host lost without a word, {WHERE[during]}, {survivors} survivors"
         state = "memory" if during != "join" else "the base model"
-        fault_table.add_local(framework, fault, again["time"] - known, state)
+        fault_table.add_local(framework, fault, again["time"] - lost_at, state)
         if during != "join":  # where the first world never began nothing is in memory
             assert f"in the memory of {survivors} of them" in again["what"]
         job.wait(lambda s: s["restarts"] == 1, "the loss to be counted", 120)

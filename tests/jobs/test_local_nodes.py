@@ -13,6 +13,7 @@ from howdah.models.runs.metrics_log import read_metrics
 from tests.fixtures.dataset import build_dataset
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS, _nested
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 ENDLESS = 10**6
@@ -35,10 +36,10 @@ def small_disk(directory, kilobytes=512):
 
 
 @contextmanager
-def job(directory, fault, *, steps=ENDLESS, nodes="a,b,c", **asked):
+def job(directory, fault, *, steps=ENDLESS, nodes="a,b,c", **job_keys):
     one = LocalJob(
         directory, nodes=nodes, env={"FAULT": json.dumps(fault)}, training={"max_steps": steps},
-        job={"commit_every": 5, **asked},
+        job={"commit_every": 5, **job_keys},
     )  # fmt: skip
     with one:
         yield one
@@ -48,15 +49,8 @@ def elastic(directory, fault):
     return job(directory, fault, workers=3, min_workers=1, max_workers=3, node_failures=1)
 
 
-def said(one, words):
+def events_with(one, words):
     return [event for event in one.events() if words in event]
-
-
-def check_state(one):
-    """No step is lost or counted twice."""
-    rows = [row for row in one.did() if row["what"] == "step"]
-    assert rows
-    assert all(row["value"] == row["step"] for row in rows)
 
 
 def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):
@@ -65,13 +59,13 @@ def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):
             status = one.wait(lambda s: s.get("restarts") == 1, "the loss")
             status = one.trains(3, 1)
             assert "b" not in {rank["node"] for rank in status["ranks"]}
-            assert said(one, "node b is excluded; failures of workers there: 1,")
-            assert "No space left on device" in said(one, "node b is excluded")[0]
+            assert events_with(one, "node b is excluded; failures of workers there: 1,")
+            assert "No space left on device" in events_with(one, "node b is excluded")[0]
             survivors = {row["pid"] for row in one.did() if row["generation"] == 1}
             assert len(survivors & {rank["pid"] for rank in status["ranks"]}) == 2
             # The next container lies on that node again: it is given back, and another one asked.
             kill(parent(one.rank(2)["pid"]))
-            one.wait(lambda s: said(one, "is released: node b is excluded"), "a refusal")
+            one.wait(lambda s: events_with(one, "is released: node b is excluded"), "a refusal")
             status = one.trains(3, status["generation"] + 1)
             assert "b" not in {rank["node"] for rank in status["ranks"]}
             assert status["restarts"] <= 2
@@ -86,7 +80,7 @@ def test_a_full_disk_sends_a_static_job_to_other_nodes(tmp_path):
         with job(tmp_path, fault, steps=60, workers=2, max_restarts=1, node_failures=1) as one:
             code, verdict, status = one.end()
             assert (code, verdict["status"], status["tries"]) == (0, "SUCCEEDED", 2)
-            assert said(one, "node b is excluded")
+            assert events_with(one, "node b is excluded")
             worlds = {row["env"]["HOROVOD_HOSTNAME"] for row in one.did()
                       if row["what"] == "world" and row["generation"] == 2}  # fmt: skip
             assert worlds == {"a", "c"}
@@ -98,8 +92,8 @@ def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
     with elastic(tmp_path, {"do": "gpu", "rank": 1, "step": 20}) as one:
         status = one.trains(3, 1)
         assert (status["restarts"], status["error"]) == (1, None)
-        assert "uncorrectable ECC error" in said(one, "is excluded")[0]
-        assert said(one, "is exchanged for another")
+        assert "uncorrectable ECC error" in events_with(one, "is excluded")[0]
+        assert events_with(one, "is exchanged for another")
         survivors = {row["pid"] for row in one.did() if row["generation"] == 1}
         assert len(survivors & {rank["pid"] for rank in status["ranks"]}) == 2
         check_state(one)
@@ -111,7 +105,7 @@ def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
     with job(tmp_path, fault, steps=60, workers=3, max_restarts=1) as one:
         code, _, status = one.end()
         assert (code, status["tries"], status["state"]) == (0, 2, "finished")
-        assert len(said(one, "is exchanged for another")) == 1
+        assert len(events_with(one, "is exchanged for another")) == 1
         check_state(one)
 
 
@@ -160,18 +154,20 @@ def test_real_training_goes_on_without_the_node(tmp_path, tiny_model_dir, fault,
     }  # fmt: skip
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "broken"), str(ROOT)])
     env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "HOWDAH_CACHE": str(tmp_path / "cache")}
-    asked = {"workers": 3, "commit_every": 5, "node_failures": 1}
+    job_keys = {"workers": 3, "commit_every": 5, "node_failures": 1}
     if fault == "broken GPU":
         env["BROKEN"] = "b:15"
-    asked |= {"min_workers": 1, "max_workers": 3} if kind == "elastic" else {"max_restarts": 1}
+    job_keys |= {"min_workers": 1, "max_workers": 3} if kind == "elastic" else {"max_restarts": 1}
     with disk_of_b(tmp_path, fault == "full disk"):
         with LocalJob(
-            tmp_path / "job", light=False, nodes="a,b,c", env=env, job=asked, **_nested(values)
+            tmp_path / "job", light=False, nodes="a,b,c", env=env, job=job_keys, **_nested(values)
         ) as one:
             code, verdict, status = one.end(500)
             assert (code, verdict["status"], status["state"]) == (0, "SUCCEEDED", "finished")
             message = "uncorrectable ECC" if fault == "broken GPU" else "no room on the disk"
-            assert any(message in event for event in said(one, "node b is excluded")), one.events()
+            assert any(message in event for event in events_with(one, "node b is excluded")), (
+                one.events()
+            )
             assert status["restarts" if kind == "elastic" else "tries"] == (
                 1 if kind == "elastic" else 2
             )

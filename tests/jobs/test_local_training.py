@@ -68,7 +68,7 @@ def test_a_static_job(job, framework):
     assert any("step" in line for _, line in status["lines"])
     logs = list(one.job.glob("containers/*/**/training.1.log"))
     assert len(logs) == 2
-    assert [found[0] for log in logs if (found := NOISE.search(log.read_text()))] == []
+    assert [noise[0] for log in logs if (noise := NOISE.search(log.read_text()))] == []
 
 
 def test_a_static_job_over_torch_distributed_ends_with_a_lost_rank(job):
@@ -191,7 +191,7 @@ def test_an_elastic_job_survives_and_changes_its_size(job, framework):
 @pytest.mark.full  # tests/jobs/test_local.py has the quick one
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_driver_that_is_stopped_for_20_seconds_loses_no_worker(job, framework):
-    """As a machine that is moved, or a switch that fails over: training goes on meanwhile."""
+    """Training goes on meanwhile, as when a machine is moved or a switch fails over."""
     seconds = 20.0
     one = job(framework, steps=10**6, job={"min_workers": 1, "max_workers": 3})
     before = one.trains(2, seconds=120)

@@ -39,8 +39,8 @@ def test_ports_are_taken_from_the_range_and_only_free_ones():
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         near = range(port, port + 8)
-        found = mpi_node.free_ports(near, 2, "127.0.0.1")
-        assert len(set(found)) == 2 and set(found) <= set(near) - {port}
+        ports = mpi_node.free_ports(near, 2, "127.0.0.1")
+        assert len(set(ports)) == 2 and set(ports) <= set(near) - {port}
         with pytest.raises(ClusterError, match="MPI needs 1 free port") as caught:
             mpi_node.free_ports(range(port, port + 1), 1, "127.0.0.1")
         assert f"{port}-{port}" in caught.value.where
@@ -49,14 +49,14 @@ def test_ports_are_taken_from_the_range_and_only_free_ones():
     assert not [name for name in env if "port" in name]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(known):
+@pytest.mark.parametrize("knows", [True, False])
+def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(knows):
     desk, name = local_socket.listen(2)
-    asked = []
+    requests = []
 
     def answer(request):
-        asked.append(request)
-        return known
+        requests.append(request)
+        return knows
 
     with desk:
         serving = threading.Thread(target=mpi._serve, args=(desk, answer))
@@ -74,7 +74,7 @@ def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(known):
             ],
             env={**os.environ, mpi_rsh.SOCKET: name},
         )
-        if not known:
+        if not knows:
             assert shell.wait(30) == 1
         else:
             with pytest.raises(subprocess.TimeoutExpired):
@@ -82,7 +82,7 @@ def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(known):
         desk.shutdown(socket.SHUT_RDWR)
         serving.join()
         assert shell.wait(30) == 1
-    assert asked == [{"host": "w1", "argv": ["orted", "-mca", "x", "a b; $(id)"]}]
+    assert requests == [{"host": "w1", "argv": ["orted", "-mca", "x", "a b; $(id)"]}]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
@@ -110,10 +110,10 @@ def test_an_agent_starts_mpirun_s_daemon_and_nothing_else(tmp_path):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [{}, {"python": "x", "min_workers": 1}])
-def test_mpi_is_refused_where_it_cannot_work(asked):
+@pytest.mark.parametrize("job_keys", [{}, {"python": "x", "min_workers": 1}])
+def test_mpi_is_refused_where_it_cannot_work(job_keys):
     with pytest.raises(ConfigError) as caught:
-        config.from_dict(sections({"controller": "mpi", **asked}))
+        config.from_dict(sections({"controller": "mpi", **job_keys}))
     assert "mpi needs" in str(caught.value.problems[0])
 
 
@@ -121,7 +121,7 @@ def test_mpi_is_refused_where_it_cannot_work(asked):
 JOB = "HOWDAH_TEST_JOB"  # in the environment of the driver, and so of all that it starts
 
 
-def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **asked):
+def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **job_keys):
     return LocalJob(
         tmp_path / "job",
         light=False,
@@ -133,15 +133,15 @@ def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **asked):
                   "logging_steps": 5, "threads_per_rank": 1},
         evaluation={"splits": ["validation"]},
         tracking={"tensorboard": False},
-        job={"workers": 2, "controller": "mpi", **asked},
+        job={"workers": 2, "controller": "mpi", **job_keys},
     )  # fmt: skip
 
 
 def of_mpi(job: LocalJob) -> list[str]:
     """MPI's own processes of this job: other tests run mpirun on this machine at the same time."""
-    found = psutil.process_iter(["name", "environ"])
+    processes = psutil.process_iter(["name", "environ"])
     mark = str(job.directory.parent)
-    ours = [one.info["name"] for one in found if (one.info["environ"] or {}).get(JOB) == mark]
+    ours = [one.info["name"] for one in processes if (one.info["environ"] or {}).get(JOB) == mark]
     return [name for name in ours if name in ("mpirun", "orted")]
 
 

@@ -134,10 +134,10 @@ def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, ela
         lambda s: any(") hangs: " in e["what"] for e in s["events"]), "the rank that hangs", LIMIT
     )
     verdict = next(e for e in status["events"] if ") hangs: " in e["what"])
-    found = verdict["time"] - os.stat(tmp_path / "stopped").st_mtime
+    seconds = verdict["time"] - os.stat(tmp_path / "stopped").st_mtime
     kind = "elastic" if elastic else "static"
-    fault_table.add_local(framework, f"{kind}: stops in {phase} by {how}, found", found, "-")
-    assert found < 2 * (HANG + 10)
+    fault_table.add_local(framework, f"{kind}: stops in {phase} by {how}, found", seconds, "-")
+    assert seconds < 2 * (HANG + 10)
     assert verdict["what"].startswith("rank 0 ")
     code, verdict, status = one.end(LIMIT)
     what = "\n".join(event["what"] for event in status["events"])

@@ -71,8 +71,8 @@ def test_strangers_cost_a_driver_no_memory_and_no_agent(driver, swarm):
     status = wait_until(lambda: path.exists() and json.loads(path.read_text()))
     assert not [event for event in status["events"] if "lost" in event["what"]]
     assert len(status["ranks"]) == AGENTS
-    said = [line for line in driver.log.read_text().splitlines() if "127.0.0.1" in line]
-    assert 1 <= len(said) <= 5
+    lines = [line for line in driver.log.read_text().splitlines() if "127.0.0.1" in line]
+    assert 1 <= len(lines) <= 5
     print(f"{strangers.connections} connections, {(most - before) / MIB:.1f} MiB, {cpu:.1f} s CPU")
 
 

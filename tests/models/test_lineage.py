@@ -237,7 +237,7 @@ def test_the_command(place, capsys):
     [
         ["publish", "--challenger", "--rollback"],
         ["publish", "--version", "1", "--rollback"],
-        ["publish", "--set", "publish.mlflow.enabled=true"],
+        ["publish", "--set", "publish.mlflow.mode=reference"],
     ],
     ids=" ".join,
 )

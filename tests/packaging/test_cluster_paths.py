@@ -37,13 +37,13 @@ def config(section, run=None, **options):
 def test_staging_is_the_configured_directory_else_below_the_users_home(section, hadoop):
     hadoop(fs_defaultFS="hdfs://nn")
     keytab = {"keytab": "/k", "principal": "bob/node@REALM"}
-    for given, expected in (
+    for settings, expected in (
         (config(section), "hdfs://nn/user/ada/.howdah"),
         (config(section, **keytab), "hdfs://nn/user/bob/.howdah"),
         (config(section, run={"user": "carol"}, **keytab), "hdfs://nn/user/carol/.howdah"),
         (config(section, staging="hdfs://other/s"), "hdfs://other/s"),
     ):
-        assert cluster_paths.staging(given, SECTIONS[section](given)) == expected
+        assert cluster_paths.staging(settings, SECTIONS[section](settings)) == expected
     hadoop()
     with pytest.raises(ConfigError, match=r"fs\.defaultFS"):
         cluster_paths.staging(config(section), SECTIONS[section](config(section)))
@@ -52,5 +52,5 @@ def test_staging_is_the_configured_directory_else_below_the_users_home(section, 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_with_kerberos_the_user_is_the_tickets(section, hadoop):
     hadoop(fs_defaultFS="hdfs://nn", hadoop_security_authentication="kerberos")
-    given = config(section)
-    assert cluster_paths.user(given, SECTIONS[section](given)) == "alice"
+    settings = config(section)
+    assert cluster_paths.user(settings, SECTIONS[section](settings)) == "alice"

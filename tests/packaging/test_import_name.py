@@ -16,7 +16,7 @@ ROOMS = ("cli", "data", "etl", "jobs", "models", "serving", "training", "tuning"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """What `pip wheel` builds from the sources that git keeps."""
+    """The wheel that `pip wheel` builds from the sources that git keeps."""
     folder = tmp_path_factory.mktemp("wheel")
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -49,7 +49,7 @@ def test_the_wheel_for_clusters_has_the_same_files(wheel, tmp_path):
 
 
 def test_a_folder_s_own_packages_are_imported_beside_it(wheel, tmp_path):
-    """As Airflow does: the folder of DAGs stands behind site-packages in sys.path."""
+    """The folder of DAGs stands behind site-packages in sys.path, as in Airflow."""
     site = tmp_path / "site"
     argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run([*argv, "--target", site, wheel], check=True, capture_output=True)

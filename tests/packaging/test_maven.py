@@ -46,15 +46,15 @@ def test_a_jar_is_fetched_once_and_again_where_it_was_damaged(tmp_path, fetched)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ('mkdir "$out"; printf other > "$out/thing-1.0.jar"', "not the one"),
         ("exit 0", "not the one"),
         ("echo '[ERROR] Network is unreachable'; exit 1", "could not be fetched"),
     ],
 )
-def test_another_jar_is_refused_and_nothing_is_kept(tmp_path, fetched, text, said):
-    with pytest.raises(ClusterError, match=said) as caught:
+def test_another_jar_is_refused_and_nothing_is_kept(tmp_path, fetched, text, sentence):
+    with pytest.raises(ClusterError, match=sentence) as caught:
         fetched(text)
     assert os.listdir(tmp_path / "cache" / "jars") == []
     assert caught.value.remedy

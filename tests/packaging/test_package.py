@@ -89,11 +89,11 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
         text=True, cwd="/",
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
-    assert found["foreign"] == []
+    result = json.loads(answer.stdout)
+    assert result["foreign"] == []
     # a Python process that it starts is whole as well, and other programs get their own libraries
-    assert found["child"] == f"{found['numpy']} None", found["child_error"]
-    assert found["crc"] == "c" and found["template"] > 1000
+    assert result["child"] == f"{result['numpy']} None", result["child_error"]
+    assert result["crc"] == "c" and result["template"] > 1000
 
 
 _PREDICTION = """
@@ -155,14 +155,14 @@ def test_a_prediction_by_the_environment_score_alone(tmp_path):
         capture_output=True, text=True, cwd="/", check=False,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
-    found = json.loads(answer.stdout)
-    assert found["framework"] == "onnx" and found["foreign"] == []
-    np.testing.assert_array_equal(np.array(found["scores"], np.float32), here)
+    result = json.loads(answer.stdout)
+    assert result["framework"] == "onnx" and result["foreign"] == []
+    np.testing.assert_array_equal(np.array(result["scores"], np.float32), here)
 
 
 def test_the_environment_is_made_once_and_named_by_its_contents(environment, monkeypatch):
-    said = []
-    assert package.environment("etl", progress=said.append) == environment and said == []
+    lines = []
+    assert package.environment("etl", progress=lines.append) == environment and lines == []
     with tarfile.open(environment.path) as archive:
         members = archive.getmembers()
     names = [member.name for member in members]
@@ -221,12 +221,12 @@ def test_an_environment_names_the_glibc_that_an_older_node_lacks(environment, tm
 def test_an_elf_file_needs_what_readelf_lists(tmp_path):
     for path in (sys.executable, shutil.which("tar"), elf_of("numpy"), elf_of("pyarrow")):
         path = os.path.realpath(path)
-        found = elf.read(path)
+        file = elf.read(path)
         listing = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True).stdout
-        assert list(found.needed) == re.findall(r"NEEDED.*\[(.*)\]", listing)
+        assert list(file.needed) == re.findall(r"NEEDED.*\[(.*)\]", listing)
         needs = listing[listing.find("Version needs section") :]
-        assert set(found.versions) == set(re.findall(r"Name: (\S+)\s+Flags: none", needs))
-        assert found.needed and found.versions
+        assert set(file.versions) == set(re.findall(r"Name: (\S+)\s+Flags: none", needs))
+        assert file.needed and file.versions
     assert elf.read(__file__) is None
     program = bytearray(Path(os.path.realpath(shutil.which("tar"))).read_bytes())
     bare = tmp_path / "bare"  # without section headers: the loader needs none
@@ -252,9 +252,9 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path):
     first = hashes.of(str(big))
     assert first == hashlib.sha256(big.read_bytes()).hexdigest()
     hashes.save()
-    known = json.loads(Path(kept).read_text())
-    known[str(big)][3] = "remembered"
-    Path(kept).write_text(json.dumps(known))
+    kept_hashes = json.loads(Path(kept).read_text())
+    kept_hashes[str(big)][3] = "remembered"
+    Path(kept).write_text(json.dumps(kept_hashes))
     again = FileHashes(kept)
     assert again.of(str(big)) == "remembered"
     big.write_bytes(b"b" * 100_000)
@@ -313,9 +313,9 @@ def test_many_publish_the_same_package_at_once(tmp_path):
     assert len(urls) == 1
     assert storage.read_bytes(urls.pop()) == Path(made.path).read_bytes()
     assert [e.name for e in storage.list_dir(directory, unfinished=True)] == [made.name]
-    said = []
-    package.publish(made, directory, said.append)
-    assert said == []
+    lines = []
+    package.publish(made, directory, lines.append)
+    assert lines == []
 
 
 def test_jars_become_one_archive(tmp_path):

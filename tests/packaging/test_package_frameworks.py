@@ -76,9 +76,9 @@ def emptied(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
-    said = []
+    lines = []
     started = time.monotonic()
-    made = package.environment(framework, progress=said.append)
+    made = package.environment(framework, progress=lines.append)
     again = time.monotonic()
     assert package.environment(framework) == made
     print(f"{made.size / 2**20:,.0f} MiB in {again - started:.0f} s,"
@@ -104,9 +104,9 @@ def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
     for code, text in done:
         assert code == 0, text[-4000:]
         line = next(line for line in text.splitlines() if line.startswith("FOUND "))
-        found = json.loads(line.removeprefix("FOUND "))
-        assert found["logits"] == [2, 3]
-        assert found["sum"] == [3.0] and found["backend"] == "horovod (gloo)"
-        assert found["kind"] == framework and found["both"] == [framework]
-        assert found["foreign"] == [] and found["mpi"] == []
-        assert found["glibc"][0] == made.glibc
+        result = json.loads(line.removeprefix("FOUND "))
+        assert result["logits"] == [2, 3]
+        assert result["sum"] == [3.0] and result["backend"] == "horovod (gloo)"
+        assert result["kind"] == framework and result["both"] == [framework]
+        assert result["foreign"] == [] and result["mpi"] == []
+        assert result["glibc"][0] == made.glibc

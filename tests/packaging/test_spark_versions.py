@@ -1,4 +1,4 @@
-"""Which Spark runs on which Java and Python, and what the doctor says of it."""
+"""Combinations of Spark, Java and Python that run, and the doctor's lines about them."""
 
 import pytest
 
@@ -21,8 +21,8 @@ from howdah.packaging import spark_versions
     ],
 )
 def test_combinations(spark, java, python, fits):
-    found = spark_versions.problems(spark, java=java, python=python)
-    assert (found == []) is fits, found
+    problems = spark_versions.problems(spark, java=java, python=python)
+    assert (problems == []) is fits, problems
 
 
 def test_packages_have_a_least_and_a_last_version():

@@ -36,13 +36,13 @@ def place(tmp_path):
 
 
 def test_the_directory_is_private_and_a_users_file_stays_so(place, secret_file):
-    found = staging.ready(place, "yarn.staging")
-    assert (mode(place), mode(found.packages)) == (0o711, 0o700)
-    url = found.put(package.of_file(str(secret_file)))
+    area = staging.ready(place, "yarn.staging")
+    assert (mode(place), mode(area.packages)) == (0o711, 0o700)
+    url = area.put(package.of_file(str(secret_file)))
     assert mode(url) == 0o600
-    wheel = found.put(package.wheel())
+    wheel = area.put(package.wheel())
     assert mode(wheel) == 0o644
-    assert {mode(os.path.join(found.packages, name)) for name in os.listdir(found.packages)
+    assert {mode(os.path.join(area.packages, name)) for name in os.listdir(area.packages)
             if name.endswith(".sha256")} == {0o600}  # fmt: skip
     assert sorted(os.listdir(place)) == ["packages"]  # no probe stays
 
@@ -86,9 +86,9 @@ def test_a_directory_of_another_user_is_refused(place, part):
     assert "nobody" in caught.value.got
 
 
-def _planted(found, item, data):
+def _planted(area, item, data):
     """A file of the package's name and size, as a stranger would put it there."""
-    target = os.path.join(found.packages, item.name)
+    target = os.path.join(area.packages, item.name)
     with open(target, "wb") as file:
         file.write(data)
     assert os.path.getsize(target) == item.size
@@ -96,63 +96,63 @@ def _planted(found, item, data):
 
 
 def test_a_file_with_the_same_name_and_size_but_other_bytes_is_replaced(place, secret_file):
-    found = staging.ready(place, "x")
+    area = staging.ready(place, "x")
     item = package.of_file(str(secret_file))
-    target = _planted(found, item, b"X" * item.size)
-    said = []
-    assert found.put(item, said.append) == target
+    target = _planted(area, item, b"X" * item.size)
+    lines = []
+    assert area.put(item, lines.append) == target
     assert Path(target).read_text() == "the secret of ada"
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
 def test_a_changed_file_is_noticed_although_its_note_stands(place, secret_file):
-    found = staging.ready(place, "x")
+    area = staging.ready(place, "x")
     item = package.of_file(str(secret_file))
-    target = found.put(item)
+    target = area.put(item)
     before = os.stat(target)
-    _planted(found, item, b"X" * item.size)
+    _planted(area, item, b"X" * item.size)
     os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000))
-    found.put(item)
+    area.put(item)
     assert Path(target).read_text() == "the secret of ada"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
 def test_a_file_and_note_of_another_user_are_replaced(place, secret_file):
     """Planted while the directory was open, with a note that fits: still not ours."""
-    found = staging.ready(place, "x")
+    area = staging.ready(place, "x")
     item = package.of_file(str(secret_file))
-    target = _planted(found, item, b"X" * item.size)
+    target = _planted(area, item, b"X" * item.size)
     facts = {"sha256": package.sha256(item.path), "bytes": item.size,
              "modified": os.stat(target).st_mtime}  # fmt: skip
     with open(f"{target}.sha256", "w") as note:
         json.dump(facts, note)
     for path in (target, f"{target}.sha256"):
         os.chown(path, NOBODY, NOBODY)
-    found.put(item)
+    area.put(item)
     assert Path(target).read_text() == "the secret of ada"
     assert os.stat(target).st_uid == os.getuid()
 
 
 def test_a_whole_file_without_a_note_stays_as_it_is(place, secret_file):
     """YARN may have pinned the time of one that is being uploaded at this moment."""
-    found = staging.ready(place, "x")
+    area = staging.ready(place, "x")
     item = package.of_file(str(secret_file))
-    target = found.put(item)
+    target = area.put(item)
     os.remove(f"{target}.sha256")
     before = os.stat(target)
-    said = []
-    found.put(item, said.append)
-    assert said == []
+    lines = []
+    area.put(item, lines.append)
+    assert lines == []
     assert os.stat(target).st_ino == before.st_ino
     digest = hashlib.sha256(b"the secret of ada").hexdigest()
     assert storage.read_json(f"{target}.sha256")["sha256"] == digest
 
 
 def test_storage_without_owners_is_taken_as_it_is(secret_file, tmp_path):
-    found = staging.ready(f"memory://{tmp_path.name}/staging", "x")
-    assert found.owner is None
-    url = found.put(package.of_file(str(secret_file)))
+    area = staging.ready(f"memory://{tmp_path.name}/staging", "x")
+    assert area.owner is None
+    url = area.put(package.of_file(str(secret_file)))
     assert storage.read_bytes(url) == b"the secret of ada"
-    said = []
-    found.put(package.of_file(str(secret_file)), said.append)
-    assert said == []
+    lines = []
+    area.put(package.of_file(str(secret_file)), lines.append)
+    assert lines == []

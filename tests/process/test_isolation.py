@@ -19,33 +19,33 @@ _STARTS = re.compile(r"^\s*-[mc] ")
 def starts(tree: ast.AST) -> list[int]:
     """Lines on which an interpreter gets `-m` or `-c`: in an argument list, or in a text that
     follows an interpreter's name."""
-    found = []
+    lines = []
     for node in ast.walk(tree):
         words = node.elts if isinstance(node, ast.List | ast.Tuple) else ()
         for before, word in zip([None, *words], words, strict=False):
-            given = isinstance(word, ast.Constant) and word.value in ("-m", "-c")
+            option = isinstance(word, ast.Constant) and word.value in ("-m", "-c")
             # `install -m 644` and the like have another program's name before it; so has kinit
             other = isinstance(before, ast.Constant) or ast.unparse(before or word) == "program"
-            if given and len(words) > 1 and not other:
-                found.append(node.lineno)
+            if option and len(words) > 1 and not other:
+                lines.append(node.lineno)
         if isinstance(node, ast.JoinedStr):
-            found += [
+            lines += [
                 node.lineno
                 for part in node.values
                 if isinstance(part, ast.Constant) and _STARTS.match(str(part.value))
             ]
-    return found
+    return lines
 
 
 def test_no_process_is_started_without_the_helper():
-    found = [
+    places = [
         f"{path.relative_to(ROOT)}:{line}"
         for room in ROOMS
         for path in sources(room)
         if path != HELPER
         for line in starts(parsed(path))
     ]
-    assert found == []
+    assert places == []
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_the_environment(tmp_path, monkeypatch):
     env = isolation.environment(base)
     assert env == {"A": "b", "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "howdah"}
     assert base["PYTHONPATH"] == "/theirs"
-    asked = base | {"HOWDAH_PYTHONPATH": f"/asked{os.pathsep}plug"}
+    variables = base | {"HOWDAH_PYTHONPATH": f"/asked{os.pathsep}plug"}
     monkeypatch.chdir(tmp_path)
-    found = isolation.environment(asked, first=["/spark.zip"])["PYTHONPATH"].split(os.pathsep)
-    assert found == ["/spark.zip", "/asked", str(tmp_path / "plug"), str(ROOT)]
+    paths = isolation.environment(variables, first=["/spark.zip"])["PYTHONPATH"].split(os.pathsep)
+    assert paths == ["/spark.zip", "/asked", str(tmp_path / "plug"), str(ROOT)]
     # an installed Howdah is found by itself: site-packages would come before the standard library
     monkeypatch.setattr(isolation, "home", lambda: isolation.site.getsitepackages()[0])
     assert "PYTHONPATH" not in isolation.environment(base)

@@ -87,7 +87,7 @@ def _waits_for_pipe(pid):
 
 
 def _opening(pid):
-    """Where /proc hides the wait channel: it sleeps, with Howdah's modules loaded."""
+    """True if it sleeps with Howdah's modules loaded, for where /proc hides the wait channel."""
     fields = stat_fields(pid)
     with open(f"/proc/{pid}/maps") as file:
         return fields is not None and fields[0] == "S" and "_pydantic_core" in file.read()

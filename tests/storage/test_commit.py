@@ -43,11 +43,11 @@ def holds(root, name):
     """The version that a directory is; None if it is none (yet). Never a mixture, or a part."""
     path = storage.join(root, name)
     try:
-        found = storage.read_text(storage.join(path, "manifest.json"))
+        text = storage.read_text(storage.join(path, "manifest.json"))
     except NotFound:
         return None
-    assert {storage.read_text(storage.join(path, part)) for part in PARTS} == {found}
-    return found
+    assert {storage.read_text(storage.join(path, part)) for part in PARTS} == {text}
+    return text
 
 
 def names(root):
@@ -246,12 +246,12 @@ def test_killed_at_each_point_the_target_is_whole_or_missing_and_the_next_run_co
         dying = Dying(at)
         with contextlib.suppress(Killed), copies_counted(dying, root):
             replace_by(root, "2", dying)
-        found = {name: holds(root, name) for name in names(root)}
-        seen.add(found.get("model"))
-        assert found.get("model") in (None, "1", "2")
+        contents = {name: holds(root, name) for name in names(root)}
+        seen.add(contents.get("model"))
+        assert contents.get("model") in (None, "1", "2")
         if replacing:  # one of them is whole: under its name, or beside it
-            assert {"1", "2"} & set(found.values())
-            assert found.get("model") or {"1", "2"} <= set(found.values())
+            assert {"1", "2"} & set(contents.values())
+            assert contents.get("model") or {"1", "2"} <= set(contents.values())
         replace_by(root, "3")
         assert names(root) == ["model"] and holds(root, "model") == "3"
         if dying.count < at:
@@ -368,8 +368,8 @@ def test_an_old_version_whose_rename_aside_got_no_answer_comes_back(place):
 def test_without_any_answer_nothing_is_removed_and_both_are_named(place, call):
     with pytest.raises(StorageUnavailable) as caught:
         put(place, Silent(call, away=True), keep=False)
-    found = {name: holds(place, name) for name in names(place)}
-    assert set(found.values()) == {"old", ".fresh"}
+    contents = {name: holds(place, name) for name in names(place)}
+    assert set(contents.values()) == {"old", ".fresh"}
     assert all(word in caught.value.remedy for word in (".fresh", ".old-old."))
 
 

@@ -40,12 +40,12 @@ def names(directory: str) -> list[str]:
 def test_modes_and_owners_of_files_and_directories(base, tmp_path):
     private = storage.join(base, "above", "private")
     storage.make_dirs(private, mode=0o700)
-    there = storage.entry(private)
-    if there.mode is None:
-        assert there.owner is None
+    made = storage.entry(private)
+    if made.mode is None:
+        assert made.owner is None
         assert storage.scheme(base) in ("memory", "s3")
     else:
-        assert there.mode == 0o700 and there.owner
+        assert made.mode == 0o700 and made.owner
         assert storage.entry(storage.parent(private)).mode & 0o050  # its parents are as always
     local = tmp_path / "of-this-machine"
     local.write_bytes(b"x" * 10)
@@ -55,13 +55,13 @@ def test_modes_and_owners_of_files_and_directories(base, tmp_path):
     storage.upload(str(local), copy, mode=0o640)
     assert storage.read_bytes(whole) == b"secrets" and storage.size(copy) == 10
     entries = {entry.name: entry for entry in storage.list_dir(private)}
-    if there.mode is not None:
+    if made.mode is not None:
         assert (entries["whole"].mode, entries["copy"].mode) == (0o600, 0o640)
-        assert {entry.owner for entry in entries.values()} == {there.owner}
+        assert {entry.owner for entry in entries.values()} == {made.owner}
     storage.set_mode(copy, 0o644)
     assert storage.entry(copy).mode in (0o644, None)
     storage.make_dirs(private, mode=0o755)  # what is there stays as it is
-    assert storage.entry(private).mode == there.mode
+    assert storage.entry(private).mode == made.mode
 
 
 def test_write_whole_replaces_and_reads_back(base):
@@ -230,7 +230,7 @@ def test_listing_is_sorted_and_typed(base):
 
 def test_modes_do_not_depend_on_the_umask(base):
     """What is made with a mode has it whatever the umask says; what is there keeps its own."""
-    known = not base.startswith(("memory", "s3"))
+    kept = not base.startswith(("memory", "s3"))
     before = os.umask(0o077)
     try:
         deep = storage.join(base, "deep", "er")
@@ -242,10 +242,10 @@ def test_modes_do_not_depend_on_the_umask(base):
         os.umask(before)
     storage.write_whole(storage.join(deep, "private"), b"y", mode=0o600)
     modes = {entry.name: entry.mode for entry in storage.list_dir(deep)}
-    assert modes == ({"file": 0o640, "private": 0o600} if known else dict.fromkeys(modes))
-    assert storage.entry(deep).mode == (0o750 if known else None)
+    assert modes == ({"file": 0o640, "private": 0o600} if kept else dict.fromkeys(modes))
+    assert storage.entry(deep).mode == (0o750 if kept else None)
     owners = {entry.owner for entry in storage.list_dir(deep)}
-    assert owners == {storage.entry(deep).owner} and (None in owners) != known
+    assert owners == {storage.entry(deep).owner} and (None in owners) != kept
 
 
 def test_odd_names_are_names(base):
@@ -282,17 +282,17 @@ def test_find_matches_as_on_files(base):
     for name in ("a/1.csv", "a/2.csv", "a/b/3.csv", "a/.hidden.csv", "c[1].csv", "a/b/c/4.txt"):
         storage.write_whole(storage.join(base, name), b"x")
 
-    def found(pattern: str) -> list[str]:
+    def matches(pattern: str) -> list[str]:
         hits = storage.find(f"{base}/{pattern}")
         return [hit.partition(storage.name(base) + "/")[2] for hit in hits]
 
-    assert found("a/*.csv") == ["a/1.csv", "a/2.csv"]
-    assert found("a/1.csv") == ["a/1.csv"]
-    assert found("*/?.csv") == ["a/1.csv", "a/2.csv"]
-    assert found("**/*.csv") == ["a/1.csv", "a/2.csv", "a/b/3.csv", "c[1].csv"]
-    assert found("a/b/**/4.txt") == ["a/b/c/4.txt"]
-    assert found("c[[]1].csv") == ["c[1].csv"]
-    assert found("none/*.csv") == [] and found("none.csv") == [] and found("a/1.csv/*") == []
+    assert matches("a/*.csv") == ["a/1.csv", "a/2.csv"]
+    assert matches("a/1.csv") == ["a/1.csv"]
+    assert matches("*/?.csv") == ["a/1.csv", "a/2.csv"]
+    assert matches("**/*.csv") == ["a/1.csv", "a/2.csv", "a/b/3.csv", "c[1].csv"]
+    assert matches("a/b/**/4.txt") == ["a/b/c/4.txt"]
+    assert matches("c[[]1].csv") == ["c[1].csv"]
+    assert matches("none/*.csv") == [] and matches("none.csv") == [] and matches("a/1.csv/*") == []
 
 
 def test_missing_paths_are_typed_or_harmless(base):
@@ -417,8 +417,8 @@ def many(base: str, count: int, threads: int = 8) -> None:
     entries = storage.list_dir(directory)
     assert [e.name for e in entries] == [f"part-{n:05d}" for n in range(count)]
     assert {e.size for e in entries} == {1}
-    found = storage.find(storage.join(directory, "part-0000*"))
-    assert [storage.name(p) for p in found] == [f"part-{n:05d}" for n in range(10)]
+    paths = storage.find(storage.join(directory, "part-0000*"))
+    assert [storage.name(p) for p in paths] == [f"part-{n:05d}" for n in range(10)]
     storage.remove(directory, recursive=True)
     assert not storage.exists(directory)
 
@@ -459,12 +459,12 @@ def test_more_than_two_gigabytes(base, tmp_path):
 
 
 def test_a_path_below_a_file_names_the_file(base):
-    """Not "it is there already": the path that was asked for is not."""
+    """It does not say that the path exists already, which it does not."""
     if not base.startswith(("/", "file://", "memory://")):
         pytest.skip("S3's keys may be prefixes of each other; HDFS has its own words")
     file = storage.join(base, "file")
     storage.write_whole(file, b"x")
-    said = f"{file.removeprefix('file://')} is a file, not a directory"
+    sentence = f"{file.removeprefix('file://')} is a file, not a directory"
     for below in (storage.join(file, "x"), storage.join(file, "x", "y")):
         for act in (
             lambda path: storage.create_exclusive(path, b"y"),
@@ -477,7 +477,7 @@ def test_a_path_below_a_file_names_the_file(base):
                 act(below)
             assert not isinstance(caught.value, AlreadyExists)
             assert caught.value.where == below and caught.value.remedy
-            assert said in caught.value.what
+            assert sentence in caught.value.what
     assert storage.read_bytes(file) == b"x" and names(base) == ["file"]
     with pytest.raises(StorageError, match="is a file, not a directory"):
         storage.make_dirs(file)

@@ -139,15 +139,15 @@ def test_on_hdfs_too(cluster, hdfs_dir, monkeypatch, web):
 
 
 # ---------------------------------------------------------------------------------- the key
-@pytest.mark.parametrize("given", ["0750", "750", "0o750", 0o750, 750, " 0750 "])
-def test_every_spelling_of_a_mode_is_accepted(given):
-    assert from_dict({"run": {"mode": given}}).run.mode == "0750"
+@pytest.mark.parametrize("spelling", ["0750", "750", "0o750", 0o750, 750, " 0750 "])
+def test_every_spelling_of_a_mode_is_accepted(spelling):
+    assert from_dict({"run": {"mode": spelling}}).run.mode == "0750"
 
 
 @pytest.mark.parametrize(
-    "given",
+    "mode",
     ["0777", 0o777, "0757", "0640", "640", "2750", "rwxr-x---", "", True, None, 0, 7.5, 500],
 )
-def test_invalid_modes_and_write_access_for_all_are_refused(given):
+def test_invalid_modes_and_write_access_for_all_are_refused(mode):
     with pytest.raises(ConfigError, match="mode is one of"):
-        from_dict({"run": {"mode": given}})
+        from_dict({"run": {"mode": mode}})

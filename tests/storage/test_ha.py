@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.hadoop, pytest.mark.full]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    with HaPair(tmp_path_factory.mktemp("pair") / "hdfs") as found:
-        yield found
+    with HaPair(tmp_path_factory.mktemp("pair") / "hdfs") as nodes:
+        yield nodes
 
 
 @pytest.fixture

@@ -416,17 +416,17 @@ def _threads() -> dict[int, int]:
 def test_background_writes_have_no_thread_of_full_priority(hdfs_dir):
     storage.write_whole(storage.join(hdfs_dir, "first"), b"x")  # threads of full priority
     before = _threads()
-    found: dict[int, int] = {}
+    priorities: dict[int, int] = {}
 
     def write() -> None:
         yield_to_other_threads(7)  # a niceness that no other test has made threads for
         storage.write_whole(storage.join(hdfs_dir, "second"), b"x" * 1000)
-        found.update(_threads())
+        priorities.update(_threads())
 
     writer = threading.Thread(target=write)
     writer.start()
     writer.join()
-    new = [niceness for thread, niceness in found.items() if thread not in before]
+    new = [niceness for thread, niceness in priorities.items() if thread not in before]
     assert len(new) >= 3 and set(new) == {7}  # the writer, its calls', hdfs-native's
 
 

@@ -20,7 +20,7 @@ def place(cluster, httpfs, hdfs_dir):
 
 @pytest.fixture(params=["inodes", "no inodes"])
 def gateway(request, httpfs, monkeypatch):
-    """As it is, and like older versions, which report no inodes."""
+    """A gateway as it is, and one like older versions, which report no inodes."""
     if request.param == "no inodes":
         from hdfs import InsecureClient
 
@@ -45,12 +45,12 @@ def test_files_are_listed_found_and_looked_up(place):
         assert storage.entry(entry.path) == entry and entry.size == len(entry.name.encode())
     assert storage.list_dir(storage.join(through, "empty")) == []
     assert storage.is_dir(through) and not storage.is_dir(listed[0].path)
-    own = storage.entry(storage.join(direct, "odd", "x=1"))
-    assert storage.modified(storage.join(through, "odd", "x=1")) == own.modified
-    found = storage.find(storage.join(through, "**", "x=*"))
-    assert found == [storage.join(through, "odd", "x=1")]
+    direct_entry = storage.entry(storage.join(direct, "odd", "x=1"))
+    assert storage.modified(storage.join(through, "odd", "x=1")) == direct_entry.modified
+    paths = storage.find(storage.join(through, "**", "x=*"))
+    assert paths == [storage.join(through, "odd", "x=1")]
     with pytest.raises(StorageError, match="file"):
-        storage.list_dir(found[0])
+        storage.list_dir(paths[0])
 
 
 def test_missing_and_forbidden_files_are_typed_errors(place, monkeypatch):

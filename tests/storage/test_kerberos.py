@@ -43,7 +43,7 @@ def places(cluster, directory: str) -> list[str]:
 
 
 def owner(cluster, path: str) -> str:
-    """Who owns a file, as the NameNode's WebHDFS tells this process."""
+    """The owner of a file, as the NameNode's WebHDFS tells this process."""
     from howdah.storage.hdfs import webhdfs
 
     backend = webhdfs.WebHdfsStorage(cluster.webhdfs_url, cluster.webhdfs_url.partition("//")[2])
@@ -135,7 +135,7 @@ def test_acting_as_another_user(secure_cluster, secure_dir, keytab, login):
 
 @pytest.mark.full
 def test_a_token_file_is_enough(secure_cluster, secure_dir, keytab, login, tmp_path):
-    """What a container has: tokens by HADOOP_TOKEN_FILE_LOCATION, no ticket, no keytab."""
+    """A container has tokens by HADOOP_TOKEN_FILE_LOCATION, but no ticket and no keytab."""
     keytab("alice")
     assert storage.list_dir(secure_dir) == []  # the ticket is in the cache now
     path = tmp_path / "tokens"

@@ -220,8 +220,8 @@ def test_one_that_is_held_already_is_left_alone(tmp_path):
 
 
 def test_an_outage_is_reported_once_and_ends_with_a_renewal(tmp_path, monkeypatch):
-    """Not a whole interval later: until then a sweep could take it for expired."""
-    path, said, waited, away = str(tmp_path / "_run-1.json"), [], [], threading.Event()
+    """It is not a whole interval later: until then a sweep could take it for expired."""
+    path, lines, waited, away = str(tmp_path / "_run-1.json"), [], [], threading.Event()
     real = storage.write_whole
 
     def write_whole(path, data):
@@ -232,10 +232,10 @@ def test_an_outage_is_reported_once_and_ends_with_a_renewal(tmp_path, monkeypatc
 
     monkeypatch.setattr(storage, "write_whole", write_whole)
     monkeypatch.setattr(leases, "_AGAIN_SECONDS", 0.05)
-    with Lease(path, seconds=5.0, say=said.append):
+    with Lease(path, seconds=5.0, say=lines.append):
         away.set()
         wait_until(lambda: len(waited) > 2)
         assert set(waited) == {0.0}  # a release would wait for none of them
         away.clear()
         wait_until(lambda: leases.read(path).beat > 0)
-    assert said == [f"a lease could not be renewed: away ({path})"]
+    assert lines == [f"a lease could not be renewed: away ({path})"]

@@ -43,11 +43,11 @@ def test_a_command_waits_two_minutes_and_a_job_half_an_hour():
 
 @pytest.mark.parametrize("by", ["configuration", "environment"])
 def test_a_configured_limit_wins_everywhere(by, monkeypatch):
-    given = from_dict({"run": {"storage_retry_seconds": 7.0}})
+    config = from_dict({"run": {"storage_retry_seconds": 7.0}})
     if by == "environment":
-        given = from_dict({})
+        config = from_dict({})
         monkeypatch.setenv(retry.ENVIRONMENT, "7")
-    storage.configure(retry_seconds=given.run.storage_retry_seconds)
+    storage.configure(retry_seconds=config.run.storage_retry_seconds)
     storage.be_patient()
     assert retry.limit_seconds() == 7
 
@@ -68,8 +68,8 @@ def test_driver_and_workers_are_patient(role, tmp_path, monkeypatch):
     assert retry.limit_seconds() == 9
 
 
-@pytest.mark.parametrize(("given", "seconds"), [(None, "1800.0"), (7.0, "7.0")])
-def test_spark_s_executors_are_patient_too(given, seconds, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("seconds_given", "seconds"), [(None, "1800.0"), (7.0, "7.0")])
+def test_spark_s_executors_are_patient_too(seconds_given, seconds, tmp_path, monkeypatch):
     from howdah.spark import shipping
 
     made = types.SimpleNamespace(
@@ -79,7 +79,7 @@ def test_spark_s_executors_are_patient_too(given, seconds, tmp_path, monkeypatch
     place = types.SimpleNamespace(put=lambda what, *_: f"hdfs://nn/{what}")
     monkeypatch.setattr(shipping, "ready", lambda *_: place)
     config = from_dict({"yarn": {"staging": str(tmp_path)}})
-    storage.configure(retry_seconds=given)
+    storage.configure(retry_seconds=seconds_given)
     conf = shipping.ship(config, "etl", lambda line: None).conf
     assert conf[f"spark.executorEnv.{retry.ENVIRONMENT}"] == seconds
 

@@ -249,8 +249,8 @@ def test_a_shape_names_the_first_place_that_has_not_its_type():
         ({"run_id": "a", "metrics": {"test": {"loss": float("nan")}}}, "metrics.test.loss", "NaN"),
         ({"run_id": "a", "metrics": {"t": {"labels": ["x", 1]}}}, "metrics.t.labels[1]", "1"),
     ):
-        found = shapes.fault(value, shape)
-        assert found is not None and (found.key, found.got) == (key, got) and found.expected
+        fault = shapes.fault(value, shape)
+        assert fault is not None and (fault.key, fault.got) == (key, got) and fault.expected
 
 
 def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):

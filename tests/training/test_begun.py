@@ -78,6 +78,8 @@ def test_such_a_run_is_exported_again(begun, tmp_path):
 def test_its_report_has_texts_and_does_not_say_that_the_dataset_changed(begun):
     run = begun.run_json()
     assert run["dataset_hash"] == load_dataset(run["dataset"]).manifest_hash
-    found = gather(begun.directory, run, storage.read_text(os.path.join(begun.directory, CONFIG)))
-    assert not [note for note in found.notes if "changed" in note]
-    assert found.findings is not None and ids_of(load_dataset(run["dataset"]))
+    material = gather(
+        begun.directory, run, storage.read_text(os.path.join(begun.directory, CONFIG))
+    )
+    assert not [note for note in material.notes if "changed" in note]
+    assert material.findings is not None and ids_of(load_dataset(run["dataset"]))

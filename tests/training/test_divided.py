@@ -57,9 +57,9 @@ def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(
     newest = job.steps_saved()[0]
     assert newest % 4 == 0  # saved by rule, not at the end
     if rank == 1:
-        said = job.stderr + job.log_of_rank_0()
-        assert "cannot be saved: the state is divided among the ranks" in said
-        assert f"falls back to the newest checkpoint, step-{newest}" in said
+        output = job.stderr + job.log_of_rank_0()
+        assert "cannot be saved: the state is divided among the ranks" in output
+        assert f"falls back to the newest checkpoint, step-{newest}" in output
         assert f"step-{newest}" in last
     finish(start, "torch", kind, newest)
 
@@ -72,12 +72,12 @@ def test_a_full_local_disk_is_a_save_that_failed(start, tmp_path):
     job = start("torch", "torchrun", **DIVIDED, **settings)
     assert job.end() == 5, job.stderr
     job.wait_until_nothing_is_left()
-    said = job.stderr + job.stdout
-    assert "training continues and tries again within a minute" in said
-    assert "step 6/6" in said
+    output = job.stderr + job.stdout
+    assert "training continues and tries again within a minute" in output
+    assert "step 6/6" in output
     last = job.stderr.split("howdah: ")[-1]
     assert "not enough space on the local disk for the state of all ranks" in last
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert job.steps_saved() == []
 
 

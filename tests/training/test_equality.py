@@ -171,7 +171,7 @@ def assert_same_files(a: Finished, b: Finished, step: int) -> None:
 
 
 def test_a_divided_optimizer_learns_and_saves_the_same_bit_by_bit(trained):
-    """As files too; the run's identity does not name the division."""
+    """The files are equal too, and the run's identity does not name the division."""
     whole = trained("torch", 2)
     divided = trained("torch", 2, "torchrun", **DIVIDED)
     assert divided.run_json()["attempts"][-1]["parallel"]["shard"] == "optimizer"
@@ -253,7 +253,7 @@ def assert_learns(run: Finished, losses: list[float], whole: Finished) -> None:
 
 
 def test_a_run_goes_on_with_divided_parameters(trained):
-    """From a checkpoint of ranks that had all of them; dropout is on."""
+    """The checkpoint is of ranks that had all parameters; dropout is on."""
     whole = trained("torch", 2)
     resume = {"checkpoint.resume": whole.checkpoint(MIDDLE)}
     full = trained("torch", 2, "torchrun", **FULL, **resume)

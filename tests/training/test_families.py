@@ -38,7 +38,7 @@ print(json.dumps([{row["label"]: row["score"] for row in rows} for rows in class
 
 
 def command(*argv: str, code: int = 0) -> str:
-    """What a command printed."""
+    """The output of a command."""
     done = subprocess.run(
         [sys.executable, *argv], capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "USE_TF": "0"},
@@ -102,8 +102,8 @@ def test_from_a_table_to_predictions(made, name, framework, tmp_path):
     export = os.path.join(run.directory, "export")
 
     config = os.path.join(run.directory, "given.yaml")
-    said = command("-m", "howdah.cli", "evaluate", "--config", config, "--json")
-    assert json.loads(said)["metrics"]["accuracy"] == pytest.approx(accuracy, abs=1e-9), said
+    output = command("-m", "howdah.cli", "evaluate", "--config", config, "--json")
+    assert json.loads(output)["metrics"]["accuracy"] == pytest.approx(accuracy, abs=1e-9), output
 
     # clean already: transformers would not clean them
     texts = [ODD[0], "Caf\u00e9 \u4e2d\u6587 \U0001f600" + " words" * 60, "the good town"]
@@ -135,19 +135,19 @@ def test_divided_runs_take_the_steps_of_one_rank(made, name, tmp_path):
     settings |= {"model.freeze_layers": 1}
     one = train(str(tmp_path / "one"), dataset=dataset.path, base=base, settings=settings)
     assert len(one.losses()) == 3
-    wanted = one.tensors(3)
-    for layout, own in LAYOUTS.items():
-        found = train(
+    whole = one.tensors(3)
+    for layout, layout_settings in LAYOUTS.items():
+        finished = train(
             str(tmp_path / layout), dataset=dataset.path, base=base, np_=2, kind="torchrun",
-            settings=settings | own,
+            settings=settings | layout_settings,
         )  # fmt: skip
-        assert found.losses() == pytest.approx(one.losses(), abs=2e-5), layout
-        tensors = found.tensors(3)
-        assert tensors.keys() == wanted.keys(), layout
-        for key, array in wanted.items():
+        assert finished.losses() == pytest.approx(one.losses(), abs=2e-5), layout
+        tensors = finished.tensors(3)
+        assert tensors.keys() == whole.keys(), layout
+        for key, array in whole.items():
             if key.startswith("model/"):
                 np.testing.assert_allclose(tensors[key], array, atol=2e-3, err_msg=key)
-    frozen = [key for key in wanted if key.startswith("adam_m/")]
+    frozen = [key for key in whole if key.startswith("adam_m/")]
     assert not any(".layer.0." in key for key in frozen)
     classifier = "bert.pooler.dense" if name == "bert" else "classifier.dense"
     assert f"adam_m/{classifier}.weight" in frozen

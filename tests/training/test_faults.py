@@ -29,9 +29,9 @@ def finish(start, framework: str, kind: str, beyond: int) -> Job:
     job = start(framework, kind, **{"training.max_steps": beyond + 3})
     assert job.end() == 0, job.stderr
     assert f"resuming from checkpoint step-{beyond}" in job.stderr
-    found = job.run_json()
-    assert (found["status"], found["steps"]) == ("finished", beyond + 3)
-    assert found["attempts"][-1]["resumed_at_step"] == beyond
+    record = job.run_json()
+    assert (record["status"], record["steps"]) == ("finished", beyond + 3)
+    assert record["attempts"][-1]["resumed_at_step"] == beyond
     logged = [line["step"] for line in read_metrics(job.directory) if "split" not in line]
     assert logged == sorted(set(logged))
     assert logged[-1] == beyond + 3
@@ -118,8 +118,8 @@ def test_a_killed_rank_0_leaves_a_whole_checkpoint(start, framework, kind):
     job.wait_until_nothing_is_left()
     assert re.match("rank 0 on .* was lost", job.stderr.split("howdah: ")[-1])
     directory = os.path.join(job.directory, "checkpoints")
-    found = Checkpoints(directory).latest()
-    assert found.step >= SETTINGS["checkpoint.every_steps"]
+    latest = Checkpoints(directory).latest()
+    assert latest.step >= SETTINGS["checkpoint.every_steps"]
 
 
 @pytest.mark.parametrize(("framework", "kind"), jobs(("torch", "torch")))
@@ -209,10 +209,10 @@ def test_mpi_does_not_wait_for_ever_for_a_rank_that_is_stopped(start, framework)
     os.kill(job.rank(1), signal.SIGSTOP)
     assert job.end() == 5, job.stderr
     job.wait_until_nothing_is_left()
-    said = job.log_of_rank_0()
-    assert "a collective does not return" in said
-    assert "at most 5 s" in said
-    saved = re.findall(r"saving step (\d+), the last one completed", said)
+    log = job.log_of_rank_0()
+    assert "a collective does not return" in log
+    assert "at most 5 s" in log
+    saved = re.findall(r"saving step (\d+), the last one completed", log)
     assert job.steps_saved()[0] == int(saved[-1])
 
 
@@ -258,8 +258,8 @@ def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_another_is_killed
     log = job.log_of_rank_0()
     shown = [int(line.split("/")[0].split()[1]) for line in log.splitlines()
              if line.startswith("step ")]  # fmt: skip
-    found = Checkpoints(os.path.join(job.directory, "checkpoints")).latest()
-    assert found.step >= shown[-1]
+    latest = Checkpoints(os.path.join(job.directory, "checkpoints")).latest()
+    assert latest.step >= shown[-1]
 
 
 # -------------------------------------------------------------------------------- what is wrong

@@ -73,7 +73,7 @@ class Job:
         return code
 
     def wait_for(self, pattern: str) -> None:
-        """Until a line matches; fails where the job ends without one."""
+        """Wait until a line matches; the test fails if the job ends without one."""
         deadline = time.monotonic() + LIMIT
         while not re.search(pattern, self.output, re.MULTILINE):
             if not self._reader.is_alive() or time.monotonic() > deadline:
@@ -153,13 +153,13 @@ def test_a_run_on_hdfs_is_the_run_on_local_disk(start, tmp_path, framework, remo
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
     run = again.run_json()
     assert (run["status"], run["steps"], run["world_size"]) == ("finished", 10, 2)
-    there = _tree(job.directory)
+    names = _tree(job.directory)
     for name in ("config.yaml", "run.json", "metrics.jsonl", "report.html", "logs/rank.0",
                  "logs/rank.1", "export/model.safetensors", "export/howdah.json",
                  "predictions/validation/part-00000.parquet",
                  "predictions/validation/part-00001.parquet"):  # fmt: skip
-        assert name in there, sorted(there)
-    assert any(name.startswith("tensorboard/") for name in there)
+        assert name in names, sorted(names)
+    assert any(name.startswith("tensorboard/") for name in names)
     steps = [json.loads(line) for line in
              storage.read_text(job.directory + "/metrics.jsonl").splitlines()]  # fmt: skip
     assert {line["step"] for line in steps} >= set(range(1, 11))
@@ -174,13 +174,13 @@ def _copied(dataset, tmp_path) -> str:
 
 
 def _tree(top: str) -> set[str]:
-    found = set()
+    names = set()
     for item in storage.list_dir(top, unfinished=True):
         if item.is_dir:
-            found |= {f"{item.name}/{name}" for name in _tree(item.path)}
+            names |= {f"{item.name}/{name}" for name in _tree(item.path)}
         else:
-            found.add(item.name)
-    return found
+            names.add(item.name)
+    return names
 
 
 @pytest.mark.mpi
@@ -233,8 +233,8 @@ def test_a_run_on_hdfs_is_evaluated_exported_and_used_from_there(start, cluster,
 
     config = f"{run}/config.yaml"
     metrics = howdah("evaluate", "--config", config, "--split", "validation")
-    there = job.run_json()["metrics"]["validation"]
-    assert _found(metrics, "accuracy") == pytest.approx(there["accuracy"], abs=1e-6)
+    measured = job.run_json()["metrics"]["validation"]
+    assert _value_of(metrics, "accuracy") == pytest.approx(measured["accuracy"], abs=1e-6)
     howdah("export", "--config", config, "--output", f"{hdfs_dir}/exported")
     assert "model.safetensors" in _tree(f"{hdfs_dir}/exported")
     rows = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three"))
@@ -244,11 +244,11 @@ def test_a_run_on_hdfs_is_evaluated_exported_and_used_from_there(start, cluster,
     assert len(storage.read_text(f"{hdfs_dir}/predicted.jsonl").splitlines()) == 3
 
 
-def _found(value, key: str):
+def _value_of(value, key: str):
     """The key's value, wherever in the object it is."""
     if not isinstance(value, dict):
         return None
-    hits = [value[key]] if key in value else [_found(inner, key) for inner in value.values()]
+    hits = [value[key]] if key in value else [_value_of(inner, key) for inner in value.values()]
     return next((hit for hit in hits if hit is not None), None)
 
 
@@ -280,9 +280,9 @@ def test_rank_0_killed_while_it_saves_loses_no_checkpoint_and_leaves_no_litter(s
 
 # ------------------------------------------------------------------------------------- daemons
 def opened(directory: str, keep: int = 3) -> tuple[Checkpoints, list[str]]:
-    said: list[str] = []
+    lines: list[str] = []
     fence = Fence.take(directory)
-    return Checkpoints(directory + "/checkpoints", keep=keep, fence=fence, say=said.append), said
+    return Checkpoints(directory + "/checkpoints", keep=keep, fence=fence, say=lines.append), lines
 
 
 def save(checkpoints: Checkpoints, step: int, megabytes: int = 1) -> None:
@@ -339,11 +339,11 @@ def test_datanodes_killed_in_the_middle_of_a_write(hdfs_dir, hadoop_env, cluster
 
 def check_whole(checkpoints: Checkpoints, step: int, megabytes: int = 1) -> None:
     """The newest is `step`, as it was given to `save`, and nothing unfinished lies about."""
-    found = Checkpoints(checkpoints.directory).latest(IDENTITY)
-    assert found.step == step
+    latest = Checkpoints(checkpoints.directory).latest(IDENTITY)
+    assert latest.step == step
     rng = np.random.default_rng(step)
     expected = rng.random(megabytes * 2**18, np.float32)
-    np.testing.assert_array_equal(found.tensors["model/w"], expected)
+    np.testing.assert_array_equal(latest.tensors["model/w"], expected)
     for item in storage.list_dir(checkpoints.directory, unfinished=True):
         assert re.fullmatch(r"step-\d+", item.name), item.name
         inside = {one.name for one in storage.list_dir(item.path, unfinished=True)}
@@ -368,9 +368,9 @@ def test_a_namenode_that_restarts_in_the_middle_of_a_save(
         save(checkpoints, 2, megabytes=16)
     finally:
         back.join()
-    said = capfd.readouterr().err
-    assert said.count("trying again for up to") == 1
-    assert said.count("answers again after") == 1
+    errors = capfd.readouterr().err
+    assert errors.count("trying again for up to") == 1
+    assert errors.count("answers again after") == 1
     check_whole(checkpoints, 2, megabytes=16)
 
 

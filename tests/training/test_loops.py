@@ -27,6 +27,7 @@ from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.by_default import either
 from tests.support.models.serving_contract import reference_logits
+from tests.support.training import wandb_files
 
 
 # --------------------------------------------------------------------------------- a whole run
@@ -52,12 +53,26 @@ def half(request, tmp_path_factory, learnable, tiny_model_dir):
             "training.per_device_max_tokens": 2048,
             "training.learning_rate": 0.004,
             "evaluation.splits": ["validation", "test"],
+            "tracking.wandb": "news",
         },
+        env={"WANDB_MODE": "offline"},
     )
 
 
+def test_rank_0_alone_writes_the_run_for_weights_and_biases(half):
+    [run] = wandb_files.runs(os.path.join(half.directory, "wandb"))
+    record = half.run_json()
+    assert (run.id, run.exit_code, run.config["howdah"]["run_id"]) == (record["run_id"], 0, run.id)
+    losses = [row["train/loss"] for row in run.history if "train/loss" in row]
+    assert losses == pytest.approx(half.losses())
+    assert run.summary["test/accuracy"] == record["metrics"]["test"]["accuracy"]
+    assert run.summary["verdict"] == record["verdict"]["verdict"] in ("Good", "Cannot say")
+    assert not list((run.path.parent / "files").iterdir())
+    assert f"`wandb sync {run.path.parent}` sends it" in half.output
+
+
 def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):
-    said = half.run_json()
+    record = half.run_json()
     for split in ("validation", "test"):
         done = subprocess.run(
             [sys.executable, "-m", "howdah.cli", "evaluate", "--json", "--split", split,
@@ -66,23 +81,23 @@ def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
         served = json.loads(done.stdout)["metrics"]
-        assert said["metrics"][split]["accuracy"] == served["accuracy"]
+        assert record["metrics"][split]["accuracy"] == served["accuracy"]
         # ... and all that a gate may ask for
-        ours, theirs = (scalars(metrics) for metrics in (said["metrics"][split], served))
+        ours, theirs = (scalars(metrics) for metrics in (record["metrics"][split], served))
         assert ours == pytest.approx(theirs, abs=1e-6) and "ece" in ours
 
 
 def test_run_json_says_what_the_run_was_made_of_and_what_it_used(half, learnable, tiny_model_dir):
-    said = half.run_json()
-    [attempt] = said["attempts"]
+    record = half.run_json()
+    [attempt] = record["attempts"]
     assert attempt["usage"]["of"] == "all ranks" and attempt["usage"]["gpus"] == 0
     assert attempt["command"].startswith("python -m howdah.training --config")
-    found = said["hours"]
-    assert found["complete"] and found["vcore"] is None
-    assert found["cpu"] == pytest.approx(attempt["usage"]["cpu_seconds"] / 3600, abs=1e-6)
+    hours = record["hours"]
+    assert hours["complete"] and hours["vcore"] is None
+    assert hours["cpu"] == pytest.approx(attempt["usage"]["cpu_seconds"] / 3600, abs=1e-6)
     # two ranks have imported a framework and trained: more than a rank's own time
-    assert attempt["usage"]["cpu_seconds"] > 2 and found["wall"] > 0
-    assert said["base"]["source"] == tiny_model_dir and said["source"]["kind"]
+    assert attempt["usage"]["cpu_seconds"] > 2 and hours["wall"] > 0
+    assert record["base"]["source"] == tiny_model_dir and record["source"]["kind"]
     with open(os.path.join(half.directory, "report.html"), encoding="utf-8") as page:
         assert "CPU hours" in page.read()
 
@@ -112,8 +127,8 @@ def test_the_logs_of_ranks_on_cpus_say_nothing_of_cuda_and_absl(half):
         assert "step 10/10" in log
         # TensorFlow says this of processors without AVX-512, of the bf16 that is not used there.
         kept = [line for line in log.splitlines() if "oneDNN supports DT_BFLOAT16" not in line]
-        found = NOISE.search("\n".join(kept))
-        assert found is None, found[0]
+        noise = NOISE.search("\n".join(kept))
+        assert noise is None, noise[0]
 
 
 @pytest.mark.parametrize("framework", either("torch"))

@@ -88,19 +88,19 @@ def test_files_of_pairs_are_predicted_by_both_columns(runs, bert, framework, tmp
         writer = csv.DictWriter(file, ["id", "second", "text"])
         writer.writeheader()
         writer.writerows(rows)
-    found = []
+    predictions = []
     for suffix in ("jsonl", "csv"):
         target = tmp_path / f"{suffix}.out.jsonl"
         source = str(tmp_path / f"in.{suffix}")
         places = ("--source", source, "--output", str(target), "--id-column", "id")
         howdah("predict", "--model", export, *places)
-        found.append([json.loads(line) for line in target.read_text().splitlines()])
+        predictions.append([json.loads(line) for line in target.read_text().splitlines()])
     tabs = "".join(f"{row['text']}\t{row['second']}\n" for row in rows)
     answers = howdah("predict", "--model", export, "--stdin", stdin=tabs)
-    found.append([json.loads(line) for line in answers.splitlines()])
-    right = [row["label"] == two for row, (_, two) in zip(found[0], pairs, strict=True)]
+    predictions.append([json.loads(line) for line in answers.splitlines()])
+    right = [row["label"] == two for row, (_, two) in zip(predictions[0], pairs, strict=True)]
     assert sum(right) >= 10, right  # of 12
-    for rows_found in found[1:]:
-        for row, first in zip(rows_found, found[0], strict=True):
+    for rows_found in predictions[1:]:
+        for row, first in zip(rows_found, predictions[0], strict=True):
             assert row["scores"] == pytest.approx(first["scores"], abs=1e-5)
-    assert [row["id"] for row in found[0]] == [row["id"] for row in rows]
+    assert [row["id"] for row in predictions[0]] == [row["id"] for row in rows]

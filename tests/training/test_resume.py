@@ -209,11 +209,11 @@ def test_a_resume_from_another_run_sets_the_own_history_aside(place):
     other = open_run(f"{place}/other")
     save(other, 1000, 0.5)
     other.close("finished")
-    own = open_run(f"{place}/own", checkpoint={"keep": 2})
-    save(own, 200, 0.95)
-    save(own, 400, 0.97, best=400)
-    own.metrics.evaluated(TrainState(step=400, epochs=4.0), "validation", {"accuracy": 0.97})
-    own.close("finished")
+    run = open_run(f"{place}/own", checkpoint={"keep": 2})
+    save(run, 200, 0.95)
+    save(run, 400, 0.97, best=400)
+    run.metrics.evaluated(TrainState(step=400, epochs=4.0), "validation", {"accuracy": 0.97})
+    run.close("finished")
 
     path = other.checkpoints.path_of(1000)
     again = open_run(f"{place}/own", checkpoint={"keep": 2, "resume": path})
@@ -232,11 +232,11 @@ def test_a_resume_from_another_run_sets_the_own_history_aside(place):
 
 
 def test_a_copy_of_an_own_checkpoint_is_the_own_history(place):
-    own = open_run(f"{place}/own")
+    run = open_run(f"{place}/own")
     for step in (200, 400):
-        save(own, step, 0.9)
-    own.close("finished")
-    again = open_run(f"{place}/own", checkpoint={"resume": own.checkpoints.path_of(200) + "/"})
+        save(run, step, 0.9)
+    run.close("finished")
+    again = open_run(f"{place}/own", checkpoint={"resume": run.checkpoints.path_of(200) + "/"})
     assert again.owned.resume_checkpoint(IDENTITY).step == 200
     assert steps(again) == [200]
     again.close("finished")
@@ -249,18 +249,18 @@ def test_lost_before_its_first_checkpoint_it_begins_at_the_other_runs_again(plac
     monkeypatch.setenv("HOWDAH_APPLICATION", "application_1_0001")
     path = other.checkpoints.path_of(1000)
     for expected in (1000, 1000, 1010):
-        own = open_run(f"{place}/own", checkpoint={"resume": path})
-        assert own.owned.resume_checkpoint(IDENTITY).step == expected
-        if own.attempt == 2:
-            save(own, 1010, 0.1)
-        own.close("failed")
+        run = open_run(f"{place}/own", checkpoint={"resume": path})
+        assert run.owned.resume_checkpoint(IDENTITY).step == expected
+        if run.attempt == 2:
+            save(run, 1010, 0.1)
+        run.close("failed")
 
 
 def test_what_is_exported_is_this_historys(begin):
     # Another run's step 2; the own history has a better step 4, by the evaluation of step 4.
     other = begin("other").go()
-    own = begin("own").go()
-    assert own.state.best_step == 4
+    history = begin("own").go()
+    assert history.state.best_step == 4
     start = other.run.checkpoints.path_of(2)
     again = begin("own", checkpoint={"resume": start}, evaluation={"every_steps": 3})
     assert again.state.best_step is None  # the own step-2 is not the other run's
@@ -407,8 +407,8 @@ def test_a_refused_start_leaves_a_finished_run_as_it_was(
     tmp_path, tiny_dataset, tiny_model_dir, command
 ):
     where = str(tmp_path / "run")
-    given = {"dataset": tiny_dataset.path, "base": tiny_model_dir}
-    done = train(where, **given, settings={"training.max_steps": 4})
+    inputs = {"dataset": tiny_dataset.path, "base": tiny_model_dir}
+    done = train(where, **inputs, settings={"training.max_steps": 4})
     before, config = done.run_json(), storage.read_text(f"{where}/config.yaml")
     exported = storage.read_text(f"{where}/export/howdah.json")
     refused = [{"data.dataset": str(tmp_path / "none")}, {"model.base": str(tmp_path / "none")},
@@ -416,8 +416,8 @@ def test_a_refused_start_leaves_a_finished_run_as_it_was(
     for changed in refused:
         settings = {"training.max_steps": 4} | changed
         if command == "rank":
-            failed = train(where, **given, settings=settings, check=False)
-            code, said = failed.returncode, failed.output
+            failed = train(where, **inputs, settings=settings, check=False)
+            code, output = failed.returncode, failed.output
         else:
             words = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
             ended = subprocess.run(
@@ -425,12 +425,12 @@ def test_a_refused_start_leaves_a_finished_run_as_it_was(
                 capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": ROOT},
                 timeout=240,
             )  # fmt: skip
-            code, said = ended.returncode, ended.stderr
+            code, output = ended.returncode, ended.stderr
         if "checkpoint.resume" not in changed:  # before an attempt begins
-            assert code == 2 and str(tmp_path / "none") in said, said
+            assert code == 2 and str(tmp_path / "none") in output, output
             assert done.run_json() == before
             continue
-        assert code == 4, said
+        assert code == 4, output
         now = done.run_json()
         assert now["attempts"][-1]["status"] == "failed" and now["attempts"][-1]["error"]
         assert now["attempts"][:1] == before["attempts"]
@@ -440,7 +440,7 @@ def test_a_refused_start_leaves_a_finished_run_as_it_was(
         }
         assert storage.read_text(f"{where}/config.yaml") == config
     assert len(done.run_json()["attempts"]) == 2
-    again = train(where, **given, settings={"training.max_steps": 6})
+    again = train(where, **inputs, settings={"training.max_steps": 6})
     now = again.run_json()
     assert (now["status"], now["steps"], now["run_id"]) == ("finished", 6, before["run_id"])
     assert "max_steps: 6" in storage.read_text(f"{where}/config.yaml")

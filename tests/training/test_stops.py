@@ -113,9 +113,10 @@ def test_a_bare_launcher_s_last_line_says_what_is_whole(start, framework, kind):
     job = begin(start, framework, kind, seconds=3600.0, bare=True)
     os.kill(job.rank(1), signal.SIGKILL)
     assert job.end() != 0
-    said = job.stdout + job.stderr + job.log_of_rank_0()
+    output = job.stdout + job.stderr + job.log_of_rank_0()
     assert (
-        "the last one completed; until the save is complete, the newest checkpoint is none" in said
+        "the last one completed; until the save is complete, the newest checkpoint is none"
+        in output
     )
     job.wait_until_nothing_is_left()
 
@@ -169,7 +170,9 @@ def local(tmp_path, tiny_model_dir):
 
 
 def saved(one) -> list[int]:
-    return [found.step for found in Checkpoints(str(one.run_directory / "checkpoints")).list()]
+    return [
+        checkpoint.step for checkpoint in Checkpoints(str(one.run_directory / "checkpoints")).list()
+    ]
 
 
 @full  # in every run: tests/jobs/clusters/test_places.py kills a job, which saves; slow saves above
@@ -195,9 +198,9 @@ def test_a_job_says_that_its_last_save_was_cut_short(local, framework):
     kill(one.rank(1)["pid"])
     code, verdict, status = one.end(200)
     assert code == 6
-    said = "was cut short; newest complete one: an earlier attempt's, if any"
-    assert said in status["error"]["what"]
-    assert said in verdict["diagnostics"]
+    sentence = "was cut short; newest complete one: an earlier attempt's, if any"
+    assert sentence in status["error"]["what"]
+    assert sentence in verdict["diagnostics"]
     assert saved(one) == []
     wait_until(lambda: not one.processes())
 

@@ -62,11 +62,11 @@ def test_both_frameworks_learn_the_same(runs, task):
     losses = [np.array(runs(task, framework).losses()) for framework in ("torch", "tensorflow")]
     assert losses[0] == pytest.approx(losses[1], rel=2e-3, abs=1e-4)
     assert losses[0][:3] == pytest.approx(losses[1][:3], rel=1e-5)
-    found = runs(task, "torch").run_json()["metrics"]["test"]
+    metrics = runs(task, "torch").run_json()["metrics"]["test"]
     if task == "multi_label":
-        assert found["micro_f1"] > 0.85 and found["mean_average_precision"] > 0.85
+        assert metrics["micro_f1"] > 0.85 and metrics["mean_average_precision"] > 0.85
     else:
-        assert found["pearson"] > 0.7 and found["spearman"] > 0.7 and found["r2"] > 0.4
+        assert metrics["pearson"] > 0.7 and metrics["spearman"] > 0.7 and metrics["r2"] > 0.4
 
 
 @pytest.mark.mpi
@@ -105,18 +105,18 @@ def test_predictions_have_the_tasks_columns_in_every_format(runs, task, tmp_path
 @pytest.mark.parametrize("task", TASKS)
 def test_evaluate_says_what_the_run_said_and_predictions_are_kept(runs, datasets, task):
     run = runs(task, "torch")
-    given = os.path.join(run.directory, "given.yaml")
-    found = json.loads(howdah("evaluate", "--json", "--split", "test", "--config", given))
-    said = run.run_json()["metrics"]["test"]
-    assert found["metrics"]["loss"] == pytest.approx(said["loss"], abs=1e-6)
+    config = os.path.join(run.directory, "given.yaml")
+    evaluated = json.loads(howdah("evaluate", "--json", "--split", "test", "--config", config))
+    trained = run.run_json()["metrics"]["test"]
+    assert evaluated["metrics"]["loss"] == pytest.approx(trained["loss"], abs=1e-6)
     rows = pq.read_table(os.path.join(run.directory, "predictions", "test")).to_pylist()
     assert len(rows) == ROWS["test"]
     if task == "multi_label":
         whole = np.mean([row["label"] == row["predicted"] for row in rows])
-        assert whole == pytest.approx(said["subset_accuracy"])
+        assert whole == pytest.approx(trained["subset_accuracy"])
     else:
         errors = [(row["label"] - row["predicted"]) ** 2 for row in rows]
-        assert np.mean(errors) == pytest.approx(said["mse"], rel=1e-4)
+        assert np.mean(errors) == pytest.approx(trained["mse"], rel=1e-4)
     page = storage.read_text(os.path.join(run.directory, "report.html"))
     assert ("micro_f1" if task == "multi_label" else "pearson") in page
 

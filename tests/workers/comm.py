@@ -80,7 +80,7 @@ def _divided(comm, torch) -> dict:
     owners = list(range(comm.size))
     messages = [torch.full((2 + owner,), float(comm.rank + 1)) for owner in owners]
     comm.reduce_to(messages, owners)
-    own = messages[comm.rank].tolist()
+    reduced = messages[comm.rank].tolist()
     comm.broadcast_from(messages, owners)
     fetched = []
     for owner in owners:
@@ -88,7 +88,7 @@ def _divided(comm, torch) -> dict:
         message[0] = comm.rank
         comm.fetch(message, owner)
         fetched.append([message[0].item(), str(message[1].item())])
-    return {"own": own, "all": [one.tolist() for one in messages], "fetched": fetched}
+    return {"own": reduced, "all": [one.tolist() for one in messages], "fetched": fetched}
 
 
 def _apart(comm) -> dict:
@@ -115,13 +115,13 @@ def _compute(seconds: float) -> None:
 
 def _wakings() -> dict[str, int]:
     """{thread: voluntary context switches} of this process's other threads."""
-    found = {}
+    counts = {}
     for thread in os.listdir("/proc/self/task"):
         if int(thread) != threading.get_native_id():
             with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
                 status = dict(line.split(":", 1) for line in file)
-            found[thread] = int(status["voluntary_ctxt_switches"])
-    return found
+            counts[thread] = int(status["voluntary_ctxt_switches"])
+    return counts
 
 
 if __name__ == "__main__":

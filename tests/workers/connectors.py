@@ -25,7 +25,7 @@ def main(kind: str, directory: str, base: str) -> dict:
     from howdah.spark import connectors
     from howdah.spark.session import session
 
-    found: dict = {}
+    answer: dict = {}
 
     def configured(**data):
         spark = {
@@ -51,12 +51,12 @@ def main(kind: str, directory: str, base: str) -> dict:
         try:
             result = pipeline.run(configured(**data), progress=lines.append)
         except HowdahError as error:
-            found[name] = {"error": error.as_dict()}
+            answer[name] = {"error": error.as_dict()}
             return
-        found[name] = {**result.as_dict(), "source": result.manifest.source, "lines": lines}
+        answer[name] = {**result.as_dict(), "source": result.manifest.source, "lines": lines}
 
     def look(name: str, **data) -> None:
-        """What a source is and how many rows it has, without making a dataset of it."""
+        """A source's kind and its number of rows, without making a dataset of it."""
         section = configured(**data).data
         try:
             source = given.resolve(section)
@@ -64,16 +64,16 @@ def main(kind: str, directory: str, base: str) -> dict:
                 source = given.resolved(spark, source, section)
             rows = reading.table(spark, source, section).count()
         except HowdahError as error:
-            found[name] = {"error": error.as_dict()}
+            answer[name] = {"error": error.as_dict()}
             return
-        found[name] = {"source": source.identity, "rows": {"all": rows}}
+        answer[name] = {"source": source.identity, "rows": {"all": rows}}
 
     first = configured()
     shipped = connectors.settings(first, print)
     with session(first.data.spark, shipped=shipped) as spark:
         each = {"delta": _delta, "iceberg": _iceberg, "avro": _avro, "jdbc": _jdbc}
-        each[kind](spark, directory, etl, look, found)
-    return found
+        each[kind](spark, directory, etl, look, answer)
+    return answer
 
 
 def _rows(spark, begin: int, count: int = 40):
@@ -99,7 +99,7 @@ def _scenarios(name: str, path: str, append, etl, look, first, second) -> None:
     look("no_table", source=f"{path}-none")
 
 
-def _delta(spark, directory: str, etl, look, found: dict) -> None:
+def _delta(spark, directory: str, etl, look, answer: dict) -> None:
     path = f"{directory}/table"
     _rows(spark, 0).write.format("delta").save(path)
     _rows(spark, 100).write.format("delta").mode("append").save(path)
@@ -114,7 +114,7 @@ def _delta(spark, directory: str, etl, look, found: dict) -> None:
     look("replaced", source=path, as_of=0)
 
 
-def _iceberg(spark, directory: str, etl, look, found: dict) -> None:
+def _iceberg(spark, directory: str, etl, look, answer: dict) -> None:
     name, path = "lake.db.news", f"{directory}/lake/db/news"
     _rows(spark, 0).writeTo(name).create()
     _rows(spark, 100).writeTo(name).append()
@@ -127,7 +127,7 @@ def _iceberg(spark, directory: str, etl, look, found: dict) -> None:
     _scenarios(name, path, append, etl, look, first, second)
 
 
-def _avro(spark, directory: str, etl, look, found: dict) -> None:
+def _avro(spark, directory: str, etl, look, answer: dict) -> None:
     for day, begin in (("2026-01-01", 0), ("2026-01-02", 100)):
         _rows(spark, begin).write.format("avro").save(f"{directory}/rows/ds={day}")
     etl("auto", source=f"{directory}/rows", format="auto")
@@ -136,7 +136,7 @@ def _avro(spark, directory: str, etl, look, found: dict) -> None:
     look("other_columns", source=f"{directory}/rows")
 
 
-def _jdbc(spark, directory: str, etl, look, found: dict) -> None:
+def _jdbc(spark, directory: str, etl, look, answer: dict) -> None:
     import psycopg2
 
     url = os.environ["HOWDAH_JDBC_URL"]
@@ -186,7 +186,7 @@ def _jdbc(spark, directory: str, etl, look, found: dict) -> None:
     look("no_table", source="newz")
     look("no_column", source="news", jdbc={"partition_column": "idd"})
     cursor.execute("SELECT count(*) FROM news")
-    found["left"] = cursor.fetchone()[0]
+    answer["left"] = cursor.fetchone()[0]
     path = f"{directory}/url"
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write(re.sub(r":[^:@/]+@", ":wrong-hunter2@", url) + "\n")

@@ -25,8 +25,8 @@ def reader(kind: str, directory: str) -> Callable[[np.ndarray, np.ndarray], np.n
 
         def forward(ids, mask):
             with torch.inference_mode():
-                given = (torch.from_numpy(array).long() for array in (ids, mask))
-                return net(*given).logits.numpy()
+                tensors = (torch.from_numpy(array).long() for array in (ids, mask))
+                return net(*tensors).logits.numpy()
 
         return forward
     if kind == "saved_model":
@@ -53,11 +53,11 @@ def reader(kind: str, directory: str) -> Callable[[np.ndarray, np.ndarray], np.n
 
 def main(kind: str, directory: str, batches: str, target: str) -> None:
     """Read the batches, write the logits."""
-    forward, given = reader(kind, directory), np.load(batches)
-    count = len(given.files) // 2
+    forward, arrays = reader(kind, directory), np.load(batches)
+    count = len(arrays.files) // 2
     np.savez(
         target,
-        **{f"logits_{n}": forward(given[f"ids_{n}"], given[f"mask_{n}"]) for n in range(count)},
+        **{f"logits_{n}": forward(arrays[f"ids_{n}"], arrays[f"mask_{n}"]) for n in range(count)},
     )
 
 

@@ -37,7 +37,7 @@ def main(metastore: str, directory: str, base: str) -> dict:
             "spark.hadoop.hive.exec.dynamic.partition.mode": "nonstrict",
         },
     )
-    found: dict = {"database": database}
+    answer: dict = {"database": database}
 
     def configured(data: dict):
         settings = {
@@ -50,33 +50,33 @@ def main(metastore: str, directory: str, base: str) -> dict:
         return config_module.from_dict({"data": settings, "model": {"base": base}})
 
     def look(name: str, **data) -> None:
-        """What a source is and how many rows it has, without making a dataset of it."""
+        """A source's kind and its number of rows, without making a dataset of it."""
         data = configured(data).data
         try:
             source = hive.resolved(spark, sources.resolve(data), data)
             rows = hive.read(spark, source, data).count()
         except HowdahError as error:
-            found[name] = {"error": error.as_dict()}
+            answer[name] = {"error": error.as_dict()}
             return
-        found[name] = {"source": source.identity, "rows": rows}
+        answer[name] = {"source": source.identity, "rows": rows}
 
     def etl(name: str, **data) -> None:
         lines: list[str] = []
         try:
             result = pipeline.run(configured(data), progress=lines.append)
         except HowdahError as error:
-            found[name] = {"error": error.as_dict()}
+            answer[name] = {"error": error.as_dict()}
             return
-        found[name] = {**result.as_dict(), "lines": lines, "source": result.manifest.source}
+        answer[name] = {**result.as_dict(), "lines": lines, "source": result.manifest.source}
 
     with session(options, hive=True) as spark:
         spark.sql(f"CREATE DATABASE {database} LOCATION '{directory}/{database}.db'")
         # It stays: no other test has a database of its name.
-        _scenarios(spark, database, directory, etl, look, found)
-    return found
+        _scenarios(spark, database, directory, etl, look, answer)
+    return answer
 
 
-def _scenarios(spark, database: str, directory: str, etl, look, found: dict) -> None:
+def _scenarios(spark, database: str, directory: str, etl, look, answer: dict) -> None:
     news = f"{database}.news"
     columns = "body string, topic string"
     for form in ("parquet", "textfile"):
@@ -142,7 +142,7 @@ def _scenarios(spark, database: str, directory: str, etl, look, found: dict) -> 
     spark.sql(f"INSERT INTO {bad} VALUES {rows}, ('', 'a'), ('x', 'b')")
     rejects = f"{database}.rejects"
     etl("rejects", source=bad, rejects_table=rejects)
-    found["rejected"] = [r.asDict() for r in spark.table(rejects).orderBy("reason").collect()]
+    answer["rejected"] = [r.asDict() for r in spark.table(rejects).orderBy("reason").collect()]
     spark.sql(f"CREATE TABLE {database}.other (a string)")
     etl("rejects_wrong", source=bad, rejects_table=f"{database}.other", max_length=64)
 

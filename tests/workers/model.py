@@ -28,12 +28,12 @@ def main(framework: str, directory: str, given_path: str, out_path: str) -> None
     env.prepare(framework, threads=1)
     base = load_base(directory)
     training = TrainingSection(framework=framework, weight_decay=WEIGHT_DECAY)
-    given = dict(np.load(given_path))
+    arrays = dict(np.load(given_path))
     work = _tensorflow if framework == "tensorflow" else _torch
-    np.savez(out_path, **work(base.config, base.weights, training, given))
+    np.savez(out_path, **work(base.config, base.weights, training, arrays))
 
 
-def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
+def _torch(config: dict, weights: dict, training: TrainingSection, arrays: dict) -> dict:
     import torch
     import torch.nn.functional as F
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
@@ -48,21 +48,21 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
 
     net = build(ModelSection(**RATES))
     forward = forward_torch.forward_fn(net)
-    out = _logits(forward, given)
+    out = _logits(forward, arrays)
     for precision in ("bf16", "fp16"):
         half = forward_torch.forward_fn(build(ModelSection(**RATES), precision))
-        out[precision] = half(given["ids_BT"], given["mask_BT"])
+        out[precision] = half(arrays["ids_BT"], arrays["mask_BT"])
     out |= {f"start/{name}": array.copy() for name, array in forward_torch.weights(net)}
     net.train()
-    ids_BT, mask_BT = torch.from_numpy(given["ids_BT"]).long(), torch.from_numpy(given["mask_BT"])
+    ids_BT, mask_BT = torch.from_numpy(arrays["ids_BT"]).long(), torch.from_numpy(arrays["mask_BT"])
     logits_BC = net(ids_BT, mask_BT)
 
     def gradients(net: torch.nn.Module, logits_BC: torch.Tensor) -> dict[str, np.ndarray]:
-        labels_B = torch.from_numpy(given["labels_B"]).long()
+        labels_B = torch.from_numpy(arrays["labels_B"]).long()
         loss_B = F.cross_entropy(logits_BC, labels_B, label_smoothing=SMOOTHING, reduction="none")
-        weights_B = torch.from_numpy(given["weights_B"])
+        weights_B = torch.from_numpy(arrays["weights_B"])
         net.zero_grad()
-        (loss_B * weights_B).sum().div(float(given["global_weight"])).backward()
+        (loss_B * weights_B).sum().div(float(arrays["global_weight"])).backward()
         return {
             name: (p.grad.to_dense() if p.grad.is_sparse else p.grad).numpy().copy()
             for name, p in net.named_parameters()
@@ -88,7 +88,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
 
     # -- a GPU's attention kernel, here on the CPU
     with mock.patch.object(forward_torch, "attend_plainly", forward_torch.attend_fused):
-        out["fused"] = forward(given["ids_BT"], given["mask_BT"])
+        out["fused"] = forward(arrays["ids_BT"], arrays["mask_BT"])
         for name, array in gradients(net, net(ids_BT, mask_BT)).items():
             out[f"fused/gradient/{name}"] = array
 
@@ -110,7 +110,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     torch.manual_seed(3)
     out["dropped"] = np.stack([kernels_torch.dropout_factors(ones, 0.1).numpy() for _ in range(2)])
 
-    named = {name: torch.nn.Parameter(torch.from_numpy(given[name])) for name in _updated(given)}
+    named = {name: torch.nn.Parameter(torch.from_numpy(arrays[name])) for name in _updated(arrays)}
     optimizer = torch.optim.AdamW(
         [
             {"params": [p for n, p in named.items() if decays(n)], "weight_decay": WEIGHT_DECAY},
@@ -119,7 +119,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     )
     for number, lr in enumerate(LEARNING_RATES):
         for name, parameter in named.items():
-            parameter.grad = torch.from_numpy(given[f"{number}/{name}"] * np.float32(0.5))
+            parameter.grad = torch.from_numpy(arrays[f"{number}/{name}"] * np.float32(0.5))
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
@@ -130,7 +130,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     return out
 
 
-def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
+def _tensorflow(config: dict, weights: dict, training: TrainingSection, arrays: dict) -> dict:
     import tensorflow as tf
 
     from howdah.models.forward import forward_tf
@@ -145,9 +145,9 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
         )
 
     net = build(ModelSection(**RATES))
-    out = _logits(forward_tf.forward_fn(net), given)
+    out = _logits(forward_tf.forward_fn(net), arrays)
     in_bf16 = build(ModelSection(**RATES), precision="bf16")
-    out["bf16"] = forward_tf.forward_fn(in_bf16)(given["ids_BT"], given["mask_BT"])
+    out["bf16"] = forward_tf.forward_fn(in_bf16)(arrays["ids_BT"], arrays["mask_BT"])
     exported = {name: array.copy() for name, array in forward_tf.weights(net)}
     out |= {f"start/{name}": array for name, array in exported.items()}
 
@@ -159,19 +159,19 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
         return steps, gradients
 
     steps, gradients = steps_of(net)
-    _backward(steps, given, micro=0)
+    _backward(steps, arrays, micro=0)
     steps.reduce()
     out |= {f"gradient/{name}": np.array(value) for name, value in gradients.sums.items()}
-    _backward(steps, given, micro=1)  # accumulated
+    _backward(steps, arrays, micro=1)  # accumulated
     out["norm"] = np.array(steps.reduce())
     out |= {f"twice/{name}": np.array(value) for name, value in gradients.sums.items()}
-    narrow = given | {"ids_BT": given["ids_BT"][:2, :8], "mask_BT": given["mask_BT"][:2, :8]}
-    _backward(steps, narrow | {k: given[k][:2] for k in ("labels_B", "weights_B")}, micro=0)
+    narrow = arrays | {"ids_BT": arrays["ids_BT"][:2, :8], "mask_BT": arrays["mask_BT"][:2, :8]}
+    _backward(steps, narrow | {k: arrays[k][:2] for k in ("labels_B", "weights_B")}, micro=0)
     out["traces"] = np.array(steps.traces)
 
     # -- dropout depends on the seed only
     dropping, _ = steps_of(build(ModelSection(dropout=0.5)))
-    losses = [float(_backward(dropping, given, micro=0, seed=seed)) for seed in (1, 1, 2)]
+    losses = [float(_backward(dropping, arrays, micro=0, seed=seed)) for seed in (1, 1, 2)]
     out["dropout/kept"] = np.array(losses)
     out |= {f"activation/{n}": act(tf.linspace(-4.0, 4.0, 99)).numpy()
             for n, act in forward_tf._ACTIVATIONS.items()}  # fmt: skip
@@ -182,7 +182,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     # -- a frozen part has no gradient
     frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, **RATES)
     part, kept = steps_of(build(frozen))
-    _backward(part, given, micro=0)
+    _backward(part, arrays, micro=0)
     part.reduce()
     if list(kept.sums) != trainable_names(config, frozen):
         raise RuntimeError(f"other gradients than of trainable tensors: {list(kept.sums)}")
@@ -193,36 +193,36 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     out |= {f"imported/{name}": array.copy() for name, array in forward_tf.weights(net)}
 
     # -- the optimizer, saved after two updates and restored
-    variables = {name: tf.Variable(given[name]) for name in _updated(given)}
+    variables = {name: tf.Variable(arrays[name]) for name in _updated(arrays)}
     optimizer = AdamW(variables, training)
     for number, lr in enumerate(LEARNING_RATES):
         if number == 2:
             moments = {name: array.copy() for name, array in optimizer.moments()}
             optimizer = AdamW(variables, training)
             optimizer.restore(iter(moments.items()), updates=2)
-        sums = [tf.Variable(given[f"{number}/{name}"]) for name in variables]
+        sums = [tf.Variable(arrays[f"{number}/{name}"]) for name in variables]
         optimizer.step(sums, lr=lr, factor=0.5)
     out |= {f"updated/{name}": np.array(variable) for name, variable in variables.items()}
     return out | dict(optimizer.moments())
 
 
-def _logits(forward, given: dict) -> dict:
-    """With the given padding and with more: logits must not change."""
-    ids_BT, mask_BT = given["ids_BT"], given["mask_BT"]
+def _logits(forward, arrays: dict) -> dict:
+    """Logits with the padding of the batch and with more, which must not change them."""
+    ids_BT, mask_BT = arrays["ids_BT"], arrays["mask_BT"]
     wider = [np.pad(array, ((0, 0), (0, 16))) for array in (ids_BT, mask_BT)]
     return {"logits": forward(ids_BT, mask_BT), "wider": forward(*wider)}
 
 
-def _backward(steps, given: dict, *, micro: int, seed: int = 7):
+def _backward(steps, arrays: dict, *, micro: int, seed: int = 7):
     from types import SimpleNamespace
 
     names = ("ids_BT", "mask_BT", "labels_B", "weights_B", "global_weight")
-    batch = SimpleNamespace(micro=micro, **{name: given[name] for name in names})
+    batch = SimpleNamespace(micro=micro, **{name: arrays[name] for name in names})
     return steps.backward(batch, seed=seed, scale=1.0)
 
 
-def _updated(given: dict) -> list[str]:
-    return [name for name in given if name.endswith((".weight", ".bias")) and name[0] not in "012"]
+def _updated(arrays: dict) -> list[str]:
+    return [name for name in arrays if name.endswith((".weight", ".bias")) and name[0] not in "012"]
 
 
 if __name__ == "__main__":

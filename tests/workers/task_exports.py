@@ -60,16 +60,16 @@ def _one(task: str, directory: str, model: str) -> dict:
         tokenizer_files=base.tokenizer_files, run_info=info,
     )  # fmt: skip
     served = open_model(path, framework="torch", threads=1)
-    given = PAIRS if pairs else [" ".join(sides) for sides in PAIRS]
-    found = classify(served, rows_of(given))
+    inputs = PAIRS if pairs else [" ".join(sides) for sides in PAIRS]
+    results = classify(served, rows_of(inputs))
     judge = pipeline("text-classification", model=path, top_k=None, truncation=True)
-    asked = [dict(zip(("text", "text_pair"), one, strict=True)) for one in PAIRS]
-    theirs = [judge(one) for one in asked] if pairs else judge(given)
+    pairs_of_texts = [dict(zip(("text", "text_pair"), one, strict=True)) for one in PAIRS]
+    theirs = [judge(one) for one in pairs_of_texts] if pairs else judge(inputs)
     wrong = Row("0", "one text" if pairs else joined("a", "b"), pair=not pairs)
     return {
-        "ours": [dict(zip(labels, one.scores.tolist(), strict=True)) for one in found],
+        "ours": [dict(zip(labels, one.scores.tolist(), strict=True)) for one in results],
         "theirs": [{one["label"]: one["score"] for one in row} for row in theirs],
-        "served": as_json(found, outputs_of(served)),
+        "served": as_json(results, outputs_of(served)),
         "refused": classify(served, [wrong])[0].error,
     }
 

@@ -251,11 +251,11 @@ def test_node_manager_killed(submit, cluster, framework, comes_back):
     for _ in range(5):  # also then both workers may be the driver's neighbours
         job = submit(framework)
         job.trains(2)
-        found = [d for d in ("nodemanager-0", "nodemanager-1") if _hosts(job, d) == "a worker"]
-        if found:
+        nodes = [d for d in ("nodemanager-0", "nodemanager-1") if _hosts(job, d) == "a worker"]
+        if nodes:
             break
         job.close()
-    (node,) = found
+    (node,) = nodes
 
     def harm():
         cluster.kill(node)
@@ -274,7 +274,7 @@ def test_node_manager_killed(submit, cluster, framework, comes_back):
 
 
 def _hosts(job, daemon):
-    """What a NodeManager has of the job: its driver, only workers, or nothing."""
+    """The part of the job on a NodeManager: its driver, only workers, or nothing."""
     folders = [os.path.basename(path) for path in job.containers(daemon)]
     if any(name.endswith("_000001") for name in folders):
         return "the driver"

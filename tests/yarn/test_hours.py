@@ -45,21 +45,21 @@ def test_hours_are_yarn_s_own_over_two_applications_and_a_killed_worker(
             if number == 0:
                 kill(jobs[-1].rank(1)["pid"])
                 jobs[-1].trains(2, status["generation"])
-            said = json.loads(jobs[-1].howdah("ps", "--json"))["jobs"]
-            assert [one["hours"]["vcore"] > 0 for one in said] == [True]
+            listed = json.loads(jobs[-1].howdah("ps", "--json"))["jobs"]
+            assert [one["hours"]["vcore"] > 0 for one in listed] == [True]
             jobs[-1].howdah("kill", jobs[-1].application, "--save")
             jobs[-1].end()
-        found = json.loads(jobs[-1].howdah("status", jobs[-1].application, "--json"))["hours"]
+        hours = json.loads(jobs[-1].howdah("status", jobs[-1].application, "--json"))["hours"]
         manager = ResourceManager()
         reports = [manager.application(job.application) for job in jobs]
         for key, theirs in (("vcore_seconds", "vcoreSeconds"), ("mib_seconds", "memorySeconds")):
-            ours = [found["applications"][job.application][key] for job in jobs]
+            ours = [hours["applications"][job.application][key] for job in jobs]
             assert ours == [report[theirs] for report in reports] and min(ours) > 0
         total = sum(report["vcoreSeconds"] for report in reports)
-        assert found["vcore"] == pytest.approx(total / 3600, abs=2e-6)
-        assert found["complete"]
+        assert hours["vcore"] == pytest.approx(total / 3600, abs=2e-6)
+        assert hours["complete"]
         held = storage.read_json(f"{run}/run.json")
-        assert held["hours"] == found
+        assert held["hours"] == hours
         assert held["attempts"][-1]["command"].startswith("howdah submit --config ")
     finally:
         for job in jobs:

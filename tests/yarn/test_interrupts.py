@@ -50,13 +50,13 @@ def interrupted(jobs, home, name, number, slow, *options):
     process = jobs.start_program(
         PROGRAM, "submit", "--config", jobs.config(held), *options, SLOW=" ".join(slow)
     )
-    said = []
+    lines = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if line.startswith("slow: "):
             process.send_signal(number)
     process.communicate(timeout=LIMIT)
-    return process.returncode, "".join(said)
+    return process.returncode, "".join(lines)
 
 
 def live(jobs, name):
@@ -79,19 +79,19 @@ def test_a_signal_after_yarn_has_accepted_leaves_no_application(
     jobs, home, slow, number, code, options
 ):
     name = "-".join(["cut", *slow])
-    found, said = interrupted(jobs, home, name, number, slow, *options)
-    assert found == code, said
-    assert all(f"slow: {call}" in said for call in slow), said
-    assert ("is over" if options else "killed application_") in said
+    returned, output = interrupted(jobs, home, name, number, slow, *options)
+    assert returned == code, output
+    assert all(f"slow: {call}" in output for call in slow), output
+    assert ("is over" if options else "killed application_") in output
     assert live(jobs, name) == []
 
 
 def test_an_application_that_yarn_does_not_kill_is_named_at_the_next_submission(jobs, home):
     name = "not-killed"
-    found, said = interrupted(jobs, home, name, signal.SIGTERM, ["job_page", "refuses"])
-    assert found == 143, said
+    returned, output = interrupted(jobs, home, name, signal.SIGTERM, ["job_page", "refuses"])
+    assert returned == 143, output
     [application] = live(jobs, name)
-    assert f"{application} may run on: the test's YARN kills nothing; `howdah kill" in said
+    assert f"{application} may run on: the test's YARN kills nothing; `howdah kill" in output
     again = jobs.json("submit", "--config", str(jobs.directory / f"{name}.yaml"))
     assert (again["application"], again["attached"]) == (application, True)
     jobs.run("kill", application)

@@ -16,15 +16,15 @@ from tests.support.waiting import wait_until
 PLANTED = 's3cr3t with "quotes", $HOME and a line\nmore'
 
 
-def asked(names, **yarn):
+def settings_with(names, **yarn):
     return loader.from_dict({"job": {"secret_env": names, **yarn}})
 
 
 def test_values_come_from_the_submitters_environment_and_a_missing_one_is_named():
-    held = asked(["HF_TOKEN", "PGPASSWORD", "EMPTY"])
-    there = {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": "", "OTHER": "o"}
-    found = secret_file.values(held, there)
-    assert found == {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": ""}
+    held = settings_with(["HF_TOKEN", "PGPASSWORD", "EMPTY"])
+    environment = {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": "", "OTHER": "o"}
+    values = secret_file.values(held, environment)
+    assert values == {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": ""}
     with pytest.raises(ConfigError) as caught:
         secret_file.values(held, {"EMPTY": ""})
     assert "HF_TOKEN, PGPASSWORD" in caught.value.expected
@@ -50,7 +50,7 @@ def test_the_file_keeps_any_value_and_its_object_prints_none():
 )
 def test_names_that_can_be_no_secret_are_refused(names, more, text):
     with pytest.raises(ConfigError, match=text):
-        asked(names, **more)
+        settings_with(names, **more)
 
 
 # ------------------------------------------------------------------------------ in processes
@@ -60,21 +60,21 @@ def environ(pid):
 
 
 def argv_of_all():
-    found = []
+    arguments = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            found.append(Path(f"/proc/{name}/cmdline").read_bytes())
+            arguments.append(Path(f"/proc/{name}/cmdline").read_bytes())
         except OSError:
             continue
-    return b"\n".join(found)
+    return b"\n".join(arguments)
 
 
 @pytest.fixture
 def job(tmp_path):
-    asked = {"workers": 2, "min_workers": 1, "max_workers": 3, "commit_every": 5,
+    settings_with = {"workers": 2, "min_workers": 1, "max_workers": 3, "commit_every": 5,
             "secret_env": ["HF_TOKEN"]}  # fmt: skip
     with LocalJob(
-        tmp_path, env={"HF_TOKEN": PLANTED}, training={"max_steps": 10**6}, job=asked
+        tmp_path, env={"HF_TOKEN": PLANTED}, training={"max_steps": 10**6}, job=settings_with
     ) as one:
         yield one
 
@@ -100,8 +100,8 @@ def test_only_training_processes_have_the_value_also_after_a_restart(job):
 
 
 def test_a_driver_without_the_variable_refuses_by_its_name(tmp_path):
-    asked = {"workers": 1, "secret_env": ["HF_TOKEN_THAT_IS_NOT_SET"]}
-    with LocalJob(tmp_path, training={"max_steps": 1}, job=asked) as one:
+    settings_with = {"workers": 1, "secret_env": ["HF_TOKEN_THAT_IS_NOT_SET"]}
+    with LocalJob(tmp_path, training={"max_steps": 1}, job=settings_with) as one:
         code, verdict, _ = one.end()
     assert (code, verdict) == (2, None)
     assert "HF_TOKEN_THAT_IS_NOT_SET" in one.log.read_text()

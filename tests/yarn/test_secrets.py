@@ -53,22 +53,22 @@ def check_container_files(cluster, application):
 @pytest.mark.hadoop
 @pytest.mark.mpi
 def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_dir, tmp_path):
-    given = tmp_path / "netrc"
-    given.write_text(planted.MARK)
-    given.chmod(0o600)
+    netrc = tmp_path / "netrc"
+    netrc.write_text(planted.MARK)
+    netrc.chmod(0o600)
     spark = {"conf": planted.SPARK_CONF}
     held = settings(
         hdfs_dir, "secrets", training={"max_steps": 100_000},
         data={"dataset": f"{hdfs_dir}/set", "max_length": 64, "spark": spark},
-        yarn={"files": [str(given)], "staging": f"{hdfs_dir}/staging"},
+        yarn={"files": [str(netrc)], "staging": f"{hdfs_dir}/staging"},
         job={"secret_env": [*ENV], "workers": 1},
     )  # fmt: skip
     config = jobs.config(held)
     refused = jobs.json("submit", "--config", config, code=2)
     assert "HF_TOKEN, PGPASSWORD" in refused["expected"]
     with planted.ArgumentLists() as lists:
-        asked = jobs.run("submit", "--config", config, "--dry-run", **ENV)
-        assert planted.MARK not in asked.stdout + asked.stderr
+        answer = jobs.run("submit", "--config", config, "--dry-run", **ENV)
+        assert planted.MARK not in answer.stdout + answer.stderr
         application = jobs.json("submit", "--config", config, **ENV)["application"]
         jobs.wait_for_step(application, 2)
         running = jobs.processes(application)
@@ -98,15 +98,15 @@ def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_d
     assert not [path for path in left if planted.MARK in _text(path)]
 
 
-def _environment(pid, wanted):
+def _environment(pid, variables):
     with open(f"/proc/{pid}/environ", "rb") as file:
         held = file.read().split(b"\0")
-    return any(f"{name}={value}".encode() in held for name, value in wanted.items())
+    return any(f"{name}={value}".encode() in held for name, value in variables.items())
 
 
 def _names(directory):
-    there = storage.list_dir(directory) if storage.exists(directory) else []
-    return {entry.name for entry in there}
+    entries = storage.list_dir(directory) if storage.exists(directory) else []
+    return {entry.name for entry in entries}
 
 
 def _text(path):
@@ -129,8 +129,8 @@ def test_an_etls_secrets_are_in_no_argument_list_script_log_or_open_file(yarn_et
             (application,) = running
             open_ones = [e.path for e, others in planted.remote_files(staging) if others]
             assert not [path for path in open_ones if planted.MARK in _text(path)]
-            (own,) = _names(f"{staging}/runs") - before
-            assert mode(f"{staging}/runs/{own}") == 0o700
+            (run,) = _names(f"{staging}/runs") - before
+            assert mode(f"{staging}/runs/{run}") == 0o700
             assert mode(f"{staging}/packages") == 0o700
             sparks = f"{cluster.hdfs_url}/user/{local_user()}/.sparkStaging/{application}"
             assert mode(sparks) == 0o700
@@ -146,7 +146,7 @@ def test_an_etls_secrets_are_in_no_argument_list_script_log_or_open_file(yarn_et
     assert planted.MARK not in yarn_reports(application)
     argv = ("yarn", "logs", "-applicationId", application)
     logs = wait_until(  # YARN aggregates them after the application has ended
-        lambda: "LogType" in (found := cluster.run(*argv, check=False).stdout) and found, 120
+        lambda: "LogType" in (text := cluster.run(*argv, check=False).stdout) and text, 120
     )
     assert planted.MARK not in logs
-    assert own not in _names(f"{staging}/runs")  # the description is gone
+    assert run not in _names(f"{staging}/runs")  # the description is gone

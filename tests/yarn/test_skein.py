@@ -152,10 +152,10 @@ def test_what_can_never_run_is_refused_before_yarn_is_asked(jobs, home):
 def test_a_dry_run_shows_all_and_leaves_nothing(jobs, home):
     config = jobs.config(settings(home, "dry", yarn={"view_users": ["bob"]}))
     answer = jobs.json("submit", "--config", config, "--dry-run")
-    asked = answer["application"]
-    assert (asked["workers"], asked["worker"]["memory_mib"]) == (2, 2048)
-    assert asked["nodes"] == ["localhost"]  # where the dataset's blocks are
-    assert "-P -m howdah.yarn driver" in asked["driver"]["script"]
+    application = answer["application"]
+    assert (application["workers"], application["worker"]["memory_mib"]) == (2, 2048)
+    assert application["nodes"] == ["localhost"]  # where the dataset's blocks are
+    assert "-P -m howdah.yarn driver" in application["driver"]["script"]
     text = jobs.run("submit", "--config", config, "--dry-run").stdout
     assert "view_users: bob" in text
     assert not storage.exists(f"{home}/runs/dry/job/application.json")
@@ -194,14 +194,14 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
 
 @pytest.mark.full
 def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, tmp_path):
-    """With proxy variables that name no proxy, and a TMPDIR that is the container's."""
-    given = tmp_path / "given.txt"
-    given.write_text("of this machine")
+    """Proxy variables name no proxy, and TMPDIR is the container's."""
+    user_file = tmp_path / "given.txt"
+    user_file.write_text("of this machine")
     storage.write_whole(f"{home}/given/remote.txt", b"of the cluster")
     lost = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     held = settings(
         home, "own", training={"max_steps": 100_000},
-        yarn={"files": [str(given), f"{home}/given/remote.txt"]},
+        yarn={"files": [str(user_file), f"{home}/given/remote.txt"]},
         job={"env": {**lost, "SAID": 'a "b" $HOME `c`'}},
     )  # fmt: skip
     application = jobs.json("submit", "--config", jobs.config(held), **lost)["application"]
@@ -228,7 +228,7 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue."""
     from tools.minicluster import MiniCluster
 
-    own = MiniCluster(tmp_path / "cluster")
+    started = MiniCluster(tmp_path / "cluster")
     extra = access_lists(local_user())
     extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
     extra["capacity-scheduler"] |= {
@@ -236,17 +236,17 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
         "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
         "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
     }
-    own.start(node_gpus=2, extra=extra)
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf_dir))
+    started.start(node_gpus=2, extra=extra)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(started.conf_dir))
     try:
-        place_data(f"{own.hdfs_url}/data", tiny_model_dir)
+        place_data(f"{started.hdfs_url}/data", tiny_model_dir)
         for name in ("alice", "eve"):  # for what is staged
-            own.make_home(name)
-        own.make_dir("/data")
-        own.make_dir("/data/runs")
-        yield own
+            started.make_home(name)
+        started.make_dir("/data")
+        started.make_dir("/data/runs")
+        yield started
     finally:
-        own.stop(remove=True)
+        started.stop(remove=True)
 
 
 @pytest.mark.full

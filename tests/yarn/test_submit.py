@@ -21,18 +21,18 @@ APP = "application_1_0001"
 WHEEL = "howdah-1-py3-none-any.whl"
 
 
-def job(**asked):
+def job(**yarn_keys):
     return loader.from_dict(
         {
             "run": {"name": "tiny", "directory": f"{HDFS}/runs/tiny"},
             "data": {"dataset": "hdfs://other:8020/data/set"},
             "model": {"base": f"{HDFS}/models/base"},
-            **sections({"python": "/opt/my python/bin/python", **asked}),
+            **sections({"python": "/opt/my python/bin/python", **yarn_keys}),
         }
     )
 
 
-def asked(settings, secure=True, **more):
+def submitted(settings, secure=True, **more):
     shipment = spec.Shipment(
         wheel=spec.Source(url=f"{HDFS}/packages/howdah-1-py3-none-any.whl"),
         wheel_name=WHEEL,
@@ -47,7 +47,7 @@ def asked(settings, secure=True, **more):
 
 # -------------------------------------------------------------------------------------- config
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("yarn_keys", "text"),
     [
         ({"workers": 4, "max_workers": 2}, "must ascend"),
         ({"min_workers": 3}, "must ascend"),
@@ -64,9 +64,9 @@ def asked(settings, secure=True, **more):
         ({"env": {"a b": "c"}}, "environment variable"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_the_reason(asked, text):
+def test_what_does_not_fit_together_is_refused_with_the_reason(yarn_keys, text):
     with pytest.raises(ConfigError, match=text):
-        loader.from_dict(sections(asked))
+        loader.from_dict(sections(yarn_keys))
 
 
 def test_either_bound_makes_a_job_elastic():
@@ -85,27 +85,27 @@ def test_a_job_asks_for_what_the_configuration_says():
         worker={"memory": "3 GiB", "vcores": 2, "gpus": 1}, driver={"memory": "700 MiB"},
         view_users=["bob"],
     )  # fmt: skip
-    found = asked(settings)
-    assert (found.workers, found.queue, found.node_label, found.priority) == (
+    app = submitted(settings)
+    assert (app.workers, app.queue, app.node_label, app.priority) == (
         3, "research", "fast", 7,
     )  # fmt: skip
-    assert (found.attempts, found.view_users, found.page_users) == (4, ("bob",), ("bob",))
-    assert asked(settings, secure=False).page_users == ("*",)
-    assert (found.worker.memory_mib, found.worker.vcores, found.worker.gpus) == (3072, 2, 1)
-    assert (found.driver.memory_mib, found.driver.vcores, found.driver.gpus) == (700, 1, 0)
-    assert found.tags == ("howdah", spec.tag(settings.run.directory), "howdah-ab12", "team-a")
-    assert set(found.file_systems) == {"hdfs://nn:8020", "hdfs://other:8020"}
-    json.dumps(found.as_dict())
+    assert (app.attempts, app.view_users, app.page_users) == (4, ("bob",), ("bob",))
+    assert submitted(settings, secure=False).page_users == ("*",)
+    assert (app.worker.memory_mib, app.worker.vcores, app.worker.gpus) == (3072, 2, 1)
+    assert (app.driver.memory_mib, app.driver.vcores, app.driver.gpus) == (700, 1, 0)
+    assert app.tags == ("howdah", spec.tag(settings.run.directory), "howdah-ab12", "team-a")
+    assert set(app.file_systems) == {"hdfs://nn:8020", "hdfs://other:8020"}
+    json.dumps(app.as_dict())
 
 
 def test_scripts_are_valid_bash(tmp_path):
-    found = asked(job())
-    for script in (found.driver.script, found.worker.script):
+    app = submitted(job())
+    for script in (app.driver.script, app.worker.script):
         assert "'/opt/my python/bin/python' -P -m howdah.yarn" in script
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
-    archive = asked(job(python=None), environment=spec.Source(url="x", kind="archive"))
+    archive = submitted(job(python=None), environment=spec.Source(url="x", kind="archive"))
     assert "exec ./environment/bin/python -P -m howdah.yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 
@@ -117,7 +117,7 @@ def test_a_driver_that_dies_before_it_reports_kills_skeins_master(tmp_path):
     (tmp_path / WHEEL).write_bytes(b"the wheel")
     python.chmod(0o755)
     script = tmp_path / "driver.sh"
-    script.write_text(asked(job(python=str(python))).driver.script)
+    script.write_text(submitted(job(python=str(python))).driver.script)
     master = f"bash {script}; echo survived"
     died = subprocess.run(["bash", "-c", master], cwd=tmp_path, capture_output=True, text=True)
     assert (died.returncode, died.stdout) == (-9, "")
@@ -130,8 +130,8 @@ def test_a_wheel_that_is_not_the_submitted_one_is_not_run(tmp_path):
     (tmp_path / WHEEL).write_bytes(b"the wheeI")
     (tmp_path / "python").write_text("#!/bin/sh\ntouch was-run\n")
     (tmp_path / "python").chmod(0o755)
-    found = asked(job(python=str(tmp_path / "python")))
-    for script in (found.driver.script, found.worker.script):
+    app = submitted(job(python=str(tmp_path / "python")))
+    for script in (app.driver.script, app.worker.script):
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 5
         assert f"{WHEEL} is not the one that was submitted" in done.stderr
@@ -143,18 +143,18 @@ def test_a_containers_home_and_temporary_files_are_its_own(tmp_path):
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$HOME|$TMPDIR|$HOWDAH_CACHE|$HADOOP_CONF_DIR"\n')
     python.chmod(0o755)
-    script = asked(job(python=str(python))).worker.script
+    script = submitted(job(python=str(python))).worker.script
     env = {"PATH": os.environ["PATH"], "LOCAL_DIRS": "/disk1/app,/disk2/app"}
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    own = f"{tmp_path}/home|{tmp_path}/tmp|/disk1/app/howdah"
-    assert done.stdout == f"{own}|{tmp_path}/hadoop-conf\n"
+    directories = f"{tmp_path}/home|{tmp_path}/tmp|/disk1/app/howdah"
+    assert done.stdout == f"{directories}|{tmp_path}/hadoop-conf\n"
     env["HADOOP_CONF_DIR"] = "/etc"  # the node's own settings come first
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{own}|/etc\n"
+    assert done.stdout == f"{directories}|/etc\n"
     assert (tmp_path / "home").is_dir()
     assert (tmp_path / "tmp").is_dir()
 
@@ -166,7 +166,7 @@ def test_a_run_directory_has_one_tag_however_it_is_written():
 
 
 def test_local_paths_are_refused_all_at_once():
-    own = loader.from_dict(
+    settings = loader.from_dict(
         {
             "run": {"directory": "runs/x"}, "data": {"dataset": "data/x"},
             "model": {"base": "models", "init_from": "models/news"},
@@ -174,7 +174,7 @@ def test_local_paths_are_refused_all_at_once():
         }
     )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
-        spec.refuse_local_paths(own, local_model=True)
+        spec.refuse_local_paths(settings, local_model=True)
     assert caught.value.where == (
         "run.directory, data.dataset, model.base, model.init_from, checkpoint.resume"
     )
@@ -196,11 +196,11 @@ def test_files_keep_their_names_and_never_take_a_used_one(tmp_path):
 
 # ------------------------------------------------------------------------------------- capacity
 def node(memory, vcores=8, gpus=0, labels=()):
-    known = [{"name": "yarn.io/gpu", "value": gpus}]
+    resources = [{"name": "yarn.io/gpu", "value": gpus}]
     total = {
         "memory": memory,
         "vCores": vcores,
-        "resourceInformations": {"resourceInformation": known},
+        "resourceInformations": {"resourceInformation": resources},
     }
     return {"totalResource": total, "nodeLabels": list(labels)}
 
@@ -214,19 +214,19 @@ QUEUE = {
 TWO = [node(8192), node(8192)]
 
 
-def found(nodes=TWO, queue=QUEUE, labels=(), **asked):
-    return capacity.problems(job(**asked), queue, nodes, labels)
+def problems_of(nodes=TWO, queue=QUEUE, labels=(), **yarn_keys):
+    return capacity.problems(job(**yarn_keys), queue, nodes, labels)
 
 
 def test_a_request_that_fits_has_no_problem():
-    assert found(workers=3, worker={"memory": "4 GiB"}) == []
-    assert found([node(8192, gpus=2)], worker={"gpus": 1, "memory": "2 GiB"}) == []
+    assert problems_of(workers=3, worker={"memory": "4 GiB"}) == []
+    assert problems_of([node(8192, gpus=2)], worker={"gpus": 1, "memory": "2 GiB"}) == []
     fast = [*TWO, node(8192, labels=["fast"])]
-    assert found(fast, labels=["fast"], node_label="fast", workers=1) == []
+    assert problems_of(fast, labels=["fast"], node_label="fast", workers=1) == []
 
 
 @pytest.mark.parametrize(
-    ("asked", "options", "what", "numbers"),
+    ("yarn_keys", "options", "what", "numbers"),
     [
         ({"worker": {"memory": "9 GiB"}}, {}, "larger than any node", ("9,216", "8,192")),
         ({"worker": {"vcores": 9}}, {}, "larger than any node", ("9 vcores", "8 vcores")),
@@ -275,17 +275,17 @@ def test_a_request_that_fits_has_no_problem():
     ],
 )
 def test_a_request_that_can_never_be_granted_is_refused_with_both_numbers(
-    asked, options, what, numbers
+    yarn_keys, options, what, numbers
 ):
-    [problem, *_] = found(**options, **asked)
+    [problem, *_] = problems_of(**options, **yarn_keys)
     assert what in problem.what
     for number in numbers:
         assert number in f"{problem.expected} {problem.got}"
 
 
 def test_only_the_fewest_workers_of_an_elastic_job_must_fit():
-    assert found(workers=4, worker={"memory": "4 GiB"})
-    assert not found(workers=4, min_workers=2, worker={"memory": "4 GiB"})
+    assert problems_of(workers=4, worker={"memory": "4 GiB"})
+    assert not problems_of(workers=4, min_workers=2, worker={"memory": "4 GiB"})
 
 
 def test_a_queue_is_found_by_name_or_path_and_must_take_applications():
@@ -315,7 +315,7 @@ def test_a_run_directory_is_found_by_its_applications_id(tmp_path):
 def test_a_job_is_found_by_its_id_wherever_it_stages(tmp_path, monkeypatch):
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
-    given = loader.from_dict(
+    settings = loader.from_dict(
         {"run": {"directory": "hdfs://nn/runs/a"}, "yarn": {"staging": f"file://{tmp_path}/else"}}
     )
     manager = types.SimpleNamespace(application=lambda application: {"user": "alice"})
@@ -325,13 +325,13 @@ def test_a_job_is_found_by_its_id_wherever_it_stages(tmp_path, monkeypatch):
         (tmp_path / "core-site.xml").write_text(f"<configuration>{value}</configuration>")
 
     site(f"file://{tmp_path}/fs")
-    directory = given.run.directory
-    assert registry.announce(given, APP, directory) is None
-    cluster = YarnCluster(given)
+    directory = settings.run.directory
+    assert registry.announce(settings, APP, directory) is None
+    cluster = YarnCluster(settings)
     cluster.manager = manager
     assert cluster.by_id(APP).directory == "hdfs://nn/runs/a"
     (tmp_path / "core-site.xml").write_text("<configuration/>")
-    assert f"{APP} need --config" in registry.announce(given, APP, directory)
+    assert f"{APP} need --config" in registry.announce(settings, APP, directory)
 
 
 def test_a_containers_name_holds_application_and_attempt():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -198,9 +199,10 @@ def _report(run: Run) -> None:
     with tempfile.TemporaryDirectory(prefix="howdah-report-") as place:
         path = os.path.join(place, REPORT)
         lines: list[str] = []
+        answers: list[str] = []
         argv = isolation.module("howdah.serving.report", run.directory, path)
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
-        with Child(argv, env=environment, on_line=lines.append) as child:
+        with Child(argv, env=environment, on_line=lines.append, on_stdout=answers.append) as child:
             code = child.wait()
         if code:
             # This must not cost hours of training: the report can be made again.
@@ -211,5 +213,6 @@ def _report(run: Run) -> None:
             return
         with open(path, "rb") as file:
             contents = file.read()
+    run.update(verdict=json.loads(answers[-1]))
     run.check_fence()
     storage.write_whole(storage.join(run.directory, REPORT), contents)

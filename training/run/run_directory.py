@@ -21,7 +21,8 @@ from howdah.training.checkpoint.state import CheckpointProgress
 from howdah.training.run.local_dir import job_age
 from howdah.training.run.metrics_logger import MetricsLogger
 from howdah.training.run.mirror import Mirror
-from howdah.training.run.tracking import MlflowTracker, Provenance, TensorBoard
+from howdah.training.run.tracking import MlflowTracker, Provenance, TensorBoard, require
+from howdah.training.run.wandb_tracker import WandbTracker
 
 
 class RunDirectory:
@@ -35,6 +36,7 @@ class RunDirectory:
         saved: called with step and path of each checkpoint that is complete on storage.
         world_size: number of ranks.
     Raises:
+        ConfigError: a configured tracker's package is not installed.
         StorageError: the directory cannot be written.
     """
 
@@ -48,6 +50,7 @@ class RunDirectory:
         saved: Callable[[int, str], None],
         world_size: int,
     ) -> None:
+        require(config.tracking)
         self._config, self._local = config, local
         self._logger, self._mirror = metrics, mirror
         self._path = config.run.directory
@@ -216,7 +219,7 @@ class RunDirectory:
             self.file.note(seconds_to_first_step=round(job_age(), 3))
 
     def _provenance(self) -> Provenance:
-        """Tags, dataset and report of this run for MLflow."""
+        """Tags, dataset and report of this run for tracking servers."""
         run = self.file.values
         attempt, git = run["attempts"][-1], run.get("git")
         tags = {
@@ -240,7 +243,10 @@ class RunDirectory:
             tags=tags,
             dataset=(redact.text(path), digest) if path and digest else None,
             report=lambda: storage.read_text(storage.join(self._path, REPORT)),
-            ending=lambda: tags_of(self.file.values.get("hours")),
+            ending=lambda: (
+                tags_of(self.file.values.get("hours"))
+                | {f"howdah.{k}": v for k, v in self.file.values.get("verdict", {}).items()}
+            ),
         )
 
     def _track(self, resumed_at: int) -> None:
@@ -267,3 +273,20 @@ class RunDirectory:
             self.file.update(mlflow_run_id=tracker.run_id)
             # Airflow reads this line for its link (howdah/airflow/links.py).
             self._logger.say(f"MLflow run: {tracker.run_id}")
+        project = self._config.tracking.wandb
+        if project is not None:
+            local = os.path.join(self._local, "wandb")
+            published = storage.join(self._path, "wandb")
+            self._publish(local, published, in_parts=False)
+            tracker = WandbTracker(
+                project,
+                self._config,
+                directory=self._local,
+                published=published,
+                run_id=self.run_id,
+                run_name=self._config.run.name,
+                provenance=self._provenance(),
+                say=self._logger.say,
+                check=self.fence.check,
+            )
+            self._logger.track(tracker)

@@ -1,7 +1,9 @@
-"""TensorBoard and MLflow, which get metrics besides metrics.jsonl, from rank 0."""
+"""TensorBoard and MLflow, which get metrics besides metrics.jsonl, from rank 0; and what Weights &
+Biases (training/run/wandb_tracker.py) shares with MLflow."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -9,20 +11,37 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from howdah import redact, storage
-from howdah.config.model import Config, MlflowOptions
+from howdah.config.model import Config, MlflowOptions, TrackingSection
 from howdah.core import activity, threads
-from howdah.errors import ClusterError, StorageError
+from howdah.errors import ClusterError, ConfigError, StorageError
 from howdah.training.checkpoint.fence import FencedOff
 from howdah.training.run.event_file import EventFile
 
 _START_SECONDS = 900.0
 """Limit for the start: MLflow's client retries a server that does not answer, for two minutes per
 call, and then fails."""
-_CLOSE_SECONDS = 60.0
-"""Maximum time that a finished run waits for an MLflow server."""
+CLOSE_SECONDS = 60.0
+"""Maximum time that a finished run waits for a tracking server."""
+
+
+def require(options: TrackingSection) -> None:
+    """Require the packages of the configured trackers.
+
+    Raises:
+        ConfigError: one is not installed.
+    """
+    for name in ("mlflow", "wandb"):
+        spec = None if getattr(options, name) is None else importlib.util.find_spec(name)
+        # A directory wandb/, which W&B makes wherever it runs, is a package without a file.
+        if getattr(options, name) is not None and (spec is None or spec.origin is None):
+            raise ConfigError(
+                f"the package {name} is not installed",
+                where=f"tracking.{name}",
+                remedy=f"pip install {name}, where rank 0 runs; or leave out tracking.{name}",
+            )
 
 
 class Tracker:
@@ -86,7 +105,7 @@ class TensorBoard(Tracker):
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """The facts about a run in MLflow besides parameters and metrics."""
+    """The facts about a run in a tracking server besides parameters and metrics."""
 
     tags: Mapping[str, str]
     """Tags such as user, directory and commit, under MLflow's names if it has one."""
@@ -95,13 +114,115 @@ class Provenance:
     report: Callable[[], str]
     """Returns report.html once the run has finished."""
     ending: Callable[[], Mapping[str, str]] = lambda: {}
-    """Returns tags that are only known at the end of an attempt, such as hours."""
+    """Returns tags that are only known at the end of an attempt, such as hours and verdict."""
 
 
-class MlflowTracker(Tracker):
+class Point(NamedTuple):
+    """Metrics of a step, and when they were measured."""
+
+    step: int
+    values: dict[str, float]
+    seconds: float
+
+
+class ServerTracker(Tracker):
+    """A tracker whose server may be slow or away: a thread sends, since no step may wait.
+
+    Args:
+        title: the server's name in messages.
+        say: called with a line when the server stops answering (once).
+        check: called before anything is sent; raises FencedOff if a later attempt has the run.
+    """
+
+    def __init__(
+        self, title: str, say: Callable[[str], None], check: Callable[[], None] = lambda: None
+    ) -> None:
+        self._title, self._say, self._check = title, say, check
+        self._waiting: list[Point] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._status: str | None = None
+        self._over = False
+        """True if a later attempt has the run."""
+        self._warned = False
+        self._thread: threading.Thread
+
+    def _start(self) -> None:
+        # An exception must not end the thread, nor training: it only costs points of a chart.
+        self._thread = threads.start(
+            self._loop, name=self._title, failed=threads.RESTART, say=self._say
+        )
+
+    def _deliver(self, points: list[Point]) -> None:
+        """Send metrics, in the thread; a server that fails is reported by `_warn`."""
+        raise NotImplementedError
+
+    def _end(self, status: str | None) -> None:
+        """End the run on the server, in the thread, unless it has a later attempt. The status is
+        None if another process continues the run."""
+        raise NotImplementedError
+
+    def _warn(self, line: str) -> None:
+        """Warn, once: training continues without the server, and metrics.jsonl has all metrics."""
+        if not self._warned:
+            self._say(f"warning: {line}".splitlines()[0])
+        self._warned = True
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log metrics of a step; they are sent within two seconds."""
+        with self._lock:
+            self._waiting.append(Point(step, values, time.time()))
+
+    def _loop(self) -> None:
+        while not self._stop.wait(2.0):
+            self._send()
+        if self._over:
+            return
+        self._send(ask=self._status is not None)
+        if self._status is None or self._ours():
+            self._end(self._status)
+
+    def _send(self, *, ask: bool = True) -> None:
+        if not self._waiting or (ask and not self._ours()):
+            return
+        with self._lock:
+            points, self._waiting = self._waiting, []
+        self._deliver(points)
+
+    def _ours(self) -> bool:
+        """True unless a later attempt has the run; if storage does not answer, only at the end."""
+        try:
+            self._check()
+        except FencedOff:
+            return False  # `abandon` drops the waiting values, or `hand_over` sends them
+        except StorageError:
+            return self._stop.is_set()  # at the end, values that are not sent would be lost
+        return True
+
+    def abandon(self) -> None:
+        """Stop sending, because a later attempt has the server's run."""
+        self._over = True
+        self._stop.set()
+
+    def hand_over(self) -> None:
+        """Let the thread send waiting values and end, because another process continues the run."""
+        self._stop.set()
+
+    def close(self, status: str) -> None:
+        """Send waiting values and end the run, unless the server does not answer in time."""
+        self._status = status
+        self._stop.set()
+        with activity.current().at_most(CLOSE_SECONDS):
+            self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._say(
+                f"warning: {self._title} did not answer within {CLOSE_SECONDS:.0f} s: its run lacks"
+                " the last metrics and its end; metrics.jsonl has all metrics"
+            )
+
+
+class MlflowTracker(ServerTracker):
     """One MLflow run for any world size, which later attempts continue.
-
-    A thread sends metrics in batches, since a slow server must not slow a step.
 
     Args:
         options: the configuration's tracking.mlflow.
@@ -134,9 +255,9 @@ class MlflowTracker(Tracker):
         import mlflow
         from mlflow.exceptions import MlflowException
 
+        super().__init__("MLflow", say, check)
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._error = MlflowException
-        self._say, self._check = say, check
         self._report, self._ending = provenance.report, provenance.ending
         check()
         try:
@@ -162,15 +283,7 @@ class MlflowTracker(Tracker):
                 remedy="start it, correct the URI, or leave out tracking.mlflow",
             ) from None
         self.run_id = run_id
-        self._waiting: list[Any] = []
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._status: str | None = None
-        self._over = False
-        """True if a later attempt has the run."""
-        self._warned = False
-        # An exception must not end the thread, nor training: it only costs points of a chart.
-        self._thread = threads.start(self._loop, name="mlflow", failed=threads.RESTART, say=say)
+        self._start()
 
     def _log_parameters(self, run_id: str, config: Config) -> None:
         from mlflow.entities import Param
@@ -194,72 +307,22 @@ class MlflowTracker(Tracker):
             # A second attempt may repeat this: MLflow ignores a dataset that the run already has.
             self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log metrics of a step; they are sent within two seconds."""
+    def _deliver(self, points: list[Point]) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        with self._lock:
-            self._waiting += [Metric(name, value, now, step) for name, value in values.items()]
-
-    def _loop(self) -> None:
-        while not self._stop.wait(2.0):
-            self._send()
-        if self._over:
-            return
-        if self._status is None:  # another process continues the run
-            self._send(ask=False)
-        else:
-            self._end(self._status)
-
-    def _send(self, *, ask: bool = True) -> None:
-        if not self._waiting or (ask and not self._ours()):
-            return
-        with self._lock:
-            batch, self._waiting = self._waiting, []
-        for start in range(0, len(batch), 1000):  # MLflow's limit of a batch
+        metrics = [
+            Metric(name, value, int(point.seconds * 1000), point.step)
+            for point in points
+            for name, value in point.values.items()
+        ]
+        for start in range(0, len(metrics), 1000):  # MLflow's limit of a batch
             try:
-                self._client.log_batch(self.run_id, metrics=batch[start : start + 1000])
+                self._client.log_batch(self.run_id, metrics=metrics[start : start + 1000])
             except (self._error, OSError) as error:
-                # Training continues without the server: metrics.jsonl has all metrics.
-                if not self._warned:
-                    self._say(f"warning: MLflow does not accept metrics: {error}".splitlines()[0])
-                self._warned = True
+                self._warn(f"MLflow does not accept metrics: {error}")
 
-    def _ours(self) -> bool:
-        """True unless a later attempt has the run; if storage does not answer, only at the end."""
-        try:
-            self._check()
-        except FencedOff:
-            return False  # `abandon` drops the waiting values, or `hand_over` sends them
-        except StorageError:
-            return self._stop.is_set()  # at the end, values that are not sent would be lost
-        return True
-
-    def abandon(self) -> None:
-        """Stop sending, because a later attempt has MLflow's run."""
-        self._over = True
-        self._stop.set()
-
-    def hand_over(self) -> None:
-        """Let the thread send waiting values and end, because another process continues the run."""
-        self._stop.set()
-
-    def close(self, status: str) -> None:
-        """Send waiting values and end MLflow's run, unless the server does not answer in time."""
-        self._status = status
-        self._stop.set()
-        with activity.current().at_most(_CLOSE_SECONDS):
-            self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
-            self._say(
-                f"warning: MLflow did not answer within {_CLOSE_SECONDS:.0f} s: its run lacks the"
-                " last metrics and its end; metrics.jsonl has all metrics"
-            )
-
-    def _end(self, status: str) -> None:
-        self._send()
-        if not self._ours():
+    def _end(self, status: str | None) -> None:
+        if status is None:
             return
         if status == "finished":
             self._send_report()

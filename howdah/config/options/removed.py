@@ -94,6 +94,9 @@ REMOVED: dict[str, str] = {
     "job.node_failures": "A node is excluded after three failures of workers there.",
     "model.attention_dropout": "model.dropout is the rate of the attention weights as well.",
     "model.classifier_dropout": "model.dropout is the rate before the classifier as well.",
+    "publish.mlflow.enabled": (
+        "publish.mlflow.mode: reference (or full) makes MLflow's registry follow what is published."
+    ),
     "publish.mlflow.name": (
         "The registered model has the name of the published one: publish.name, else run.name."
     ),

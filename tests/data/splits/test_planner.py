@@ -71,10 +71,10 @@ def test_resume_at_any_step_into_any_world_size_loses_and_repeats_nothing(old, n
 
 def test_the_plan_does_not_depend_on_earlier_calls():
     shards = lengths(400, 400)
-    asked, fresh = Planner(shards, SPEC), Planner(shards, SPEC)
+    used, fresh = Planner(shards, SPEC), Planner(shards, SPEC)
     for epoch, step in [(0, 0), (5, 9), (0, 11), (2, 3)]:
-        asked.batch(epoch, step)
-    assert keys(asked.batch(1, 8)) == keys(fresh.batch(1, 8))
+        used.batch(epoch, step)
+    assert keys(used.batch(1, 8)) == keys(fresh.batch(1, 8))
 
 
 def test_epochs_and_seeds_differ_and_evaluation_does_not():
@@ -173,7 +173,7 @@ def peers_kept(planner) -> float:
     for epoch in (0, 1):
         batches = [keys(planner.batch(epoch, step)) for step in range(planner.steps_per_epoch)]
         peers.append({key: set(batch) - {key} for batch in batches for key in batch})
-    again = [len(own & peers[1][key]) / len(own) for key, own in peers[0].items()]
+    again = [len(rows & peers[1][key]) / len(rows) for key, rows in peers[0].items()]
     return float(np.mean(again))
 
 
@@ -303,7 +303,7 @@ def test_permutation_looks_random():
 
 
 def spread(permutation, n: int, samples: int) -> collections.Counter:
-    """How often each order of n items comes, over the keys 0 to samples - 1."""
+    """Counts of each order of n items, over the keys 0 to samples - 1."""
     return collections.Counter(tuple(permutation(np.arange(n), n, 5, k)) for k in range(samples))
 
 

@@ -1,4 +1,4 @@
-"""Which rows of many shards are taken: samples of evaluations, replayed rows."""
+"""Rows that are taken from many shards: samples of evaluations, replayed rows."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from tests.fixtures.dataset import build_dataset
 def test_a_sample_has_so_many_rows_of_few_shards(most, shards):
     rng = np.random.default_rng(shards)
     lengths = [np.ones(rows, np.int32) for rows in rng.integers(0, 9, shards)]
-    there = sum(map(len, lengths))
-    found = first_rows(lengths, most)
-    assert len(found) == shards and sum(map(len, found)) == min(most, there)
-    assert all(len(part) <= len(whole) for part, whole in zip(found, lengths, strict=True))
-    touched = sum(len(part) > 0 for part in found)
+    total = sum(map(len, lengths))
+    sampled = first_rows(lengths, most)
+    assert len(sampled) == shards and sum(map(len, sampled)) == min(most, total)
+    assert all(len(part) <= len(whole) for part, whole in zip(sampled, lengths, strict=True))
+    touched = sum(len(part) > 0 for part in sampled)
     assert touched <= max(16, 2 * -(-most // 3))  # shards of 4 rows on average
-    if there:
+    if total:
         spec = PlanSpec(dataset_hash="d", split="s", seed=0, global_batch_size=4, shuffle=False)
-        planner = Planner(found, spec)
+        planner = Planner(sampled, spec)
         got = [planner.rank_rows(0, step, 0, 1) for step in range(planner.steps_per_epoch)]
-        assert sum(int(rows.real.sum()) for rows in got) == min(most, there)
+        assert sum(int(rows.real.sum()) for rows in got) == min(most, total)
 
 
 def test_shards_of_one_size_give_as_many_rows_each():
-    found = first_rows([np.ones(50)] * 64, 160)
-    assert sorted(map(len, found))[-17:] == [0, *[10] * 16]
+    sampled = first_rows([np.ones(50)] * 64, 160)
+    assert sorted(map(len, sampled))[-17:] == [0, *[10] * 16]
     assert first_rows([np.ones(50)] * 2, None)[1].size == 50
 
 
@@ -51,10 +51,10 @@ def test_rows_to_compare_formats_on_are_spread_over_the_split(tmp_path, tiny_mod
     dataset = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, rows=rows)
     shards = ShardSet(dataset, "validation")
     places = [(n, row) for n, lengths in enumerate(shards.lengths) for row in range(len(lengths))]
-    found = sample_rows(dataset, ["onnx-w8"])
-    assert 100 <= len(found) <= 1_000
-    step = max(1, 1_000 // len(found))
-    for ids, place in zip(found, places[::step], strict=False):
+    sampled = sample_rows(dataset, ["onnx-w8"])
+    assert 100 <= len(sampled) <= 1_000
+    step = max(1, 1_000 // len(sampled))
+    for ids, place in zip(sampled, places[::step], strict=False):
         np.testing.assert_array_equal(ids, shards.example(*place).input_ids)
     assert sample_rows(dataset, ["hf"]) == []
 
@@ -87,8 +87,8 @@ def of_parts(parts: int, shards: int) -> Dataset:
 
 
 def chosen(dataset: Dataset, replay, learnt=None) -> list[str]:
-    found = replayed(dataset, TrainingSection(replay=replay), learnt)
-    return sorted({entry.part for entry in found.manifest.splits["train"]})
+    dataset_parts = replayed(dataset, TrainingSection(replay=replay), learnt)
+    return sorted({entry.part for entry in dataset_parts.manifest.splits["train"]})
 
 
 def test_new_is_what_the_model_before_was_not_trained_on():

@@ -39,14 +39,14 @@ def filled(byte: bytes, size: int, calls: list | None = None):
 
 def total(cache: ShardCache) -> int:
     """Bytes of all files, unfinished ones included."""
-    found = 0
+    size = 0
     for folder, _, names in os.walk(cache.directory):
         for name in names:
             try:
-                found += os.stat(os.path.join(folder, name)).st_size
+                size += os.stat(os.path.join(folder, name)).st_size
             except FileNotFoundError:
                 continue
-    return found
+    return size
 
 
 def held_now(cache: ShardCache) -> int:
@@ -307,7 +307,7 @@ def test_a_cache_of_two_groups_is_enough_and_is_never_exceeded(
 
 
 def test_two_ranks_in_step_fetch_a_shard_at_most_once_an_epoch(remote, tmp_path, monkeypatch):
-    """With the smallest possible cache; each rank has its own reader and prefetcher."""
+    """The cache is the smallest possible; each rank has its own reader and prefetcher."""
     # One step at a time: else the first rank could finish a group before the second one begins it,
     # and its shards would be removed and fetched again, which is no error.
     monkeypatch.setattr("howdah.training.data.readers._BLOCK_ROWS", 4)
@@ -361,7 +361,7 @@ def _threads() -> list[threading.Thread]:
 
 
 def _busy(thread: threading.Thread, resting: str) -> bool:
-    """Whether the thread is not in the function in which it waits."""
+    """True if the thread is not in the function in which it waits."""
     frame = sys._current_frames().get(thread.ident)
     names = []
     while frame is not None:
@@ -417,13 +417,13 @@ def test_a_shard_altered_once_in_transfer_is_fetched_again(remote, tmp_path, mon
     path = remote.shard_path(remote.manifest.splits["train"][3])
     real, good = storage.open_read, storage.read_bytes(path)
 
-    def open_read(asked):
+    def open_read(opened_path):
         nonlocal number
-        if asked == path:
+        if opened_path == path:
             number += 1
             if number == 1:
                 return io.BytesIO(good[:-1] + bytes([good[-1] ^ 1]))
-        return real(asked)
+        return real(opened_path)
 
     monkeypatch.setattr(storage, "open_read", open_read)
     shards = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "cache")))

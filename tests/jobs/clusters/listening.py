@@ -1,4 +1,4 @@
-"""What the processes of a job listen on, by the rows of docs/places.md."""
+"""Addresses that a job's processes listen on, compared with the rows of docs/places.md."""
 
 import ipaddress
 import re
@@ -17,7 +17,7 @@ _ROLES = (  # by what is in the command line, the first that fits
 )  # fmt: skip
 
 
-def found(one):
+def sockets_of(one):
     """{row: addresses} of the driver and all below it: TCP that listens, and UDP."""
     by_row = {}
     for process in [psutil.Process(one.driver.pid), *one.descendants()]:
@@ -47,13 +47,13 @@ def documented():
 def check(one, on):
     """A job whose world is formed, on a Spark of this machine or a Ray of its own, listens on what
     the table says, and its ranks on nothing."""
-    said, there = documented(), found(one)
-    assert {DRIVER, RELAY, RANKS, SPARK, RAY} == said.keys() - {""}
+    documents, ports = documented(), sockets_of(one)
+    assert {DRIVER, RELAY, RANKS, SPARK, RAY} == documents.keys() - {""}
     cluster = {"local": set(), "spark": {SPARK}, "ray": {RAY}}[on]
-    assert there.keys() == {DRIVER, RELAY} | cluster, there
-    wide = {row for row, addresses in there.items() if not all(map(is_loopback, addresses))}
-    assert wide == ({DRIVER, RAY} if on == "ray" else set()), there
-    assert all(word in said[row] for row, word in (
+    assert ports.keys() == {DRIVER, RELAY} | cluster, ports
+    wide = {row for row, addresses in ports.items() if not all(map(is_loopback, addresses))}
+    assert wide == ({DRIVER, RAY} if on == "ray" else set()), ports
+    assert all(word in documents[row] for row, word in (
         (DRIVER, "loopback (local, `local[N]`, `local-cluster`, a Ray of its own)"),
         (RELAY, "loopback"), (SPARK, "loopback with local masters"), (RAY, "ALL interfaces"),
     ))  # fmt: skip

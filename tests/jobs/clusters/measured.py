@@ -30,7 +30,7 @@ def elastic(one, framework, fault, where, harm, restore=lambda: None):
     generation, step = status["generation"], status["step"]
     began = time.monotonic()
     harm()
-    found = one.wait(
+    resumed = one.wait(
         lambda s: s["generation"] > generation and s["world_size"] and (s["step"] or 0) > step,
         f"training after: {fault}", 200,
     )  # fmt: skip
@@ -38,7 +38,7 @@ def elastic(one, framework, fault, where, harm, restore=lambda: None):
     restore()
     whole = one.trains(2, generation, 300)
     seconds = time.monotonic() - began
-    events = [event["what"] for event in found["events"]]
+    events = [event["what"] for event in resumed["events"]]
     first = next(e for e in events if e.startswith(f"generation {generation + 1}:"))
     kept = re.search(r"the state of step (\d+)", first)
     assert kept, first
@@ -81,5 +81,5 @@ def agent(one, rank):
 
 def holder(one, rank, *, spark):
     """The cluster's process that a rank's agent is a child of: an actor's, an executor's JVM."""
-    found = parent(parent(one.rank(rank)["pid"]))
-    return parent(parent(found)) if spark else found  # pyspark's worker, its daemon, the executor
+    worker = parent(parent(one.rank(rank)["pid"]))
+    return parent(parent(worker)) if spark else worker  # pyspark's worker, its daemon, the executor

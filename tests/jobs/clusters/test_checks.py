@@ -69,10 +69,10 @@ def test_what_a_run_begins_from_is_looked_for_before_it_is_submitted(
     config, tiny_model_dir, section, key, text
 ):
     """Each worker would fail of it, attempt after attempt."""
-    given = {"model": {"base": tiny_model_dir}} | {section: {key: "runs/none/x"}}
-    given["model"] = {"base": tiny_model_dir} | given["model"]
+    sections = {"model": {"base": tiny_model_dir}} | {section: {key: "runs/none/x"}}
+    sections["model"] = {"base": tiny_model_dir} | sections["model"]
     with pytest.raises(HowdahError, match=text):
-        dry_run(config(**given), print, etl=False)
+        dry_run(config(**sections), print, etl=False)
 
 
 @pytest.mark.parametrize(
@@ -130,17 +130,17 @@ def test_a_session_on_yarn_has_an_executor_a_worker_and_encrypts(config):
 def test_a_spark_that_can_is_not(config):
     spark = {"master": "local-cluster[2,1,1024]"}
     assert dry_run(config("spark", spark), print)["where"].endswith(spark["master"])
-    said = []
+    lines = []
     far = {"master": "spark://h:7077", "conf": ENCRYPTED}
-    dry_run(config("spark", far), said.append)
-    assert any("every machine must have this path" in line for line in said)
+    dry_run(config("spark", far), lines.append)
+    assert any("every machine must have this path" in line for line in lines)
 
 
 def test_a_ray_of_others_is_joined_with_a_warning(config):
-    said = []
-    plan = dry_run(config("ray", ray={"address": "head:6379"}), said.append)
+    lines = []
+    plan = dry_run(config("ray", ray={"address": "head:6379"}), lines.append)
     assert plan["where"] == "Ray, head:6379"
-    assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
+    assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in lines)
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -244,16 +244,16 @@ def test_a_driver_waits_in_a_queue_of_yarn_as_long_as_its_workers_would(
 
 def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
     held = config("spark", {"master": "yarn"}, job={"gang_seconds": 0.02})
-    said = []
+    lines = []
     with subprocess.Popen(["sleep", "60"]) as driver:
         one = kept(tmp_path, on="spark", pid=driver.pid, start=process_start(driver.pid))
         cluster = commands.cluster_of("spark", held)
         cluster.start_seconds, cluster._started = 0.1, (one, driver)
         with pytest.raises(ClusterError, match=r"not written a status within 0\.3 s") as caught:
-            cluster.announce(cluster.application(one), said.append)
+            cluster.announce(cluster.application(one), lines.append)
         driver.kill()
     assert "job.gang_seconds" in caught.value.remedy
-    assert said == ["starting a Spark session: for at most 0.3 s, while its queue on YARN is full"]
+    assert lines == ["starting a Spark session: for at most 0.3 s, while its queue on YARN is full"]
 
 
 # ------------------------------------------------------------------------------- finding jobs
@@ -313,7 +313,7 @@ def yarn_claims(run_directory, config):
 
 
 def set_clock(monkeypatch, seconds):
-    """What a step of the clock does to psutil: /proc/stat's btime, to which it adds."""
+    """Do to psutil what a step of the clock does: it changes /proc/stat's btime."""
     from psutil import _pslinux
 
     boot = _pslinux.boot_time()

@@ -7,9 +7,10 @@ import os
 import psutil
 import pytest
 
-from tests.jobs.clusters.test_places import ENDLESS, check_state
+from tests.jobs.clusters.test_places import ENDLESS
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark]
@@ -21,7 +22,7 @@ def job(tmp_path, tiny_model_dir):
     """Submits jobs whose source is a CSV file of `rows`, and ends what they leave."""
     made = []
 
-    def make(*, master, rows=120, light=True, steps=ENDLESS, training=(), data=(), **asked):
+    def make(*, master, rows=120, light=True, steps=ENDLESS, training=(), data=(), **job_keys):
         lines = [f"text of row {n} and {n * 7919},{'ab'[n % 2]}" for n in range(rows)]
         source = tmp_path / "rows.csv"
         source.write_text("\n".join(["text,label", *lines, ""]))
@@ -34,7 +35,7 @@ def job(tmp_path, tiny_model_dir):
                       "framework": "torch", "logging_steps": 1, "precision": "fp32",
                       "threads_per_rank": 1, **dict(training)},
             evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-            job={"commit_every": 5, "worker": {"memory": "1 GiB"}, **asked},
+            job={"commit_every": 5, "worker": {"memory": "1 GiB"}, **job_keys},
         )  # fmt: skip
         made.append(one)
         return one
@@ -50,12 +51,12 @@ def versions(one):
 
 def gateways(processes):
     """The JVMs that a Python driver has started: one for each Spark application."""
-    found = []
+    machines = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):  # short-lived ones; a zombie is one, too
             if "pyspark-shell" in process.cmdline():
-                found.append(process)
-    return found
+                machines.append(process)
+    return machines
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tests import ROOT
 from tests.jobs.clusters import listening
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.runs.jobs.place_jobs import NO_HOROVOD, PlaceJob, gone
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full
@@ -41,7 +42,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
 
     def make(
         on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(),
-        ranks_env=None, **asked
+        ranks_env=None, **job_keys
     ):  # fmt: skip
         one = PlaceJob(
             tmp_path, on, light=light, env=env,
@@ -51,7 +52,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
             training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
                       "logging_steps": 1, **dict(training)},
             evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-            job={"commit_every": 5, "env": ranks_env or {}, **asked},
+            job={"commit_every": 5, "env": ranks_env or {}, **job_keys},
         )  # fmt: skip
         made.append(one)
         return one
@@ -59,13 +60,6 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     yield make
     for one in made:
         one.__exit__()
-
-
-def check_state(one):
-    """No step is lost or counted twice: the state always is the number of steps."""
-    rows = [row for row in one.did() if row["what"] == "step"]
-    assert rows
-    assert all(row["value"] == row["step"] for row in rows)
 
 
 @pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
@@ -113,7 +107,7 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
 
 
 def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
-    """Where the submitter cannot know, as on nodes with a Python of their own."""
+    """The submitter cannot know it, as on nodes with a Python of their own."""
     ranks_env = {"PYTHONPATH": f"{NO_HOROVOD}{os.pathsep}{ROOT}"}
     one = job(
         "local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env,
@@ -231,8 +225,8 @@ def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(jo
         [*words, "submit", "--config", str(one.config), "--on", "local", "--json"],
         env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    said = again.stderr.readline()
-    assert said == f"waiting for the end of {first}, which is being stopped\n"
+    line = again.stderr.readline()
+    assert line == f"waiting for the end of {first}, which is being stopped\n"
     kill(slow, signal.SIGCONT)
     answer = json.loads(again.communicate(timeout=120)[0])
     assert kills.wait(60) == 0
@@ -276,11 +270,11 @@ def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
         [sys.executable, "-m", "howdah.cli", *words], env=one.env, cwd=one.directory,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    said = [waits.stderr.readline()]
-    while "is already submitted" not in said[-1]:
-        assert said[-1], said
-        said.append(waits.stderr.readline())
-    said.append(waits.stderr.readline())  # the job's first event: it follows
+    lines = [waits.stderr.readline()]
+    while "is already submitted" not in lines[-1]:
+        assert lines[-1], lines
+        lines.append(waits.stderr.readline())
+    lines.append(waits.stderr.readline())  # the job's first event: it follows
     waits.send_signal(signal.SIGINT)
     rest = waits.communicate(timeout=120)[1]
     assert waits.returncode == 130, rest

@@ -61,15 +61,15 @@ class RayCluster:
 
     def processes(self, node):
         """The node's processes."""
-        found = psutil.Process(node.pid)
-        return [found, *found.children(recursive=True)]
+        process = psutil.Process(node.pid)
+        return [process, *process.children(recursive=True)]
 
     def kill(self, node):
-        """As a machine that loses its power: all of its processes at once."""
-        found = self.processes(node)
-        for process in found:
+        """Kill all processes of a node at once, as when a machine loses its power."""
+        processes = self.processes(node)
+        for process in processes:
             process.suspend()  # none sees another one's death
-        for process in found:
+        for process in processes:
             kill(process.pid)
         node.wait()
 
@@ -118,8 +118,8 @@ def test_a_node_that_is_lost_is_replaced_by_one_that_joins(
         cost("training process of rank 0 killed", lambda: kill(job.rank(0)["pid"]))
         cost("actor's process killed", lambda: kill(measured.holder(job, 1, spark=False)))
         ranks = {rank["rank"]: rank["pid"] for rank in job.trains(2)["ranks"]}
-        there = {process.pid for process in cluster.processes(cluster.second)}
-        [survivor] = set(ranks.values()) - there
+        pids = {process.pid for process in cluster.processes(cluster.second)}
+        [survivor] = set(ranks.values()) - pids
         cost("node gone", lambda: cluster.kill(cluster.second), restore=cluster.start)
         assert job.rank(0)["pid"] == survivor
         # The job ends, its cluster does not.

@@ -59,19 +59,19 @@ def named(tmp_path, victim, monkeypatch, **values):
 def test_kill_signals_no_process_that_only_the_run_directory_names(
     tmp_path, victim, monkeypatch, application
 ):
-    found = named(tmp_path, victim, monkeypatch, application=application)
-    assert found.record.driver_lives
+    job = named(tmp_path, victim, monkeypatch, application=application)
+    assert job.record.driver_lives
     with pytest.raises(ClusterError, match="names another user's job"):
-        found.kill(save=False, save_seconds=1, progress=print)
+        job.kill(save=False, save_seconds=1, progress=print)
     assert victim.poll() is None
 
 
 def test_kill_signals_the_process_of_the_private_record(tmp_path, victim, monkeypatch):
     directory = tmp_path / "cache" / "jobs" / "local-1"
     directory.mkdir(parents=True)
-    found = named(tmp_path, victim, monkeypatch, directory=str(directory))
-    found.record.write(private=True)
-    found.kill(save=False, save_seconds=1, progress=print)
+    job = named(tmp_path, victim, monkeypatch, directory=str(directory))
+    job.record.write(private=True)
+    job.kill(save=False, save_seconds=1, progress=print)
     assert victim.wait(20) == -signal.SIGTERM
 
 
@@ -88,10 +88,10 @@ def test_logs_do_not_follow_a_link(tmp_path):
     directory.mkdir(parents=True)
     (directory / "driver.log").symlink_to("/etc/hostname")
     letter(tmp_path, directory=str(directory))
-    found = commands.find(str(tmp_path / "run"), None)
-    found.record.write(private=True)
+    job = commands.find(str(tmp_path / "run"), None)
+    job.record.write(private=True)
     with pytest.raises(OSError, match="symbolic"):
-        found.container_logs(print)
+        job.container_logs(print)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_record_writes_nowhere_that_it_points_to(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     letter(tmp_path, run_directory=str(tmp_path / "other"), application="")
-    found = record.read(str(tmp_path / "run"))
-    found.write()
-    assert found.run_directory == str(tmp_path / "run")
+    own_record = record.read(str(tmp_path / "run"))
+    own_record.write()
+    assert own_record.run_directory == str(tmp_path / "run")
     assert not (tmp_path / "other").exists() and list(theirs.iterdir()) == []
 
 
@@ -167,8 +167,8 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
-            self.send_response(200 if len(asked) == 1 else 302)
+            paths.append(self.path)
+            self.send_response(200 if len(paths) == 1 else 302)
             self.send_header("Location", "/elsewhere/health")
             self.end_headers()
             self.wfile.write(b'{"status": "ready"}')
@@ -177,13 +177,13 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
             pass
 
     (tmp_path / "health").write_text('{"status": "ready"}')
-    asked = []
+    paths = []
     with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         assert _health(url) == {"status": "ready"}
         assert _health(url) is None  # moved
         server.shutdown()
-    assert asked == ["/health", "/health"]
+    assert paths == ["/health", "/health"]
     assert _health(f"file://{tmp_path}") is None
     assert _health("http://127.0.0.1:99999") is None

@@ -55,10 +55,10 @@ class Standalone:
         return made
 
     def kill(self, daemon):
-        """As a machine that loses its power: a worker, its executors and what they have started."""
+        """Kill a worker, its executors and what they started, as when a machine loses power."""
         try:
-            found = psutil.Process(daemon.pid)
-            processes = [found, *found.children(recursive=True)]
+            root = psutil.Process(daemon.pid)
+            processes = [root, *root.children(recursive=True)]
         except psutil.NoSuchProcess:
             processes = []
         for process in processes:
@@ -69,7 +69,7 @@ class Standalone:
         daemon.wait()
 
     def has(self, daemon, pid):
-        """Whether a process is below a daemon."""
+        """True if a process is below a daemon."""
         return pid in {child.pid for child in psutil.Process(daemon.pid).children(recursive=True)}
 
     def _daemon(self, name, *words):

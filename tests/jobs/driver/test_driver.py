@@ -253,16 +253,16 @@ def test_containers_that_fail_before_they_register_end_the_job():
 def test_gpus_of_a_node_are_shared_out():
     w = World(gpus=1, workers=2)
     w.come("a", "b", gpus=["0", "1"])
-    given = [order["gpus"] for _, order in w.actions.orders if order["type"] == "start"]
-    assert given == [["0"], ["1"]]
+    gpus = [order["gpus"] for _, order in w.actions.orders if order["type"] == "start"]
+    assert gpus == [["0"], ["1"]]
 
 
 def test_where_gpus_are_isolated_each_worker_gets_the_one_that_it_can_open():
     w = World(gpus=1, workers=2)
     w.come("a", gpus=["GPU-a"])
     w.come("b", gpus=["GPU-b"])
-    given = [order["gpus"] for _, order in w.actions.orders if order["type"] == "start"]
-    assert given == [["GPU-a"], ["GPU-b"]]
+    gpus = [order["gpus"] for _, order in w.actions.orders if order["type"] == "start"]
+    assert gpus == [["GPU-a"], ["GPU-b"]]
 
 
 def test_workers_without_a_gpu_are_refused_and_end_a_job_that_has_no_others():

@@ -22,7 +22,7 @@ ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def raised(error, cause=None):
-    """As a training process reports an exception."""
+    """The report of an exception in a training process."""
     try:
         raise error from cause
     except Exception as caught:  # noqa: BLE001 - any
@@ -155,12 +155,12 @@ def test_a_cluster_that_gives_excluded_nodes_alone_leaves_the_job_smaller():
         w.report(name, "left", generation=1, reason="lost", step=40)
     w.pass_time(61)
     w.join()
-    given = 0
+    containers = 0
     while w.job.workers.target == 3:
-        w.come(f"x{given}", node="nb")
-        given += 1
+        w.come(f"x{containers}", node="nb")
+        containers += 1
         w.pass_time(9)
-        assert given < 20
+        assert containers < 20
     assert (w.job.mode, w.job.workers.target, w.actions.kept[-1]) == ("running", 2, 2)
     assert any("going on with 2 workers" in event for event in w.actions.events)
     w.job.scale(3, w.now)

@@ -26,7 +26,7 @@ class Driver:
 
     def __init__(self, run, number=1, application=APP, started=100.0):
         self.run = run
-        self.requests, self.said, self.later, self.state = [], [], [], "running"
+        self.requests, self.lines, self.later, self.state = [], [], [], "running"
         self.claim = Claim(
             status_path(str(run)), application=application, number=number, started=started
         )
@@ -38,7 +38,7 @@ class Driver:
             claim=self.claim,
             status=self.status,
             on_request=self.requests.append,
-            say=self.said.append,
+            say=self.lines.append,
             superseded=self.later.append,
         )
 
@@ -96,7 +96,7 @@ def test_a_request_that_cannot_be_read_is_removed_and_said(driver, data):
     assert driver.requests == [{"type": "stop"}]
     assert not bad.exists()
     words = "removed a request that cannot be read"
-    assert [line for line in driver.said if words in line and "1.json" in line]
+    assert [line for line in driver.lines if words in line and "1.json" in line]
     driver.state = "stopping"
     driver.file.touch()
     wait_until(lambda: driver.on_storage()["state"] == "stopping")
@@ -116,7 +116,7 @@ def test_the_thread_survives_a_defect(driver):
     driver.state = "later"
     driver.file.touch()
     wait_until(lambda: driver.on_storage()["state"] == "later")
-    assert any("thread status-file failed: KeyError" in line for line in driver.said)
+    assert any("thread status-file failed: KeyError" in line for line in driver.lines)
 
 
 def test_close_says_whether_the_last_status_was_written(driver):
@@ -125,7 +125,7 @@ def test_close_says_whether_the_last_status_was_written(driver):
     folder.write_text("a file where the directory was")
     driver.state = "over"
     assert not driver.file.close(3.0, ("failed", "x"))
-    assert any("cannot be written or read" in line for line in driver.said)
+    assert any("cannot be written or read" in line for line in driver.lines)
     assert "over" not in (driver.run / "moved" / "status.json").read_text()
 
 
@@ -161,7 +161,7 @@ def test_a_request_for_another_application_is_not_carried_out(driver):
     wait_until(lambda: driver.requests)
     assert driver.requests == [{"type": "scale"}]
     assert not late.exists()
-    assert any(LATER_APP in line and "1.json" in line for line in driver.said)
+    assert any(LATER_APP in line and "1.json" in line for line in driver.lines)
 
 
 # ---------------------------------------------------------------------------- later attempts
@@ -280,10 +280,10 @@ def test_what_rank_0_writes_in_the_same_moment_stays(tmp_path, monkeypatch):
     read_bytes = storage.read_bytes
 
     def read_and_then_it_changes(where):
-        found = read_bytes(where)
+        contents = read_bytes(where)
         if where == str(path):
             path.write_text('{"status": "finished"}')
-        return found
+        return contents
 
     monkeypatch.setattr(storage, "read_bytes", read_and_then_it_changes)
     assert one.file.close(30.0, ("failed", "x"))

@@ -9,7 +9,7 @@ LONG = 30 * 45.0  # seconds, of hang_seconds 45
 
 
 def lost(w, name):
-    """Its host has vanished: the agent is silent until it is given up."""
+    """Make an agent's host vanish: the agent is silent until it is given up."""
     w.pass_time(62, silent=[name])
     assert name in w.actions.released
 
@@ -261,8 +261,8 @@ def test_a_rank_that_reaches_hang_seconds_while_a_static_job_fails_is_found():
     assert w.actions.take("kill") == []  # it saves
     w.pass_time(3)
     assert w.actions.take("kill") == ["a"]
-    [found] = [what for what in w.actions.events if "hangs: " in what]
-    assert found == "rank 0 on n (a) hangs: no progress for 45 s in phase save"
+    [event] = [what for what in w.actions.events if "hangs: " in what]
+    assert event == "rank 0 on n (a) hangs: no progress for 45 s in phase save"
 
 
 @pytest.mark.parametrize("cause", ["another", "none"])
@@ -298,6 +298,6 @@ def test_a_container_that_was_lost_before_the_world_is_no_cause_of_its_end():
 def test_a_rank_that_was_ended_by_a_signal_was_not_waiting_in_vain():
     w = World()
     w.train("a", "b")
-    asked = {"error": "Terminated", "what": "training was asked to end"}
-    w.die("b", 143, {"consequence": True, "exit_code": 143, "error": asked})
+    error = {"error": "Terminated", "what": "training was asked to end"}
+    w.die("b", 143, {"consequence": True, "exit_code": 143, "error": error})
     assert w.actions.events[-1] == "rank 1 on n (b) was lost: its process ended with exit code 143"

@@ -73,18 +73,18 @@ def store():
 
 
 def test_a_world_of_n_ranks_costs_the_driver_requests_in_proportion_to_n():
-    asked = {}
+    counts = {}
     for size in (5, 15):
         store = Store()
         made = store.world(size)
         store.server.stop()
-        asked[size] = len(store.requests)
+        counts[size] = len(store.requests)
         assert made > len(MESHES) * size * (2 * (size - 1))  # what Gloo's clients asked
         # Two values left, two questions and a removal for each rank and mesh; names that are not
         # there within a second, and addresses within five, may be asked for again.
-        assert asked[size] <= 6 * len(MESHES) * size
+        assert counts[size] <= 6 * len(MESHES) * size
         assert len(store.connections) <= 2 * size
-    assert asked[15] <= 3.3 * asked[5]
+    assert counts[15] <= 3.3 * counts[5]
 
 
 def outputs_of_ranks(program, slots, relays) -> list[str]:
@@ -131,8 +131,8 @@ def test_gloo_itself_connects_by_what_the_relays_answer(store):
     assert {scope.partition("_process_set")[0] for scope in scopes} == {
         "global", "cross_0", "local_host-0", "local_host-1", "local_host-2"
     }  # fmt: skip
-    asked = [path for method, path in store.requests if method == "GET"]
-    assert asked and all("/names/" in path or "/column/" in path for path in asked)
+    paths = [path for method, path in store.requests if method == "GET"]
+    assert paths and all("/names/" in path or "/column/" in path for path in paths)
 
 
 def test_a_rank_that_comes_late_is_waited_for(store):
@@ -163,15 +163,15 @@ def test_a_world_that_ends_while_ranks_wait_is_refused_at_once(store):
 
 def meshes_of(store, slot="0,3,0,1,0,3"):
     """A process's meshes, and what it asks of the store, without a network."""
-    asked = []
+    requests = []
 
     def request(method, path, body):
-        asked.append((method, path))
+        requests.append((method, path))
         words = path.strip("/").split("/")
         return rendezvous.answer(store, method, int(words[1]), words[2:], body)[::2]
 
     place = [3, slot]
-    return Meshes(lambda: tuple(place), request), asked, place
+    return Meshes(lambda: tuple(place), request), requests, place
 
 
 def test_values_that_are_no_addresses_are_handed_over_one_by_one():
@@ -189,13 +189,13 @@ def test_values_that_are_no_addresses_are_handed_over_one_by_one():
 def test_a_set_of_some_ranks_is_a_mesh_of_its_own_size():
     store = rendezvous.Rendezvous()
     store.begin(3)
-    meshes, asked, _ = meshes_of(store)
+    meshes, requests, _ = meshes_of(store)
     scope = "global_process_set_hash_aa"
     meshes.answer("PUT", "global", "0", address("global", 0, 1) + address("global", 0, 2))
     meshes.answer("PUT", scope, "0", address(scope, 0, 1))
     store.put(3, scope, "1", address(scope, 1, 0))
     assert meshes.answer("GET", scope, "1", b"") == (200, address(scope, 1, 0))
-    assert asked[-1] == ("GET", f"/rendezvous/3/{scope}/column/2/0")
+    assert requests[-1] == ("GET", f"/rendezvous/3/{scope}/column/2/0")
 
 
 def test_what_was_fetched_for_one_world_is_not_answered_in_the_next():
@@ -225,7 +225,7 @@ def test_a_body_of_several_values_is_read_back_or_refused():
 # --------------------------------------------------------------------- who is at the other end
 @pytest.fixture(params=["sock_diag", "table"])
 def owner(request, monkeypatch):
-    """Who holds the other end, by each of the kernel's two ways to tell."""
+    """The process at the other end, by each of the kernel's two ways to tell."""
     if request.param == "table":
 
         def away(peer, here):

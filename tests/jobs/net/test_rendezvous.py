@@ -1,4 +1,4 @@
-"""Who may say what to a job's driver and to an agent's relay: strangers, replays, and pickles."""
+"""A job's driver and an agent's relay refuse strangers, replays and pickles."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from howdah.jobs.net.relay import Relay
 
 
 class Payload:
-    """What CVE-2024-10190 sends: unpickled, it runs a command."""
+    """An object as CVE-2024-10190 sends it: unpickled, it runs a command."""
 
     def __init__(self, path):
         self.path = path

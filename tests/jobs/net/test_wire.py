@@ -65,7 +65,7 @@ def http_threads():
 
 
 def ended(end):
-    """What came until the other side closed the connection."""
+    """The bytes that came until the other side closed the connection."""
     came = b""
     try:
         while data := end.recv(2**16):
@@ -177,15 +177,15 @@ def test_the_host_with_the_most_connections_makes_room(small, driver):
 def test_pages_are_served_a_few_at_a_time(driver):
     go = threading.Event()
     driver.page = lambda path: (go.wait(60), (200, "text/html", path.encode()))[1]
-    asked = b"GET /page/x HTTP/1.1\r\n\r\n"
-    held = [driver.connect(asked) for _ in range(wire_server._PAGE_CONNECTIONS)]
+    request = b"GET /page/x HTTP/1.1\r\n\r\n"
+    held = [driver.connect(request) for _ in range(wire_server._PAGE_CONNECTIONS)]
     wait_until(lambda: http_threads() == len(held))
-    assert ended(driver.connect(asked)).startswith(b"HTTP/1.1 503 ")
+    assert ended(driver.connect(request)).startswith(b"HTTP/1.1 503 ")
     assert driver.client.call("/poll", {}, 30) == {"yes": True}
     go.set()
     assert all(ended(end).endswith(b"/page/x") for end in held)
     wait_until(lambda: http_threads() == 1)  # the client's
-    assert ended(driver.connect(asked)).startswith(b"HTTP/1.1 200 ")
+    assert ended(driver.connect(request)).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_fault_in_answering_is_logged_once_and_costs_no_other_connection(driver, capfd):

@@ -55,7 +55,7 @@ class Place:
         held = {
             "run": {"name": "zoo", "directory": run},
             "publish": {"directory": str(self.directory / "models"),
-                        "mlflow": {"enabled": True}},
+                        "mlflow": {"mode": "reference"}},
             "tracking": {"mlflow": {"uri": self.uri}},
             "gate": {"minimum": {"accuracy": 0.5}},
         }  # fmt: skip

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from howdah.core.processes import descendants
+from tests.support.ports import free_port
 from tests.support.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -34,7 +35,7 @@ class EdgeNode:
                 check=True,
             )
         shutil.copy(directory / "user.pub", directory / "authorized_keys")
-        self.port = _free_port()
+        self.port = free_port()
         self._log = directory / "log"
         given = " ".join(f'{name}="{value}"' for name, value in environment.items())
         settings = directory / "sshd_config"
@@ -95,9 +96,3 @@ class EdgeNode:
         self.lose_connections()
         self._process.terminate()
         self._process.wait(10)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]

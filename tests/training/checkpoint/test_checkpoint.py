@@ -85,12 +85,12 @@ def test_a_saved_checkpoint_is_loaded_unchanged(run_directory):
     checkpoints = opened(run_directory)
     assert checkpoints.latest(IDENTITY) is None
     save(checkpoints, 7)
-    found = checkpoints.latest(IDENTITY)
-    assert found.step == 7
-    assert TrainState.from_meta(found.meta).step == 7
+    latest = checkpoints.latest(IDENTITY)
+    assert latest.step == 7
+    assert TrainState.from_meta(latest.meta).step == 7
     for name, array in tensors(7).items():
-        assert found.tensors[name].dtype == array.dtype
-        np.testing.assert_array_equal(found.tensors[name], array)
+        assert latest.tensors[name].dtype == array.dtype
+        np.testing.assert_array_equal(latest.tensors[name], array)
     assert names(checkpoints) == ["step-7"]
 
 
@@ -252,12 +252,12 @@ def test_a_corrupt_checkpoint_is_quarantined_and_the_one_before_is_taken(run_dir
     save(checkpoints, 10)
     save(checkpoints, 20)
     damage(checkpoints.path_of(20))
-    said: list[str] = []
-    again = opened(run_directory, say=said.append)
+    lines: list[str] = []
+    again = opened(run_directory, say=lines.append)
     assert again.latest(IDENTITY).step == 10
     assert names(again) == ["quarantine-step-20.2", "step-10"]
-    assert len(said) == 1
-    assert "step-20 is corrupt" in said[0]
+    assert len(lines) == 1
+    assert "step-20 is corrupt" in lines[0]
     save(again, 20)  # the name is free: the run reaches step 20 again
     assert again.latest(IDENTITY).step == 20
 
@@ -267,11 +267,11 @@ def test_a_reader_renames_nothing(tmp_path):
     save(checkpoints, 10)
     save(checkpoints, 20)
     flip(checkpoints.path_of(20) + "/model.safetensors")
-    said: list[str] = []
-    reader = Checkpoints(checkpoints.directory, say=said.append)
+    lines: list[str] = []
+    reader = Checkpoints(checkpoints.directory, say=lines.append)
     assert reader.latest().step == 10
     assert names(reader) == ["step-10", "step-20"]
-    assert said
+    assert lines
     with pytest.raises(ValueError, match="read-only"):
         save(reader, 30)
 
@@ -459,10 +459,10 @@ def test_sigkill_at_any_point_leaves_a_whole_checkpoint_and_no_litter(tmp_path, 
     assert done.returncode == -signal.SIGKILL, done.stderr
     committed = point in ("before the prune", "in the middle of the prune")
     again = opened(str(tmp_path), keep=2)
-    found = again.latest(IDENTITY)
-    assert found.step == (3 if committed else 2)
-    np.testing.assert_array_equal(found.tensors["model/bias"], tensors(found.step)["model/bias"])
+    latest = again.latest(IDENTITY)
+    assert latest.step == (3 if committed else 2)
+    np.testing.assert_array_equal(latest.tensors["model/bias"], tensors(latest.step)["model/bias"])
     assert all(name in ("step-1", "step-2", "step-3") for name in names(again))
     save(again, 4)
-    assert [saved.step for saved in again.list()] == [4, found.step]
+    assert [saved.step for saved in again.list()] == [4, latest.step]
     assert names(again) == sorted(f"step-{saved.step}" for saved in again.list())

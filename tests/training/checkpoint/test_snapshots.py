@@ -55,7 +55,7 @@ def test_a_transposed_source_is_copied_in_its_own_shape():
 
 
 def test_memory_is_warmed_once_by_a_thread_that_reads_no_array(monkeypatch):
-    snapshots, asked, may_go = Snapshots(), [], threading.Event()
+    snapshots, threads, may_go = Snapshots(), [], threading.Event()
     touch = snapshots._touch
 
     def touch_later(sizes):
@@ -65,11 +65,11 @@ def test_memory_is_warmed_once_by_a_thread_that_reads_no_array(monkeypatch):
     monkeypatch.setattr(snapshots, "_touch", touch_later)
 
     def arrays():
-        asked.append(threading.current_thread())
+        threads.append(threading.current_thread())
         yield from model(1).items()
 
     snapshots.warm(arrays())
-    assert asked == [threading.current_thread()]
+    assert threads == [threading.current_thread()]
     waits = threading.Thread(target=lambda: snapshots.take(model(0).items()))
     waits.start()
     may_go.set()
@@ -79,4 +79,4 @@ def test_memory_is_warmed_once_by_a_thread_that_reads_no_array(monkeypatch):
     assert (taken["weight"] == 2).all()
     assert (place(taken["weight"]), place(taken["step"])) == (place(weights), place(numbers))
     snapshots.warm(arrays())
-    assert len(asked) == 1
+    assert len(threads) == 1

@@ -118,7 +118,7 @@ def test_without_horovod_the_error_of_several_ranks_names_make_setup(no_launcher
 
 
 @pytest.mark.parametrize(
-    ("launcher", "framework", "choice", "there", "carrier"),
+    ("launcher", "framework", "choice", "loaded", "carrier"),
     [
         ("mpirun", "torch", "auto", True, "horovod"),
         ("mpirun", "torch", "auto", False, "torch"),
@@ -131,8 +131,8 @@ def test_without_horovod_the_error_of_several_ranks_names_make_setup(no_launcher
         ("torchrun", "tensorflow", "auto", True, ConfigError),
     ],
 )
-def test_what_carries_sums(monkeypatch, launcher, framework, choice, there, carrier):
-    libraries = {"torch": "lib.so"} if there else None
+def test_what_carries_sums(monkeypatch, launcher, framework, choice, loaded, carrier):
+    libraries = {"torch": "lib.so"} if loaded else None
     monkeypatch.setattr(packages, "horovod_libraries", lambda: libraries)
     if carrier is ConfigError:
         with pytest.raises(ConfigError):
@@ -159,19 +159,19 @@ def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launch
 @pytest.mark.parametrize("groups", [None, 1, 2, 3, 7, 100])
 @pytest.mark.parametrize("sizes", [[5], [1, 1, 1], [100, 1, 1, 50, 2, 2, 30], list(range(1, 60))])
 def test_groups_of_messages_are_complete_ascending_and_as_many_as_requested(sizes, groups):
-    found = split_evenly(sizes, groups, most=64)
-    assert len(found) == len(sizes)
-    wanted = min(len(sizes), groups or -(-sum(sizes) // 64))
-    assert sorted(set(found)) == list(range(wanted))
-    assert found == sorted(found)
+    groups_of_sizes = split_evenly(sizes, groups, most=64)
+    assert len(groups_of_sizes) == len(sizes)
+    count = min(len(sizes), groups or -(-sum(sizes) // 64))
+    assert sorted(set(groups_of_sizes)) == list(range(count))
+    assert groups_of_sizes == sorted(groups_of_sizes)
 
 
 @pytest.mark.parametrize("sizes", [[5], [80], [1, 64, 1], [100, 1, 1, 50, 2, 2, 30, 70]])
 def test_large_tensors_are_sent_alone_and_small_ones_joined(sizes):
-    found = split_apart(sizes, None, alone=64)
+    grouping = split_apart(sizes, None, alone=64)
     by_group = {
-        group: [size for size, its in zip(sizes, found, strict=True) if its == group]
-        for group in found
+        group: [size for size, its in zip(sizes, grouping, strict=True) if its == group]
+        for group in grouping
     }
     assert sorted(by_group) == list(range(len(by_group)))
     assert all(len(group) == 1 for group in by_group.values() if max(group) >= 64)
@@ -180,10 +180,10 @@ def test_large_tensors_are_sent_alone_and_small_ones_joined(sizes):
 
 
 def test_small_tensors_are_joined_to_messages_of_a_size():
-    found = split_apart([40] * 30 + [70], None, alone=64, most=512)
-    assert [found.count(group) for group in range(4)] == [10, 10, 10, 1]
+    grouping = split_apart([40] * 30 + [70], None, alone=64, most=512)
+    assert [grouping.count(group) for group in range(4)] == [10, 10, 10, 1]
 
 
 def test_groups_are_of_about_the_same_size():
-    found = split_evenly([10] * 100, 4)
-    assert [found.count(group) for group in range(4)] == [25] * 4
+    grouping = split_evenly([10] * 100, 4)
+    assert [grouping.count(group) for group in range(4)] == [25] * 4

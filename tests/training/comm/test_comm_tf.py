@@ -21,9 +21,9 @@ def comm(tf):
     """A Comm that translates errors, without a world."""
     from howdah.training.comm.horovod_tf import HorovodTfComm
 
-    found = object.__new__(HorovodTfComm)
-    found.rank, found.size = 0, 2
-    return found
+    made = object.__new__(HorovodTfComm)
+    made.rank, made.size = 0, 2
+    return made
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_rows_of_many_ranks_are_added_in_the_order_of_the_ranks(tf, on_gpu):
     gradients = Gradients(named, words="words")
     gradients._on_gpu = on_gpu
     gradients.arrange(None, sparse_embeddings=True)
-    own = tf.IndexedSlices(tf.ones([3, 4]), tf.constant([7, 3, 3]))
+    slices = tf.IndexedSlices(tf.ones([3, 4]), tf.constant([7, 3, 3]))
     for _ in range(2):
-        gradients.add([own, tf.ones([3])], first=True)
+        gradients.add([slices, tf.ones([3])], first=True)
         gradients.reduce(ThreeRanks())
         table = np.zeros(12)
         table[[1, 3, 9]] = 5, 2, 6

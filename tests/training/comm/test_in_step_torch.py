@@ -39,8 +39,10 @@ def source(micros: list[int]) -> list[Batch]:
 
 def test_each_step_has_the_micro_batches_of_the_rank_that_has_most():
     per_rank = ([1, 3, 2], [2, 1, 2], [1, 1, 1])
-    found = in_threads(3, lambda comm: list(steps_in_step(source(per_rank[comm.rank]), comm)))
-    for rank, batches in enumerate(found):
+    batches_of_ranks = in_threads(
+        3, lambda comm: list(steps_in_step(source(per_rank[comm.rank]), comm))
+    )
+    for rank, batches in enumerate(batches_of_ranks):
         assert [(b.step, b.micro, b.last_of_step) for b in batches] == [
             (0, 0, False), (0, 1, True), (1, 0, False), (1, 1, False), (1, 2, True),
             (2, 0, False), (2, 1, True),
@@ -96,13 +98,13 @@ def test_an_evaluation_goes_on_until_no_rank_has_more():
         assert not stopped
 
 
-@pytest.mark.parametrize("asked", [0, 2])
-def test_all_ranks_stop_at_the_same_batch(asked):
+@pytest.mark.parametrize("stopping", [0, 2])
+def test_all_ranks_stop_at_the_same_batch(stopping):
     """Whichever was asked, and though one of them has no batch of its own any more."""
 
     def rank(comm: Comm) -> tuple[int, bool]:
         seen: list[Batch] = []
-        stop = lambda: comm.rank == asked and len(seen) == 2  # noqa: E731
+        stop = lambda: comm.rank == stopping and len(seen) == 2  # noqa: E731
         batches = InStep(source([1] * (5 if comm.rank else 1)), comm, stop)
         for one in batches:
             seen.append(one)

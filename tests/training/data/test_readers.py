@@ -128,9 +128,9 @@ def test_a_source_starts_at_the_given_step(tiny_dataset):
         shards, planner, rank=0, world=1, max_tokens=8192, start=planner.state(*planner.at(4)),
         stop_step=10,
     )  # fmt: skip
-    found = [b.ids_BT for b in rest]
-    assert len(found) == 6
-    assert all((a == b).all() for a, b in zip(whole[4:], found, strict=True))
+    ids = [b.ids_BT for b in rest]
+    assert len(ids) == 6
+    assert all((a == b).all() for a, b in zip(whole[4:], ids, strict=True))
 
 
 def test_pad_multiple(tiny_dataset):
@@ -159,7 +159,7 @@ def test_an_error_in_the_thread_reaches_the_consumer(tiny_dataset, monkeypatch):
 
 # ------------------------------------------------------------------------------------ damage
 @pytest.fixture
-def own(tmp_path, tiny_model_dir):
+def small(tmp_path, tiny_model_dir):
     """A dataset that a test may damage."""
     return build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir)
 
@@ -168,40 +168,40 @@ def shard_file(dataset, n: int = 1) -> str:
     return dataset.shard_path(dataset.manifest.splits["train"][n])
 
 
-def test_a_truncated_shard_is_refused_with_name_and_offset(own):
-    path = shard_file(own)
-    offset = ShardSet(own, "train")._indexes[1].offsets[20]
+def test_a_truncated_shard_is_refused_with_name_and_offset(small):
+    path = shard_file(small)
+    offset = ShardSet(small, "train")._indexes[1].offsets[20]
     os.truncate(path, int(offset) + 7)
     with pytest.raises(DataError, match="truncated") as caught:
-        ShardSet(own, "train")
+        ShardSet(small, "train")
     assert caught.value.where == f"{path}, offset {offset}"
 
 
-def test_an_altered_shard_is_refused_with_name_and_offset(own):
-    path = shard_file(own)
-    offset = int(ShardSet(own, "train")._indexes[1].offsets[20])
+def test_an_altered_shard_is_refused_with_name_and_offset(small):
+    path = shard_file(small)
+    offset = int(ShardSet(small, "train")._indexes[1].offsets[20])
     with open(path, "r+b") as file:
         file.seek(offset + 30)
         byte = file.read(1)
         file.seek(offset + 30)
         file.write(bytes([byte[0] ^ 1]))
-    found = []
+    errors = []
     for rank in range(3):  # exactly the rank whose share it is finds it
         try:
-            ShardSet(own, "train").verify(rank, 3)
+            ShardSet(small, "train").verify(rank, 3)
         except DataError as error:
-            found.append((rank, error))
-    [(rank, error)] = found
+            errors.append((rank, error))
+    [(rank, error)] = errors
     assert rank == 1 and "altered" in error.what
     assert error.where == f"{path}, offset {offset}"
 
 
-def test_a_shard_with_whole_records_but_not_the_committed_ones_is_refused(own):
-    first, second = shard_file(own, 0), shard_file(own, 1)
+def test_a_shard_with_whole_records_but_not_the_committed_ones_is_refused(small):
+    first, second = shard_file(small, 0), shard_file(small, 1)
     with open(first, "rb") as source, open(second, "wb") as target:
         target.write(source.read())
     with pytest.raises(DataError, match="not the one that was committed"):
-        ShardSet(own, "train").verify()
+        ShardSet(small, "train").verify()
 
 
 def test_a_truncated_gzip_shard_is_refused(tmp_path, tiny_model_dir):
@@ -213,38 +213,38 @@ def test_a_truncated_gzip_shard_is_refused(tmp_path, tiny_model_dir):
 
 
 @pytest.mark.parametrize("what", ["shard", "index"])
-def test_a_missing_file_is_named(own, what):
-    entry = own.manifest.splits["train"][2]
-    path = own.shard_path(entry) if what == "shard" else own.index_path(entry)
+def test_a_missing_file_is_named(small, what):
+    entry = small.manifest.splits["train"][2]
+    path = small.shard_path(entry) if what == "shard" else small.index_path(entry)
     os.unlink(path)
     with pytest.raises(DataError, match="missing") as caught:
-        ShardSet(own, "train")
+        ShardSet(small, "train")
     assert caught.value.where == path and caught.value.remedy
 
 
-def test_an_altered_or_foreign_index_is_refused(own):
-    entries = own.manifest.splits["train"]
-    path = own.index_path(entries[0])
+def test_an_altered_or_foreign_index_is_refused(small):
+    entries = small.manifest.splits["train"]
+    path = small.index_path(entries[0])
     data = storage.read_bytes(path)
     storage.write_whole(path, data[:50] + b"!" + data[51:])
     with pytest.raises(DataError, match="index is not whole"):
-        ShardSet(own, "train")
-    other = own.index_path(own.manifest.splits["test"][0])
+        ShardSet(small, "train")
+    other = small.index_path(small.manifest.splits["test"][0])
     storage.write_whole(path, storage.read_bytes(other))
     with pytest.raises(DataError, match="index is of another shard"):
-        ShardSet(own, "train")
+        ShardSet(small, "train")
 
 
-def test_an_unlisted_shard_is_reported_and_never_read(own, truth):
-    storage.write_whole(storage.join(own.path, "train-00009-of-00003.tfrecord"), b"junk")
-    shards = ShardSet(own, "train")
+def test_an_unlisted_shard_is_reported_and_never_read(small, truth):
+    storage.write_whole(storage.join(small.path, "train-00009-of-00003.tfrecord"), b"junk")
+    shards = ShardSet(small, "train")
     assert shards.unlisted() == ["train-00009-of-00003.tfrecord"]
-    assert contents(source_of(own)) == truth
+    assert contents(source_of(small)) == truth
 
 
-def test_an_unknown_split_is_named(own):
+def test_an_unknown_split_is_named(small):
     with pytest.raises(DataError) as caught:
-        ShardSet(own, "dev")
+        ShardSet(small, "dev")
     assert "train, validation, test" in caught.value.expected
 
 
@@ -277,7 +277,7 @@ np.savez(out, **{f"{n}-{key}": value for n, b in enumerate(batches) for key, val
 
 
 def test_tensorflow_and_torch_read_the_same_in_the_same_order(tiny_dataset, tmp_path):
-    found = {}
+    arrays = {}
     for framework in ("tensorflow", "torch"):
         out = str(tmp_path / f"{framework}.npz")
         done = subprocess.run(
@@ -286,8 +286,8 @@ def test_tensorflow_and_torch_read_the_same_in_the_same_order(tiny_dataset, tmp_
             env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
-        found[framework] = np.load(out)
-    ours, theirs = found["tensorflow"], found["torch"]
+        arrays[framework] = np.load(out)
+    ours, theirs = arrays["tensorflow"], arrays["torch"]
     assert ours.files == theirs.files and len(ours.files) >= 15 * 5
     for name in ours.files:
         assert ours[name].dtype == theirs[name].dtype

@@ -125,7 +125,7 @@ class Rank:
         print(json.dumps(what), file=self._process.stdin, flush=True)
 
     def answer(self) -> dict:
-        """Its next line; {"died": exit code} where it has died."""
+        """The next line of its output; {"died": exit code} where it has died."""
         line = self._process.stdout.readline()
         return json.loads(line) if line else {"died": self._process.wait()}
 

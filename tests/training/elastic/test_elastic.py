@@ -71,8 +71,8 @@ class Elastic(LocalJob):
         return run
 
     def logs(self) -> str:
-        found = sorted(glob.glob(str(self.job / "containers" / "*" / "training.*.log")))
-        return "\n".join(f"--- {path}\n{open(path).read()[-3000:]}" for path in found)
+        paths = sorted(glob.glob(str(self.job / "containers" / "*" / "training.*.log")))
+        return "\n".join(f"--- {path}\n{open(path).read()[-3000:]}" for path in paths)
 
     def taken(self) -> list[dict]:
         """The micro-batches that were begun: world, rank, size, step, ids, pid."""
@@ -115,7 +115,7 @@ class Elastic(LocalJob):
         worlds: dict[int, set[int]] = {}
         for line in self.taken():
             worlds.setdefault(line["step"], set()).add(line["world"])
-        return sorted(step for step, found in worlds.items() if len(found) > 1)
+        return sorted(step for step, losses in worlds.items() if len(losses) > 1)
 
 
 @pytest.fixture
@@ -136,17 +136,17 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, tiny_dataset, tiny_model_dir):
     """Losses of the same run, two ranks and no fault, by framework."""
-    known: dict[str, list[float]] = {}
+    losses_of: dict[str, list[float]] = {}
 
     def losses(framework: str) -> list[float]:
-        if framework not in known:
+        if framework not in losses_of:
             directory = str(tmp_path_factory.mktemp("undisturbed") / framework)
             with Elastic(directory, framework, tiny_dataset, tiny_model_dir) as one:
                 one.finish()
                 assert one.repeated() == []
                 one.check_rows()
-                known[framework] = one.losses()
-        return known[framework]
+                losses_of[framework] = one.losses()
+        return losses_of[framework]
 
     return losses
 

@@ -40,9 +40,9 @@ class Together(Comm):
     def _all(self, value: np.ndarray) -> list:
         self._table[self.rank] = value
         self._barrier.wait(WAIT)
-        found = list(self._table)
+        values = list(self._table)
         self._barrier.wait(WAIT)
-        return found
+        return values
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return np.sum(self._all(values), axis=0)
@@ -67,7 +67,7 @@ def together(memories: list[ElasticState], world: int) -> list[tuple[int | None,
     """All meet in one world, and share what is remembered: (holder, broadcasts) of each."""
     size = len(memories)
     table, barrier = [None] * size, threading.Barrier(size)
-    found: list = [None] * size
+    results: list = [None] * size
 
     def rank(number: int) -> None:
         comm = Together(number, size, table, barrier)
@@ -75,15 +75,15 @@ def together(memories: list[ElasticState], world: int) -> list[tuple[int | None,
         memory.meet(comm, world)
         if memory.holder is not None:
             memory.share(comm)
-        found[number] = (memory.holder, comm.broadcasts)
+        results[number] = (memory.holder, comm.broadcasts)
 
     threads = [threading.Thread(target=rank, args=(n,)) for n in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(WAIT)
-    assert None not in found
-    return found
+    assert None not in results
+    return results
 
 
 def remembering(step: int | None, value: float = 0.0) -> ElasticState:

@@ -214,12 +214,12 @@ class FullDisk:
         return open("/dev/full", "r+b", buffering=0)
 
 
-def _evaluated(comm, rank, directory, said):
+def _evaluated(comm, rank, directory, lines):
     ids_NT, labels_N, logits_NC = rows(9)
     source = batches(ids_NT, labels_N, list(range(rank, 9, comm.size)))
     return evaluate(
         lambda ids_BT, mask_BT: logits_NC[ids_BT[:, 0]], source, comm, LABELS, directory, "r",
-        unwritten=said,
+        unwritten=lines,
     )  # fmt: skip
 
 

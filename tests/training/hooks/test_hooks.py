@@ -26,7 +26,7 @@ def sections(path: str) -> list[str]:
 
 
 def between_steps(path: str) -> str:
-    """What a loop does from one step's end to the next one's begin."""
+    """Do what a loop does between one step's end and the next one's begin."""
     with open(os.path.join(ROOT, path)) as file:
         source = file.read()
     return source[source.index("stop, change = totals") : source.index("conclude(")]

@@ -88,9 +88,9 @@ def test_a_save_that_fails_does_not_end_the_run(begin, outage):
     done = begin(checkpoint={"every_steps": 1})
     for _ in range(4):
         settled_step(done)
-    said = done.console.getvalue()
-    assert "checkpoint step-1 could not be saved" in said
-    assert "(failure 2 in a row, 0.0 of 60 minutes)" in said
+    output = done.console.getvalue()
+    assert "checkpoint step-1 could not be saved" in output
+    assert "(failure 2 in a row, 0.0 of 60 minutes)" in output
     done.go()
     assert sorted(done.saved()) == [3, 4, 5, 6, 7, 8]
     assert done.exported_bias() == AMPLITUDES[4]
@@ -130,7 +130,7 @@ def test_the_minutes_of_failures_are_one_key(rules, seconds):
 
 
 def test_one_failure_is_enough_where_the_configuration_says_so(begin, outage):
-    """With the storage's own error, and after the saves that had succeeded."""
+    """The error is the storage's own, and the earlier saves stay."""
     outage |= {3}
     done = begin(
         checkpoint={"every_steps": 1, "max_failure_minutes": 1e-9}, evaluation={"every_steps": 100}

@@ -40,8 +40,8 @@ def test_another_launcher_is_a_row_and_a_comm(monkeypatch):
         command="other",
         comm="other",
     )
-    for known in LAUNCHERS.values():
-        monkeypatch.delenv(known.variables.rank, raising=False)
+    for launcher in LAUNCHERS.values():
+        monkeypatch.delenv(launcher.variables.rank, raising=False)
     monkeypatch.setitem(LAUNCHERS, "another", row)
     monkeypatch.setitem(launchers.CARRIES, "other", ("torch",))
     monkeypatch.setitem(backends.COMMS, "other", lambda framework: OtherComm)
@@ -132,5 +132,5 @@ def test_the_end_of_a_killed_rank_is_written_down(tmp_path):
     storage.write_whole(path, b'{"status": "running", "attempts": []}')
     lost = TrainingError("rank 0 was lost")
     outcome.write(settings, settings.run.directory, lost, begun=False)
-    found = storage.read_json(path)
-    assert (found["status"], found["error"]) == ("failed", "rank 0 was lost")
+    record = storage.read_json(path)
+    assert (record["status"], record["error"]) == ("failed", "rank 0 was lost")

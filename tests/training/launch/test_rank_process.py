@@ -58,7 +58,7 @@ def wait_for_rank(tmp_path) -> RankRecord:
 
 # ------------------------------------------------------------------------------------ its end
 def test_nothing_is_left_of_a_rank_that_dies(tmp_path):
-    """Not even a process that ignores SIGTERM, in a process group of its own."""
+    """A process that ignores SIGTERM, in a process group of its own, is killed too."""
     script = f"""
     child = '''
     import os, signal, time
@@ -129,9 +129,9 @@ def test_a_rank_that_has_failed_and_does_not_end_is_ended(tmp_path, monkeypatch)
 
 
 # ------------------------------------------------------------------------------------ requests
-@pytest.mark.parametrize(("number", "asked"), [(2, "SIGUSR1"), (15, "SIGUSR2"), (1, "SIGUSR2")])
+@pytest.mark.parametrize(("number", "request"), [(2, "SIGUSR1"), (15, "SIGUSR2"), (1, "SIGUSR2")])
 def test_a_signal_is_passed_on_as_an_orderly_request_and_the_end_is_awaited(
-    tmp_path, number, asked
+    tmp_path, number, request
 ):
     script = f"""
     def stop(number, frame):
@@ -147,7 +147,7 @@ def test_a_signal_is_passed_on_as_an_orderly_request_and_the_end_is_awaited(
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert json.loads(out.splitlines()[-1]) == [130, number, False], err
-    assert (tmp_path / "saved").read_text() == asked
+    assert (tmp_path / "saved").read_text() == request
     assert "saving a checkpoint, at most 60 s" in err
 
 

@@ -10,7 +10,6 @@ import ipaddress
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 
@@ -24,6 +23,7 @@ from tests.fixtures.launched import LIMIT, Job
 from tests.runs.network import shaped_hosts
 from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT, Finished, launcher, train
+from tests.support.ports import free_port
 
 WITHOUT_HOROVOD = {
     "PYTHONPATH": os.pathsep.join([os.path.join(ROOT, "tests", "workers", "no_horovod"), ROOT])
@@ -31,14 +31,8 @@ WITHOUT_HOROVOD = {
 mpi, full = pytest.mark.mpi, pytest.mark.full
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def listening(pid: int) -> list[psutil._common.addr]:
-    """Where a process and all below it listen."""
+    """Addresses on which a process and all processes below it listen."""
     above = psutil.Process(pid)
     return [
         connection.laddr
@@ -53,9 +47,9 @@ def listening(pid: int) -> list[psutil._common.addr]:
 def test_two_ranks_need_no_horovod_and_listen_on_the_loopback_interface_alone(start):
     job = start("torch", "auto", env=WITHOUT_HOROVOD)
     job.wait_for_checkpoint()
-    found = listening(job.process.pid)
-    assert found, "the ranks must listen for each other"
-    assert all(ipaddress.ip_address(address.ip).is_loopback for address in found), found
+    sockets = listening(job.process.pid)
+    assert sockets, "the ranks must listen for each other"
+    assert all(ipaddress.ip_address(address.ip).is_loopback for address in sockets), sockets
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 130, job.stderr
     job.wait_until_nothing_is_left()
@@ -63,8 +57,8 @@ def test_two_ranks_need_no_horovod_and_listen_on_the_loopback_interface_alone(st
     assert f"the newest checkpoint is step-{newest}" in job.stderr.split("howdah: ")[-1]
     assert "Horovod" not in job.stderr + job.log_of_rank_0()
     assert "Traceback" not in job.stderr
-    found = job.run_json()
-    assert (found["status"], found["attempts"][-1]["comm"]) == (
+    record = job.run_json()
+    assert (record["status"], record["attempts"][-1]["comm"]) == (
         "interrupted", "torch.distributed (gloo)",
     )  # fmt: skip
 
@@ -91,11 +85,11 @@ def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
         str(tmp_path / "one"), dataset=tiny_dataset.path, base=tiny_model_dir, np_=2,
         kind="torchrun",
     )  # fmt: skip
-    there = Finished(str(tmp_path / "two"), 0, "")
+    divided = Finished(str(tmp_path / "two"), 0, "")
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "eth0"}
     env |= {"PATH": os.path.dirname(sys.executable) + os.pathsep + env["PATH"]}
     rank = [sys.executable, "-m", "howdah.training", "--config", f"{whole.directory}/given.yaml"]
-    rank += ["--set", f"run.directory={there.directory}"]
+    rank += ["--set", f"run.directory={divided.directory}"]
     started = []
     with ShapedHosts(2, "1gbit") as hosts:
         address = hosts.address_of(0)
@@ -117,14 +111,14 @@ def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
                 )
             )
         try:
-            said = [process.communicate(timeout=LIMIT)[0] for process in started]
+            outputs = [process.communicate(timeout=LIMIT)[0] for process in started]
         finally:
             for process in started:
                 process.kill()
-    assert [process.returncode for process in started] == [0, 0], said
-    assert there.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
-    assert there.losses() == whole.losses()
-    ours, one_hosts = there.tensors(10), whole.tensors(10)
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert divided.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
+    assert divided.losses() == whole.losses()
+    ours, one_hosts = divided.tensors(10), whole.tensors(10)
     assert ours.keys() == one_hosts.keys()
     assert all(ours[name].tobytes() == one_hosts[name].tobytes() for name in ours)
 

@@ -72,11 +72,11 @@ def rank_of(comm: Comm, *, divided: bool, sparse: bool, directory: str) -> dict:
         gradients.scale_(clip_factor(norms[-1], CLIP))
         optimizer.step(0.01 / (step + 1))
         optimizer.share(comm)
-    own = [("model/" + name, p.detach().numpy()) for name, p in parameters.items()]
-    saved = optimizer.collect(comm, own) if divided else dict([*own, *optimizer.moments()])
+    arrays = [("model/" + name, p.detach().numpy()) for name, p in parameters.items()]
+    saved = optimizer.collect(comm, arrays) if divided else dict([*arrays, *optimizer.moments()])
     if saved is not None:
         saved = {name: np.array(array) for name, array in saved.items()}
-    return {"weights": [array.tobytes() for _, array in own], "norms": norms, "saved": saved}
+    return {"weights": [array.tobytes() for _, array in arrays], "norms": norms, "saved": saved}
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -127,8 +127,8 @@ def test_the_norm_is_that_of_all_gradients_in_double_precision():
     gradients = FlatGradients(named(), words=WORDS)
     generator = torch.Generator().manual_seed(2)
     gradients.flat.copy_(torch.randn(gradients.layout.total, generator=generator))
-    wanted = gradients.flat.double().norm().item()
-    assert gradients.norm(SoloComm()) == pytest.approx(wanted, rel=1e-7)
+    norm = gradients.flat.double().norm().item()
+    assert gradients.norm(SoloComm()) == pytest.approx(norm, rel=1e-7)
     gradients.flat[7] = torch.inf
     assert gradients.norm(SoloComm()) == torch.inf
     gradients.flat[7] = torch.nan

@@ -59,10 +59,10 @@ def expected(named: dict[str, torch.nn.Parameter], batches: list[torch.Tensor]) 
     return {name: p.grad.numpy() for name, p in copies.items()}
 
 
-def check(named: dict, gradients: FlatGradients, wanted: dict[str, np.ndarray]) -> None:
-    for name, array in wanted.items():
+def check(named: dict, gradients: FlatGradients, sums: dict[str, np.ndarray]) -> None:
+    for name, array in sums.items():
         np.testing.assert_allclose(named[name].grad.numpy(), array, rtol=1e-5, atol=1e-6)
-    norm = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in wanted.values()))
+    norm = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in sums.values()))
     assert gradients.norm(SoloComm()) == pytest.approx(norm, rel=1e-5)
 
 
@@ -80,10 +80,10 @@ def test_one_rank_accumulates_scales_and_zeroes(named, sparse):
         for ids in batches:
             backward(named, ids)
         gradients.reduce_(SoloComm(), batches)
-        wanted = expected(named, batches)
-        check(named, gradients, wanted)
+        sums = expected(named, batches)
+        check(named, gradients, sums)
         gradients.scale_(0.25)
-        check(named, gradients, {name: 0.25 * array for name, array in wanted.items()})
+        check(named, gradients, {name: 0.25 * array for name, array in sums.items()})
         gradients.zero_()
         assert not any(p.grad.any() for p in named.values())
 
@@ -98,10 +98,10 @@ def test_rows_of_two_ranks(named):
         for ids in batches:
             backward(named, ids)
         gradients.reduce_(TwoRanks(theirs, 4), batches)
-        wanted = expected(named, batches)
-        wanted = {n: a if n == WORD_EMBEDDINGS else 2 * a for n, a in wanted.items()}
-        wanted[WORD_EMBEDDINGS][theirs] += 1
-        check(named, gradients, wanted)
+        sums = expected(named, batches)
+        sums = {n: a if n == WORD_EMBEDDINGS else 2 * a for n, a in sums.items()}
+        sums[WORD_EMBEDDINGS][theirs] += 1
+        check(named, gradients, sums)
         gradients.zero_()
         assert not any(p.grad.any() for p in named.values())
 
@@ -158,7 +158,7 @@ def test_rows_of_many_ranks_are_added_in_the_order_of_the_ranks(named, monkeypat
     values = torch.zeros(6, 4)
     values[[1, 3, 5]] = torch.tensor(addends)[:, None]
     comm = TwoRanks([], 4)
-    comm.reduce_rows = lambda own, rows: (ids, values)
+    comm.reduce_rows = lambda ids_and_rows, rows: (ids, values)
     plain = torch.Tensor.index_add_
     if backwards:  # simulates a device that adds a call's rows in an arbitrary order
         monkeypatch.setattr(

@@ -11,5 +11,5 @@ from tests.support.training.task_losses import batch, by_hand, options
 def test_losses(task):
     logits, labels = batch(task)
     assert LABELS[task].is_compatible_with(tf.constant(labels))
-    found = row_losses(task, **options(task))(tf.constant(logits), tf.constant(labels))
-    assert found.numpy() == pytest.approx(by_hand(task), rel=1e-5)
+    losses = row_losses(task, **options(task))(tf.constant(logits), tf.constant(labels))
+    assert losses.numpy() == pytest.approx(by_hand(task), rel=1e-5)

@@ -10,16 +10,16 @@ from tests.support.training.task_losses import POSITIVE, SMOOTHING, batch, by_ha
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
 def test_losses(task):
     logits, labels = batch(task)
-    found = row_losses(task, **options(task))(torch.from_numpy(logits), labels)
-    assert found.numpy() == pytest.approx(by_hand(task), rel=1e-5)
-    given, targets = torch.from_numpy(logits), torch.from_numpy(labels)
+    losses = row_losses(task, **options(task))(torch.from_numpy(logits), labels)
+    assert losses.numpy() == pytest.approx(by_hand(task), rel=1e-5)
+    scores, targets = torch.from_numpy(logits), torch.from_numpy(labels)
     plain = {
         "single_label": lambda: torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)(
-            given, targets.long()
+            scores, targets.long()
         ),
         "multi_label": lambda: torch.nn.BCEWithLogitsLoss(pos_weight=torch.from_numpy(POSITIVE))(
-            given, targets
+            scores, targets
         ),
-        "regression": lambda: torch.nn.MSELoss()(given.squeeze(), targets.squeeze()),
+        "regression": lambda: torch.nn.MSELoss()(scores.squeeze(), targets.squeeze()),
     }[task]()
-    assert float(found.mean()) == pytest.approx(float(plain), rel=1e-6)
+    assert float(losses.mean()) == pytest.approx(float(plain), rel=1e-6)

@@ -67,7 +67,7 @@ def test_steps_evaluations_and_checkpoints_are_those_of_a_whole_model(comm, tmp_
     gradients, reference = ShardedGradients(named), WholeAdamW(whole_named, training)
     reference.load((), 0)
     optimizer.load((), 0)
-    forward, wanted = forward_torch.forward_fn(net), forward_torch.forward_fn(whole)
+    forward, forward_whole = forward_torch.forward_fn(net), forward_torch.forward_fn(whole)
     for step in range(STEPS):
         gradients.zero_()
         whole.zero_grad()
@@ -86,7 +86,7 @@ def test_steps_evaluations_and_checkpoints_are_those_of_a_whole_model(comm, tmp_
         reference.step(LR)
         ids_BT, mask_BT = (tensor.numpy() for tensor in batch(99))
         np.testing.assert_allclose(
-            forward(ids_BT, mask_BT), wanted(ids_BT, mask_BT), rtol=1e-4, atol=1e-5
+            forward(ids_BT, mask_BT), forward_whole(ids_BT, mask_BT), rtol=1e-4, atol=1e-5
         )
     collected = optimizer.collect(comm)
     expected = {MODEL + name: p.detach().numpy() for name, p in whole_named.items()}

@@ -92,8 +92,10 @@ def test_the_fit_is_robust_to_an_outlier():
     tokens = [1000, 2000, 1500, 1000, 2000, 1800]
     seconds = [0.3 + 2e-4 * count for count in tokens]
     seconds[2] *= 9
-    found = scaling.fit(tokens, seconds)
-    assert found.fixed_seconds == pytest.approx(0.3) and found.token_seconds == pytest.approx(2e-4)
+    fitted = scaling.fit(tokens, seconds)
+    assert fitted.fixed_seconds == pytest.approx(0.3) and fitted.token_seconds == pytest.approx(
+        2e-4
+    )
     alike = scaling.fit([100, 100], [1.0, 3.0])
     assert alike == Compute(fixed_seconds=0.0, token_seconds=0.02)
     assert scaling.fit([100, 200], [1.0, 3.0]).fixed_seconds == 0.0  # never negative
@@ -118,14 +120,14 @@ def test_a_malformed_list_of_workers_is_refused(text):
 
 def test_the_lines_show_each_world_once_and_the_model_s_error():
     assert preview._worlds("512,8, 64,8") == [8, 64, 512]
-    found = {
+    answer = {
         "network": "25G", "framework": "torch", "threads_per_rank": 1, "fixed_seconds": 0.1,
         "seconds_per_1000_tokens": 0.1, "gradient_bytes": 100_000_000,
         "seconds_per_gigabyte": 1.0, "limited_by": "the processor",
         "here": [{"workers": 2, "predicted_seconds": 0.9, "measured_seconds": 1.0, "error": -0.1}],
         "worlds": [world(count).as_dict() for count in (8, 64)],
     }  # fmt: skip
-    lines = preview.scaling_lines(found)
+    lines = preview.scaling_lines(answer)
     assert "np=2 here: predicted 900 ms per step, measured 1,000 ms (-10%)" in lines
     assert len([line for line in lines if line.lstrip().startswith(("8 ", "64 "))]) == 2
     assert any("the processor: 1.00 GB/s" in line for line in lines)
@@ -133,7 +135,7 @@ def test_the_lines_show_each_world_once_and_the_model_s_error():
 
 # --------------------------------------------------------------------------------- real steps
 @pytest.fixture
-def given(tmp_path, tiny_dataset, tiny_model_dir):
+def config_path(tmp_path, tiny_dataset, tiny_model_dir):
     """A configuration file of a short training of the tiny model."""
     values = SETTINGS | {
         "run.directory": str(tmp_path / "run"),
@@ -149,10 +151,10 @@ def given(tmp_path, tiny_dataset, tiny_model_dir):
 @pytest.mark.mpi
 @pytest.mark.full  # in every run with given seconds, above, and a training that fails, below
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_plan_measures_steps_and_removes_its_files(given, tmp_path, framework):
+def test_plan_measures_steps_and_removes_its_files(config_path, tmp_path, framework):
     place = tmp_path / "tmp"
     place.mkdir()
-    argv = [sys.executable, "-m", "howdah.cli", "plan", "--config", given, "--json",
+    argv = [sys.executable, "-m", "howdah.cli", "plan", "--config", config_path, "--json",
             "--workers", "2,12,64", "--network", "25G",
             "--set", f"training.framework={framework}"]  # fmt: skip
     done = subprocess.run(
@@ -161,10 +163,10 @@ def test_plan_measures_steps_and_removes_its_files(given, tmp_path, framework):
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["steps"] == 10  # the preview's keys are still there
-    found = answer["scaling"]
-    assert [one["workers"] for one in found["here"]] == [1, 2]
-    assert all(one["measured_seconds"] > 0 for one in found["here"])
-    worlds = {one["workers"]: one for one in found["worlds"]}
+    scaling_answer = answer["scaling"]
+    assert [one["workers"] for one in scaling_answer["here"]] == [1, 2]
+    assert all(one["measured_seconds"] > 0 for one in scaling_answer["here"])
+    worlds = {one["workers"]: one for one in scaling_answer["worlds"]}
     assert worlds[64]["global_batch_size"] == 64  # at least a row per rank
     assert worlds[2]["global_batch_size"] == worlds[12]["global_batch_size"] == 12
     assert worlds[12]["network_seconds"] > worlds[2]["network_seconds"] > 0
@@ -175,16 +177,16 @@ def test_plan_measures_steps_and_removes_its_files(given, tmp_path, framework):
     assert left == []
 
 
-def test_too_few_rows_to_measure_are_refused(given, tiny_dataset):
+def test_too_few_rows_to_measure_are_refused(config_path, tiny_dataset):
     rows = tiny_dataset.manifest.rows("train")
-    config = load(given, [f"training.global_batch_size={rows // 2}"])
+    config = load(config_path, [f"training.global_batch_size={rows // 2}"])
     with pytest.raises(DataError) as caught:
         calibrate.measure(config, print)
     assert caught.value.got == "2" and str(rows // 2) in caught.value.expected
 
 
-def test_a_failing_training_s_error_is_reported(given, tmp_path):
-    config = load(given, ["training.max_steps=10", "training.precision=fp16"])  # not on a CPU
+def test_a_failing_training_s_error_is_reported(config_path, tmp_path):
+    config = load(config_path, ["training.max_steps=10", "training.precision=fp16"])  # not on a CPU
     with pytest.raises(TrainingError) as caught:
         short_runs.steps(short_runs.short(config, str(tmp_path / "short"), 12, 1), 1)
     assert "fp16" in caught.value.got
@@ -222,9 +224,9 @@ def test_several_short_ranks_of_tensorflow_without_horovod_are_refused(monkeypat
 
 
 @pytest.mark.mpi
-def test_short_ranks_of_torch_without_horovod_meet_in_a_file(given, tmp_path, monkeypatch):
+def test_short_ranks_of_torch_without_horovod_meet_in_a_file(config_path, tmp_path, monkeypatch):
     monkeypatch.setattr(short_runs, "horovod_installed", lambda framework: False)
-    config = short_runs.short(load(given, []), str(tmp_path / "short"), 12, 1)
+    config = short_runs.short(load(config_path, []), str(tmp_path / "short"), 12, 1)
     assert len(short_runs.steps(config, 2, 5)) == 3
     (attempt,) = RunFile(config.run.directory).values["attempts"]
     assert attempt["comm"] == "torch.distributed (gloo)"

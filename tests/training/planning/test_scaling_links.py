@@ -44,9 +44,11 @@ def wide_config(directory: str, framework: str):
     )
 
 
-def measured_step(config, directory: str, ranks: int, rate: str, found: Calibration) -> float:
+def measured_step(config, directory: str, ranks: int, rate: str, calibration: Calibration) -> float:
     """Seconds per step of ranks, each on its own host behind a link of that rate."""
-    short = short_runs.short(config, os.path.join(directory, f"{ranks}-{rate}"), 32, found.threads)
+    short = short_runs.short(
+        config, os.path.join(directory, f"{ranks}-{rate}"), 32, calibration.threads
+    )
     os.makedirs(short.run.directory)
     path = os.path.join(short.run.directory, "given.yaml")
     with open(path, "w", encoding="utf-8") as file:
@@ -62,19 +64,19 @@ def measured_step(config, directory: str, ranks: int, rate: str, found: Calibrat
             rendezvous.close()
     assert [code for code, _ in done] == [0] * ranks, done[0][1][-2000:]
     rates = short_runs.rates(os.path.join(short.run.directory, "metrics.jsonl"))
-    return statistics.median(32 / rates[step] for step in found.steps)
+    return statistics.median(32 / rates[step] for step in calibration.steps)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_predicted_steps_over_slow_links_are_within_a_fifth(tmp_path, framework):
     config = wide_config(str(tmp_path), framework)
-    found = calibrate.measure(config, print)
+    calibration = calibrate.measure(config, print)
     off = {}
     for rate in ("200mbit", "1gbit"):
         speed = float(rate[:-4]) * _BITS[rate[-4:]]
-        predicted = found.predict_here(2, found.network(speed)).step_seconds
-        measured = measured_step(config, str(tmp_path), 2, rate, found)
+        predicted = calibration.predict_here(2, calibration.network(speed)).step_seconds
+        measured = measured_step(config, str(tmp_path), 2, rate, calibration)
         off[rate] = (predicted, measured, predicted / measured - 1)
         print(f"{framework} 2 ranks {rate}: predicted {predicted:.3f} s, measured {measured:.3f} s")
-    print(found.compared())
+    print(calibration.compared())
     assert all(abs(error) <= 0.2 for *_, error in off.values()), off

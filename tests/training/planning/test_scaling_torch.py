@@ -37,8 +37,8 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     trainable = {n: p for n, p in net.named_parameters() if p.requires_grad}
     gradients = FlatGradients(trainable, words=net.family.word_embeddings)
     monkeypatch.setattr(calibrate.schedule, "FUSION_GROUPS", groups)
-    said = calibrate.Sizes(config).gradient()
-    for sparse, messages in ((False, said.dense), (True, said.without_words)):
+    sizes = calibrate.Sizes(config).gradient()
+    for sparse, messages in ((False, sizes.dense), (True, sizes.without_words)):
         gradients.arrange(groups, sparse_embeddings=sparse and not frozen)
         assert [4 * one.numel() for one in gradients._messages] == list(messages)
-    assert said.vocabulary == (0 if frozen else base["vocab_size"])
+    assert sizes.vocabulary == (0 if frozen else base["vocab_size"])

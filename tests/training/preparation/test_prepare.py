@@ -99,16 +99,18 @@ def test_a_format_that_cannot_be_written_is_refused_before_the_first_step(
 
 
 def test_a_shard_that_no_manifest_lists_is_named_and_left_alone(tmp_path, tiny_model_dir):
-    own = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir)
+    dataset = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir)
     (tmp_path / "v=1" / "train-00007-of-00003.tfrecord").write_bytes(b"junk")
     console = io.StringIO()
-    got = job(own.path, tiny_model_dir, console=console)
-    (tmp_path / "v=1" / f"{own.manifest.splits['train'][0].name}.ids").write_bytes(b"of its rows")
+    got = job(dataset.path, tiny_model_dir, console=console)
+    (tmp_path / "v=1" / f"{dataset.manifest.splits['train'][0].name}.ids").write_bytes(
+        b"of its rows"
+    )
     console = io.StringIO()
-    job(own.path, tiny_model_dir, console=console)
+    job(dataset.path, tiny_model_dir, console=console)
     assert console.getvalue().count("the manifest does not list") == 1
     assert "train-00007-of-00003.tfrecord" in console.getvalue()
-    assert got.planner.rows == own.manifest.rows("train")
+    assert got.planner.rows == dataset.manifest.rows("train")
 
 
 def test_the_classifier_begins_by_the_seed_alone(tiny_dataset, tiny_model_dir):
@@ -240,7 +242,7 @@ class Among(OneOfAlike):
 
 @pytest.fixture(params=[True, False])
 def gains(request, monkeypatch) -> bool:
-    """Whether this machine's processor is taken for one that gains by bf16."""
+    """Make this machine's processor one that gains by bf16, or one that does not."""
     monkeypatch.setattr(
         "howdah.training.preparation.precision.cpu_gains_by_bf16", lambda: request.param
     )
@@ -255,9 +257,9 @@ def test_bf16_is_taken_where_every_rank_gains_by_it(tiny_dataset, tiny_model_dir
     assert f"of ranks {'2' if gains else '0, 2'}; training.precision: bf16" in console.getvalue()
     alike = ("bf16" if gains else "fp32", None)
     assert job(tiny_dataset.path, tiny_model_dir, Among(alike)).precision == alike[0]
-    asked = Among(("bf16", None))
+    ranks = Among(("bf16", None))
     training = {"precision": "bf16"}
-    assert job(tiny_dataset.path, tiny_model_dir, asked, training=training).precision == "bf16"
+    assert job(tiny_dataset.path, tiny_model_dir, ranks, training=training).precision == "bf16"
 
 
 @pytest.mark.parametrize("settled", ["bf16", "fp32"])

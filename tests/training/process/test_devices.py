@@ -29,7 +29,7 @@ print(json.dumps({"kind": found.kind, "refused": refused}))
 """
 
 
-def found(framework, **env):
+def devices_found(framework, **env):
     done = subprocess.run(
         [sys.executable, "-c", _FIND, framework], capture_output=True, text=True, check=True,
         env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""} | env, cwd=ROOT,
@@ -39,8 +39,8 @@ def found(framework, **env):
 
 @pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_a_framework_that_sees_no_gpu_is_refused_where_one_was_asked_for(framework):
-    assert found(framework) == {"kind": "CPU", "refused": None}
-    reported = found(framework, HOWDAH_GPUS="1", CUDA_VISIBLE_DEVICES="GPU-5c89852c")
+    assert devices_found(framework) == {"kind": "CPU", "refused": None}
+    reported = devices_found(framework, HOWDAH_GPUS="1", CUDA_VISIBLE_DEVICES="GPU-5c89852c")
     kind, expected, got = reported["refused"]
     assert expected == "1 GPU (job.worker.gpus)"
     assert fault_of({"error": kind, "what": got}, ()) != "job"  # another node may do

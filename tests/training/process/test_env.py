@@ -65,7 +65,7 @@ def test_threads_are_cores_by_ranks_and_a_bound_rank_has_its_own(monkeypatch):
 
 
 def prepared(framework: str, **variables: str) -> dict[str, str]:
-    """What `prepare` sets, in a process of its own."""
+    """The environment that `prepare` sets in a process of its own."""
     script = f"""
 import json, os, sys
 sys.path.insert(0, {ROOT!r})
@@ -87,13 +87,13 @@ else:
 
 
 def test_one_framework_and_its_threads():
-    found = prepared("torch")
-    assert (found["USE_TORCH"], found["USE_TF"]) == ("1", "0")
-    assert found["OMP_NUM_THREADS"] == "3"
-    found = prepared("tensorflow")
-    assert (found["USE_TORCH"], found["USE_TF"]) == ("0", "1")
-    assert found["TF_USE_LEGACY_KERAS"] == "1"
-    assert found["TF_NUM_INTRAOP_THREADS"] == "3"
+    environment = prepared("torch")
+    assert (environment["USE_TORCH"], environment["USE_TF"]) == ("1", "0")
+    assert environment["OMP_NUM_THREADS"] == "3"
+    environment = prepared("tensorflow")
+    assert (environment["USE_TORCH"], environment["USE_TF"]) == ("0", "1")
+    assert environment["TF_USE_LEGACY_KERAS"] == "1"
+    assert environment["TF_NUM_INTRAOP_THREADS"] == "3"
 
 
 def test_each_rank_sees_one_gpu_and_more_ranks_than_gpus_are_refused():
@@ -103,10 +103,10 @@ def test_each_rank_sees_one_gpu_and_more_ranks_than_gpus_are_refused():
     assert prepared("torch", CUDA_VISIBLE_DEVICES="", **rank)["CUDA_VISIBLE_DEVICES"] == ""
     # The usual way to say CPU, and what CUDA makes of a list with an invalid number.
     assert prepared("torch", CUDA_VISIBLE_DEVICES="-1", **rank)["CUDA_VISIBLE_DEVICES"] == "-1"
-    found = prepared("torch", CUDA_VISIBLE_DEVICES="4,-1,6", **rank)
-    assert found["error"] == "more ranks than GPUs on this node"
-    found = prepared("torch", CUDA_VISIBLE_DEVICES="4", **rank)
-    assert found["error"] == "more ranks than GPUs on this node"
+    environment = prepared("torch", CUDA_VISIBLE_DEVICES="4,-1,6", **rank)
+    assert environment["error"] == "more ranks than GPUs on this node"
+    environment = prepared("torch", CUDA_VISIBLE_DEVICES="4", **rank)
+    assert environment["error"] == "more ranks than GPUs on this node"
 
 
 def test_a_second_framework_in_a_process_is_refused(monkeypatch):

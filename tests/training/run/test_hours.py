@@ -1,4 +1,4 @@
-"""What a run has used: attempts, applications; YARN's figures put into run.json."""
+"""Hours that a run has used: of attempts, of applications, and YARN's figures in run.json."""
 
 import json
 
@@ -31,13 +31,13 @@ def report(vcore: int, mib: int, gpu: int = 0, **more) -> dict:
 def test_attempts_are_summed_and_what_was_not_measured_is_not_zero():
     run = {"attempts": [attempt(1, 3600, 7200, 2), attempt(2, None, None, 0),
                         attempt(3, 1800, 3600, 2)]}  # fmt: skip
-    found = hours.of_run(run)
-    assert (found["wall"], found["cpu"], found["gpu"]) == (1.5, 3.0, 3.0)
-    assert (found["vcore"], found["gib"], found["complete"]) == (None, None, False)
-    assert [one["wall"] for one in found["attempts"]] == [1.0, None, 0.5]
+    summed = hours.of_run(run)
+    assert (summed["wall"], summed["cpu"], summed["gpu"]) == (1.5, 3.0, 3.0)
+    assert (summed["vcore"], summed["gib"], summed["complete"]) == (None, None, False)
+    assert [one["wall"] for one in summed["attempts"]] == [1.0, None, 0.5]
     nothing = hours.of_run({})
     assert (nothing["wall"], nothing["complete"]) == (None, True)
-    assert hours.shown(found) == "1.50 h wall, 3.00 h CPU, 3.00 GPU h (not final)"
+    assert hours.shown(summed) == "1.50 h wall, 3.00 h CPU, 3.00 GPU h (not final)"
 
 
 def test_of_applications_yarn_s_figures_count():
@@ -45,10 +45,10 @@ def test_of_applications_yarn_s_figures_count():
         "applications": {
             "application_1_1": hours.of_application(report(7200, 1024 * 3600, 1800), final=True),
             "application_1_0": hours.of_application(report(3600, 0), final=True)}}}  # fmt: skip
-    found = hours.of_run(run)
-    assert (found["vcore"], found["gib"], found["gpu"]) == (3.0, 1.0, 0.5)
-    assert found["complete"]
-    assert hours.of_run(run | {"hours": found}) == found  # computed again, it stays
+    summed = hours.of_run(run)
+    assert (summed["vcore"], summed["gib"], summed["gpu"]) == (3.0, 1.0, 0.5)
+    assert summed["complete"]
+    assert hours.of_run(run | {"hours": summed}) == summed  # computed again, it stays
 
 
 @pytest.mark.parametrize("entries", [
@@ -56,18 +56,18 @@ def test_of_applications_yarn_s_figures_count():
     {"entry": [{"key": "yarn.io/gpu", "value": 3600}]},
 ])  # fmt: skip
 def test_gpus_in_each_form_that_yarn_writes(entries):
-    found = hours.of_application(report(1, 1) | {"resourceSecondsMap": entries}, final=True)
-    assert found["gpu"] == 1.0
+    used = hours.of_application(report(1, 1) | {"resourceSecondsMap": entries}, final=True)
+    assert used["gpu"] == 1.0
 
 
 class Manager:
     """A ResourceManager that answers from a table, and counts."""
 
     def __init__(self, **reports):
-        self.reports, self.asked = reports, []
+        self.reports, self.looked_up = reports, []
 
     def application(self, name: str) -> dict:
-        self.asked.append(name)
+        self.looked_up.append(name)
         if name not in self.reports:
             raise NotFound("YARN does not know it", where=name)
         return self.reports[name]
@@ -87,15 +87,17 @@ def test_the_figures_of_all_applications_come_into_run_json_once(tmp_path, monke
     config = from_dict({"run": {"directory": run}})
     file.begin(config, world_size=2, attempt=1, submission="application_1_2")
     file.end("finished", None)
-    found = applications.complete(manager, run)
-    assert found["vcore"] == 3.0 and found["complete"]
+    completed = applications.complete(manager, run)
+    assert completed["vcore"] == 3.0 and completed["complete"]
     written = storage.read_json(f"{run}/run.json")
-    assert written["hours"] == found
+    assert written["hours"] == completed
     assert written["attempts"][0]["command"] == "howdah submit -c a.yaml"
-    asked = len(manager.asked)
+    request_count = len(manager.looked_up)
     before = storage.read_bytes(f"{run}/run.json")
-    assert applications.complete(Manager(), run) == found  # also if YARN has forgotten them
-    assert storage.read_bytes(f"{run}/run.json") == before and len(manager.asked) == asked
+    assert applications.complete(Manager(), run) == completed  # also if YARN has forgotten them
+    assert (
+        storage.read_bytes(f"{run}/run.json") == before and len(manager.looked_up) == request_count
+    )
 
 
 def test_a_run_json_of_a_live_attempt_is_left_alone(tmp_path):
@@ -114,13 +116,13 @@ def test_howdah_train_adds_what_rank_0_could_not_know(tmp_path):
     file.begin(from_dict({"run": {"directory": str(tmp_path)}}), world_size=2, attempt=1)
     file.gpus = 2
     file.end("failed", "x")
-    own = file.values["attempts"][0]["usage"]
-    assert own["of"] == "rank 0" and own["gpus"] == 2
+    usage = file.values["attempts"][0]["usage"]
+    assert usage["of"] == "rank 0" and usage["gpus"] == 2
     again = RunFile(str(tmp_path))
-    again.used(cpu_seconds=own["cpu_seconds"] + 36, gpus=None, of="howdah train and its rank")
+    again.used(cpu_seconds=usage["cpu_seconds"] + 36, gpus=None, of="howdah train and its rank")
     again.used(cpu_seconds=1e-3, gpus=None, of="less")
     [one] = storage.read_json(str(tmp_path / "run.json"))["attempts"]
-    assert one["usage"] == {"cpu_seconds": round(own["cpu_seconds"] + 36, 3), "gpus": 2,
+    assert one["usage"] == {"cpu_seconds": round(usage["cpu_seconds"] + 36, 3), "gpus": 2,
                             "of": "howdah train and its rank"}  # fmt: skip
 
 

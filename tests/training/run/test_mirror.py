@@ -126,8 +126,8 @@ def test_what_a_day_sends_is_three_times_the_files_at_most(tmp_path, remote):
         assert times <= 3
         # In the end each is one whole file, as if it had never been published otherwise.
         assert storage.read_bytes(place + name) == whole
-    found = [entry.name for entry in storage.list_dir(place)]
-    assert found == ["logs", "metrics.jsonl", "tensorboard"]
+    entries = [entry.name for entry in storage.list_dir(place)]
+    assert entries == ["logs", "metrics.jsonl", "tensorboard"]
     assert [entry.name for entry in storage.list_dir(place + "/logs")] == ["rank.0"]
 
 
@@ -151,8 +151,8 @@ def test_the_ranks_of_a_large_world_ask_little_of_a_namenode(tmp_path, remote):
             for one in ranks:
                 one.round()
         assert counting.operations - before <= 5 * 600
-    there = storage.list_dir(place + "/logs")
-    assert len([entry for entry in there if not entry.is_dir]) == size
+    logs = storage.list_dir(place + "/logs")
+    assert len([entry for entry in logs if not entry.is_dir]) == size
 
 
 def test_a_rank_that_becomes_the_first_publishes_as_the_first(tmp_path, remote):
@@ -260,8 +260,8 @@ def test_the_thread_publishes_by_itself_and_outlives_every_error(tmp_path, remot
     place, counting = remote
     folder = tmp_path / "d"
     folder.mkdir()
-    said = []
-    mirror = Mirror(seconds=0.01, say=said.append)
+    lines = []
+    mirror = Mirror(seconds=0.01, say=lines.append)
     mirror.add(str(folder), place + "/d")
     grow(folder / "a", b"one")
     wait_until(lambda: storage.exists(place + "/d/a"))
@@ -270,13 +270,13 @@ def test_the_thread_publishes_by_itself_and_outlives_every_error(tmp_path, remot
     os.mkdir(folder / "b")
     counting.away = True
     grow(folder / "a", b" two")
-    wait_until(lambda: said)
+    wait_until(lambda: lines)
     counting.away = False
     wait_until(lambda: growing.read(place + "/d/a")[0] == b"one two")
     grow(folder / "a", b" three")
     mirror.close()
     assert storage.read_bytes(place + "/d/a") == b"one two three"
-    assert len(said) == 1
+    assert len(lines) == 1
 
 
 def test_a_new_world_finds_what_was_logged_before_it(tmp_path, remote):

@@ -26,20 +26,20 @@ def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
         report.write(str(tmp_path / "run"))
         run.close(status)
     client = mlflow.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params["training.logging_steps"] == "2"
-    history = client.get_metric_history(found.info.run_id, "train/loss")
+    (tracked,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.params["training.logging_steps"] == "2"
+    history = client.get_metric_history(tracked.info.run_id, "train/loss")
     assert sorted(point.step for point in history) == [2, 4, 6, 8]
-    [used] = found.inputs.dataset_inputs
+    [used] = tracked.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("dataset", "d")
     assert json.loads(used.dataset.source) == {"uri": "hdfs://n/dataset/v-1"}
-    assert found.data.tags["howdah.run_id"] == RunFile(str(tmp_path / "run")).values["run_id"]
-    assert found.data.tags["mlflow.user"] == getpass.getuser()
+    assert tracked.data.tags["howdah.run_id"] == RunFile(str(tmp_path / "run")).values["run_id"]
+    assert tracked.data.tags["mlflow.user"] == getpass.getuser()
     hours = RunFile(str(tmp_path / "run")).values["hours"]
-    assert found.data.tags["howdah.hours.cpu"] == f"{hours['cpu']:.4f}" and hours["cpu"] > 0
-    assert "pytest" in found.data.tags["howdah.command"]
-    page = mlflow.artifacts.load_text(f"{found.info.artifact_uri}/report.html")
+    assert tracked.data.tags["howdah.hours.cpu"] == f"{hours['cpu']:.4f}" and hours["cpu"] > 0
+    assert "pytest" in tracked.data.tags["howdah.command"]
+    page = mlflow.artifacts.load_text(f"{tracked.info.artifact_uri}/report.html")
     assert "hdfs://n/dataset/v-1" in page
 
 

@@ -79,13 +79,13 @@ def take_steps(run: Run, upto: int, state: TrainState | None = None) -> TrainSta
 
 def everything(directory: str) -> dict[str, bytes]:
     """Every file of a run directory."""
-    found = {}
+    contents = {}
     for entry in storage.list_dir(directory):
         if entry.is_dir:
-            found |= everything(entry.path)
+            contents |= everything(entry.path)
         else:
-            found[entry.path] = storage.read_bytes(entry.path)
-    return found
+            contents[entry.path] = storage.read_bytes(entry.path)
+    return contents
 
 
 def finish(run: Run, state: TrainState) -> None:
@@ -122,25 +122,25 @@ def test_an_attempt_that_wakes_up_after_its_successor_changes_nothing(machines, 
 
 
 def test_a_fenced_off_mirror_sends_nothing_and_says_so_once(tmp_path):
-    remote, said = f"memory://{tmp_path.name}/mirror", []
+    remote, lines = f"memory://{tmp_path.name}/mirror", []
     (tmp_path / "a").write_text("one")
-    mirror = Mirror(seconds=3600, say=said.append)
-    asked = []
+    mirror = Mirror(seconds=3600, say=lines.append)
+    checks = []
 
     def check():
-        asked.append(True)
-        if len(asked) > 1:
+        checks.append(True)
+        if len(checks) > 1:
             raise FencedOff("a later attempt has taken over")
 
     mirror.check = check
     mirror.add(str(tmp_path / "a"), f"{remote}/a")
     mirror.publish()
     mirror.publish()  # nothing has changed: nothing is asked
-    assert len(asked) == 1
+    assert len(checks) == 1
     (tmp_path / "a").write_text("two!")
     mirror.publish()
     mirror.publish()
-    assert len(asked) == 2 and len(said) == 1
+    assert len(checks) == 2 and len(lines) == 1
     mirror.close()
     assert storage.read_text(f"{remote}/a") == "one"
     storage.remove(remote, recursive=True)

@@ -79,25 +79,25 @@ def test_a_run_directory_holds_what_scripts_rely_on(directory):
     run.finish(state, {"validation": metrics})
     run.close("finished")
 
-    found = storage.read_json(storage.join(directory, "run.json"))
-    assert found["status"] == "finished"
-    assert found["framework"] == "tensorflow"
-    assert found["world_size"] == 1
-    assert found["steps"] == 20
-    assert found["epochs"] == 2.0
-    assert found["metrics"]["validation"]["accuracy"] == 0.9
-    assert found["metrics"]["validation"]["roc_auc"] is None  # JSON knows no NaN
-    assert found["train_seconds"] > 0
+    record = storage.read_json(storage.join(directory, "run.json"))
+    assert record["status"] == "finished"
+    assert record["framework"] == "tensorflow"
+    assert record["world_size"] == 1
+    assert record["steps"] == 20
+    assert record["epochs"] == 2.0
+    assert record["metrics"]["validation"]["accuracy"] == 0.9
+    assert record["metrics"]["validation"]["roc_auc"] is None  # JSON knows no NaN
+    assert record["train_seconds"] > 0
     assert state.rows == 160
-    assert found["examples_per_second"] == pytest.approx(160 / state.train_seconds, rel=1e-3)
-    assert found["attempts"][0]["seconds_to_first_step"] > 0
-    assert found["versions"]["numpy"]
+    assert record["examples_per_second"] == pytest.approx(160 / state.train_seconds, rel=1e-3)
+    assert record["attempts"][0]["seconds_to_first_step"] > 0
+    assert record["versions"]["numpy"]
 
     lines = read_metrics(directory)
     assert [line["step"] for line in lines] == [5, 10, 15, 20, 20]
-    wanted = {"step", "epoch", "loss", "lr", "examples_per_second", "tokens_per_second",
+    keys = {"step", "epoch", "loss", "lr", "examples_per_second", "tokens_per_second",
               "padding_ratio", "input_wait", "attempt"}  # fmt: skip
-    assert wanted <= set(lines[0])
+    assert keys <= set(lines[0])
     assert lines[0]["padding_ratio"] == pytest.approx(1.02)
     assert lines[-1]["metrics"]["roc_auc"] is None
 
@@ -127,8 +127,8 @@ def test_a_later_attempt_keeps_the_id_and_takes_the_place_of_lines_beyond_its_st
     second.close("finished")
     assert (first.attempt, second.attempt) == (1, 2)
     assert first.run_id == second.run_id
-    found = [(line["step"], line["attempt"]) for line in read_metrics(directory)]
-    assert found == [(2, 1), (4, 1), (6, 2), (8, 2), (10, 2)]
+    positions = [(line["step"], line["attempt"]) for line in read_metrics(directory)]
+    assert positions == [(2, 1), (4, 1), (6, 2), (8, 2), (10, 2)]
     assert len(storage.read_json(storage.join(directory, "run.json"))["attempts"]) == 2
 
 
@@ -191,9 +191,9 @@ def test_where_a_run_goes_on_from(directory, resume, step, left):
     if resume == "PATH":
         resume = run.checkpoints.path_of(10)
     again = open_run(directory, checkpoint={"resume": resume})
-    found = again.owned.resume_checkpoint(IDENTITY)
+    checkpoint = again.owned.resume_checkpoint(IDENTITY)
     again.close("finished")
-    assert (None if found is None else found.step) == step
+    assert (None if checkpoint is None else checkpoint.step) == step
     names = [entry.name for entry in storage.list_dir(storage.join(directory, "checkpoints"))]
     assert names == left
     attempt = storage.read_json(storage.join(directory, "run.json"))["attempts"][-1]
@@ -417,10 +417,10 @@ def test_event_files_are_what_tensorboard_reads(tmp_path):
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found[0] == [1, "train/loss", 1.0]
-    assert [step for step, tag, _ in found if tag == "train/lr"] == [1, 2, 300]
-    assert found[-2][2] == pytest.approx(1 / 300)
+    points = json.loads(done.stdout.splitlines()[-1])
+    assert points[0] == [1, "train/loss", 1.0]
+    assert [step for step, tag, _ in points if tag == "train/lr"] == [1, 2, 300]
+    assert points[-2][2] == pytest.approx(1 / 300)
 
 
 def test_nothing_of_a_run_imports_a_framework(tmp_path):

@@ -1,4 +1,4 @@
-"""What run.json says of attempts: who, where, of what, and how each ended."""
+"""Attempts in run.json: user, host, inputs, and how each ended."""
 
 import copy
 import datetime

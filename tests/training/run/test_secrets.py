@@ -20,15 +20,15 @@ SECONDS = 240
 
 def files_with(directory, *secrets: bytes) -> list[str]:
     """Files below a directory that have any of these bytes in them."""
-    found = []
+    paths = []
     for folder, _, names in os.walk(directory):
         for name in names:
             path = os.path.join(folder, name)
             with open(path, "rb") as file:
                 data = file.read()
             if any(secret in data for secret in secrets):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 @pytest.fixture
@@ -42,17 +42,18 @@ def howdah(tmp_path, tiny_dataset, tiny_model_dir):
         "tracking.tensorboard": True, "tracking.mlflow.uri": f"sqlite:///{tmp_path}/mlflow.db",
         "data.source": SECRETS["data.source"][0], "data.spark.conf": SECRETS["data.spark.conf"],
         "job.env": SECRETS["job.env"], "yarn.files": SECRETS["yarn.files"],
+        "tracking.wandb": "news",
     }  # fmt: skip
-    given = tmp_path / "given.yaml"
+    config_file = tmp_path / "given.yaml"
     env = os.environ | {
         "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "WANDB_MODE": "offline",
     }  # fmt: skip
 
     def run(*words, config=None, **settings):
-        given.write_text(json.dumps(_nested(values | settings)))
+        config_file.write_text(json.dumps(_nested(values | settings)))
         done = subprocess.run(
-            [sys.executable, "-m", "howdah.cli", *words, "--config", str(config or given)],
+            [sys.executable, "-m", "howdah.cli", *words, "--config", str(config or config_file)],
             cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=SECONDS,
         )  # fmt: skip
@@ -69,7 +70,7 @@ def test_what_a_run_leaves_has_no_secret(howdah, tmp_path):
     assert run.stat().st_mode & 0o777 == 0o750
     for name in ("config.yaml", "report.html", "export/howdah.json", "logs/rank.0", "run.json"):
         assert (run / name).exists(), name
-    assert list(run.glob("checkpoints/step-*/meta.json"))
+    assert list(run.glob("checkpoints/step-*/meta.json")) and list(run.glob("wandb/*/*.wandb"))
     assert "planted" not in output
     assert files_with(run, b"planted") == []
     database = (tmp_path / "mlflow.db").read_bytes()

@@ -31,12 +31,12 @@ def held(monkeypatch, tmp_path):
     """The tokens in the file: change the list, then call `changed`."""
     path = tmp_path / "tokens"
     path.write_bytes(b"")
-    found = types.SimpleNamespace(tokens=[], path=path)
+    store = types.SimpleNamespace(tokens=[], path=path)
     monkeypatch.setenv(tokens.ENVIRONMENT, str(path))
     monkeypatch.delenv("KRB5_CLIENT_KTNAME", raising=False)
-    monkeypatch.setattr(tokens, "load", lambda: found.tokens)
+    monkeypatch.setattr(tokens, "load", lambda: store.tokens)
     monkeypatch.setattr(token_expiry, "_LOOK_SECONDS", 0.0)
-    return found
+    return store
 
 
 def token(seconds: float, kind: str = tokens.HDFS_KIND):
@@ -212,7 +212,7 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
 
 
 def tokens_alone(cluster, path) -> dict[str, str]:
-    """What a container has: a file of new tokens, no ticket and no keytab."""
+    """The environment of a container: a file of new tokens, no ticket and no keytab."""
     cache = {"KRB5CCNAME": f"FILE:{path}.tickets"}
     who = cluster.principal("alice")
     cluster.run("kinit", "-kt", str(cluster.keytab("alice")), who, env=cache)

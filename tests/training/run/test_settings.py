@@ -1,13 +1,13 @@
-"""Which steps of a run had which settings, by its attempts."""
+"""Settings of a run's steps, by its attempts."""
 
 from howdah.config.loader import from_dict
 from howdah.models.runs.settings import described, learnt_with, settings_at, stages
 
 
 def attempt(resumed, lr=None, **more):
-    found = {"settings": {"training.learning_rate": lr, "training.seed": 1}} if lr else {}
+    settings = {"settings": {"training.learning_rate": lr, "training.seed": 1}} if lr else {}
     begun = {} if resumed is None else {"resumed_at_step": resumed}
-    return {**found, **begun, **more}
+    return {**settings, **begun, **more}
 
 
 def spans(*attempts):
@@ -32,8 +32,8 @@ def test_a_refused_attempt_has_no_steps():
 
 
 def test_what_is_shown_are_the_differences_alone():
-    found = described([attempt(0, 1.0), attempt(40, 2.0)], upto=50)
-    assert found == [
+    described_stages = described([attempt(0, 1.0), attempt(40, 2.0)], upto=50)
+    assert described_stages == [
         {"steps": "1 to 40", "settings": {"training.learning_rate": 1.0}},
         {"steps": "41 to 50", "settings": {"training.learning_rate": 2.0}},
     ]

@@ -78,10 +78,10 @@ def attempt(tmp_path, tiny_dataset, tiny_model_dir):
     made = []
 
     def start(name, directory, **settings):
-        own = {"run.directory": directory, "data.dataset": tiny_dataset.path,
+        keys = {"run.directory": directory, "data.dataset": tiny_dataset.path,
                "model.base": tiny_model_dir, "training.framework": "torch",
                "tracking.tensorboard": True, "run.storage_retry_seconds": 10.0}  # fmt: skip
-        made.append(Attempt(tmp_path / name, **own, **settings))
+        made.append(Attempt(tmp_path / name, **keys, **settings))
         return made[-1]
 
     yield start
@@ -113,10 +113,10 @@ def test_a_zombie_leaves_the_finished_run_as_it_is(place, attempt, tmp_path, req
     first.process.send_signal(signal.SIGCONT)
     assert first.ended() == CheckpointError.exit_code, first.output.read_text()
     assert "a later attempt has taken over" in first.output.read_text()
-    own = re.compile(r"/logs/rank\.0$")
+    log_of_rank_0 = re.compile(r"/logs/rank\.0$")
     after = hashes(directory)
     if not remote:  # what its libraries print goes to the end of its log in any case
-        before, after = ({k: v for k, v in all_.items() if not own.search(k)}
+        before, after = ({k: v for k, v in all_.items() if not log_of_rank_0.search(k)}
                          for all_ in (before, after))  # fmt: skip
     # A save that was stopped half-way is removed, under its own name.
     begun = re.compile(r"/checkpoints/step-\d+\.1/|/\.howdah-")

@@ -32,9 +32,9 @@ if "HOWDAH_LINK_FD" in os.environ:
     os.makedirs(ROWS, exist_ok=True)
     here = {"world": 0, "rank": -1, "step": 0}
 
-    def place(where, **known):
+    def place(where, **reached):
         """Die here, if a fault says so and has not struck yet."""
-        now = here | known
+        now = here | reached
         for number, fault in enumerate(FAULTS):
             if fault["where"] != where:
                 continue
@@ -57,12 +57,12 @@ if "HOWDAH_LINK_FD" in os.environ:
         while not glob.glob(pattern) and time.monotonic() < end:
             time.sleep(0.02)
 
-    def before(owner, name, where, **known):
+    def before(owner, name, where, **values):
         """Have a place in front of a function."""
         original = getattr(owner, name)
 
         def wrapped(*args, **kwargs):
-            place(where, **{key: value(*args) for key, value in known.items()})
+            place(where, **{key: value(*args) for key, value in values.items()})
             return original(*args, **kwargs)
 
         setattr(owner, name, wrapped)

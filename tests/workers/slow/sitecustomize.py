@@ -36,7 +36,7 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
     never = threading.Event()
 
     def rank():
-        """In the present world: a process under an agent has none before its first one."""
+        """The rank in the present world: a process under an agent has none before its first one."""
         names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
         return int(next((os.environ[name] for name in names if name in os.environ), -1))
 

@@ -152,12 +152,12 @@ def test_a_job_is_found_by_its_configuration(tmp_path, monkeypatch):
     settings = loader.from_dict({"run": {"directory": str(tmp_path)}})
     bare = Manager()
     monkeypatch.setattr(YarnCluster, "manager", bare)
-    found = Record(
+    own_record = Record(
         token="t", application="application_1_0009", on="yarn", run_directory=str(tmp_path)
     )
-    found.write()
-    assert commands.find(None, settings).id == found.application
-    assert commands.find(str(tmp_path), None).id == found.application
+    own_record.write()
+    assert commands.find(None, settings).id == own_record.application
+    assert commands.find(str(tmp_path), None).id == own_record.application
     other = commands.find(APP, settings)
     assert (other.id, other.directory) == (APP, str(tmp_path))
     with pytest.raises(UsageError):
@@ -169,8 +169,8 @@ def test_a_job_is_found_by_its_configuration(tmp_path, monkeypatch):
 
 
 def test_ps_shows_a_line_a_job():
-    found = listed(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
-    head, line = ps_lines(found)
+    jobs = listed(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
+    head, line = ps_lines(jobs)
     assert head.split() == [
         "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
         "CPU-H", "GPU-H",
@@ -182,20 +182,20 @@ def test_ps_shows_a_line_a_job():
 # ------------------------------------------------------------------------------- kill and scale
 def test_kill_returns_when_yarn_has_confirmed(job):
     manager = Manager()
-    asked = []
+    requests = []
 
     def slowly():
-        asked.append(1)
-        if len(asked) == 3:
+        requests.append(1)
+        if len(requests) == 3:
             manager.state = "KILLED"
 
     manager.on_kill = slowly
     state = job_of(manager, job.directory).kill(save=False, save_seconds=0, progress=print)
-    assert (state, len(asked)) == ("KILLED", 3)
+    assert (state, len(requests)) == ("KILLED", 3)
     assert (
         job_of(manager, job.directory).kill(save=True, save_seconds=0, progress=print) == "KILLED"
     )
-    assert len(asked) == 3  # what is over is left alone
+    assert len(requests) == 3  # what is over is left alone
 
 
 def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
 def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
     """A stand-in for the driver reads the request and writes a status with its checkpoint."""
     write_status(job, **RUNNING)
-    manager, said = Manager(), []
+    manager, lines = Manager(), []
 
     def driver():
         deadline = time.monotonic() + 30
@@ -226,18 +226,18 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
     thread = threading.Thread(target=driver)
     thread.start()
     assert (
-        job_of(manager, job.directory).kill(save=True, save_seconds=60, progress=said.append)
+        job_of(manager, job.directory).kill(save=True, save_seconds=60, progress=lines.append)
         == "KILLED"
     )
     thread.join()
-    assert said == ["saved hdfs://nn/checkpoints/step-41"]
+    assert lines == ["saved hdfs://nn/checkpoints/step-41"]
 
 
 def test_scale_writes_a_request_for_the_driver(job):
     job.scale(4)
     [path] = storage.find(storage.join(job.directory, "job", "requests", "*.json"))
-    asked = {"type": "scale", "workers": 4, "application": job.id}
-    assert storage.read_json(path) == asked
+    request = {"type": "scale", "workers": 4, "application": job.id}
+    assert storage.read_json(path) == request
     with pytest.raises(ClusterError, match="is over"):
         job_of(Manager("FAILED", "FAILED"), job.directory).scale(4)
     with pytest.raises(ClusterError, match="not known"):
@@ -255,10 +255,10 @@ def test_scale_takes_an_optional_application_and_a_positive_number():
 # ---------------------------------------------------------------------------------------- wait
 def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
     write_status(job, **RUNNING)
-    manager, said = Manager(), []
+    manager, lines = Manager(), []
 
     def say(line):
-        said.append(line)
+        lines.append(line)
         if line == "step 20":
             more = [[2, "step 20"], [3, "step 30"]]
             write_status(job, **{**RUNNING, "state": "finished", "lines": more, "exit_code": 0})
@@ -266,7 +266,7 @@ def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
 
     status = job_of(manager, job.directory).wait(say)
     assert status["final_status"] == "SUCCEEDED"
-    assert [s for s in said if s.startswith(("step", "first", "second"))] == [
+    assert [s for s in lines if s.startswith(("step", "first", "second"))] == [
         "first", "second", "step 10", "step 20", "step 30",
     ]  # fmt: skip
 
@@ -274,16 +274,16 @@ def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
 def test_wait_shows_the_lines_of_a_second_attempt_from_its_first_one_on(job):
     """Each attempt's driver numbers its lines from 1."""
     write_status(job, **RUNNING, attempt=1)
-    manager, said = Manager(), []
+    manager, lines = Manager(), []
 
     def say(line):
-        said.append(line)
+        lines.append(line)
         if line == "step 20":
             write_status(job, **{**RUNNING, "attempt": 2, "events": [], "lines": [[1, "resumed"]]})
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
     job_of(manager, job.directory).wait(say)
-    assert said[-2:] == [f"{APP} is FINISHED", "resumed"]
+    assert lines[-2:] == [f"{APP} is FINISHED", "resumed"]
 
 
 def test_wait_raises_the_jobs_own_error_with_its_exit_code(job):
@@ -359,6 +359,6 @@ LogContents:
 x
 End of LogType:prelaunch.out
 """
-    found = logs._parsed(text)
-    assert found == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
-    assert log_lines(found)[0] == "==== container_1_0001_01_000002 worker.log"
+    parsed = logs._parsed(text)
+    assert parsed == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
+    assert log_lines(parsed)[0] == "==== container_1_0001_01_000002 worker.log"

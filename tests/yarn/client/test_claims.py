@@ -101,8 +101,8 @@ def test_a_submitter_that_was_killed_before_it_wrote_the_id_is_found_by_its_tag(
 
 def test_the_application_is_found_by_its_tag_if_the_record_was_removed(lock, manager):
     manager.states[APP], manager.tags[spec.tag(lock.directory)] = "RUNNING", [APP]
-    found = lock.acquire("t2")
-    assert (found.application, found.fingerprint) == (APP, "")  # attached to by no submission
+    claim = lock.acquire("t2")
+    assert (claim.application, claim.fingerprint) == (APP, "")  # attached to by no submission
     assert lock.read() is None
 
 

@@ -54,7 +54,7 @@ class Ours(YarnCluster):
 
 
 def test_another_users_application_with_the_same_tag_blocks_no_submission(tmp_path):
-    """With a stand-in for the ResourceManager."""
+    """The ResourceManager is a stand-in."""
     directory = str(tmp_path / "run")
     with server(lambda method, path: mallorys(path)) as (address, seen):
         mine = Ours(directory, client(address), "ada")
@@ -107,14 +107,14 @@ def test_with_kerberos_the_submitter_is_the_owner_that_the_namenode_reports(tmp_
     monkeypatch.delenv("HADOOP_PROXY_USER", raising=False)
     monkeypatch.setattr(of_yarn, "owner_here", lambda directory: "ada_of_research")
 
-    def asked(directory, **run):
+    def owner_of(directory, **run):
         held = {"run": {"directory": directory, **run},
                 "yarn": {"keytab": "/k", "principal": "ada/node@REALM"}}  # fmt: skip
         return submitter(loader.from_dict(held), directory)
 
-    assert asked("hdfs://nn/runs/a") == "ada_of_research"
-    assert asked(f"file://{tmp_path}/run") == "ada"
-    assert asked("hdfs://nn/runs/a", user="bob") == "bob"
+    assert owner_of("hdfs://nn/runs/a") == "ada_of_research"
+    assert owner_of(f"file://{tmp_path}/run") == "ada"
+    assert owner_of("hdfs://nn/runs/a", user="bob") == "bob"
 
 
 # ---------------------------------------------------------------------------- on a real YARN
@@ -160,7 +160,7 @@ def test_mallorys_tags_do_not_stop_adas_submission(healthy_cluster, tmp_path):
         storage.remove(record.path_of(directory))
         # the user of that application attaches to it
         assert Ours(directory, manager, "mallory").acquire("t2").application == trap
-        own = submitted_by(healthy_cluster, getpass.getuser(), [tag])
-        assert Ours(directory, manager, getpass.getuser()).acquire("t3").application == own
+        application = submitted_by(healthy_cluster, getpass.getuser(), [tag])
+        assert Ours(directory, manager, getpass.getuser()).acquire("t3").application == application
     finally:
         healthy_cluster.end_applications()

@@ -63,11 +63,11 @@ def test_the_executor_is_read_from_this_machine_the_resourcemanager_or_a_node():
 
 def test_a_default_of_the_resourcemanager_does_not_count_for_the_nodes():
     default = {KEY: (DEFAULT, "yarn-default.xml")}
-    with server(lambda method, path: page({KEY: (LINUX, "yarn-site.xml")})) as (nm, asked):
+    with server(lambda method, path: page({KEY: (LINUX, "yarn-site.xml")})) as (nm, requests):
         with cluster(rm=default, nm=nm) as (rm, _):
-            found = client(rm, **ACL, **{LIMIT: "false"})
-            assert isolation.warning(found, "ada") is None
-    assert asked
+            manager = client(rm, **ACL, **{LIMIT: "false"})
+            assert isolation.warning(manager, "ada") is None
+    assert requests
     with server(lambda method, path: page(default)) as (nm, _), cluster(default, nm=nm) as (rm, _):
         assert "DefaultContainerExecutor" in isolation.warning(client(rm, **ACL), "ada")
     with cluster(default, nm="127.0.0.1:9") as (rm, _):  # a node that cannot be reached
@@ -81,10 +81,10 @@ def test_without_kerberos_the_linux_executor_has_one_user_unless_configured_othe
         assert isolation.shared_user(ResourceManager(secure, urls=[f"http://{rm}"])) is None
 
 
-@pytest.mark.parametrize(("users", "said"), [((), False), (("ada",), False), (("bob",), True)])
-def test_the_warning_is_given_only_if_the_cluster_has_other_users(users, said):
+@pytest.mark.parametrize(("users", "warned"), [((), False), (("ada",), False), (("bob",), True)])
+def test_the_warning_is_given_only_if_the_cluster_has_other_users(users, warned):
     with cluster(rm={KEY: (DEFAULT, "yarn-site.xml")}, users=users) as (rm, _):
-        assert (isolation.warning(client(rm), "ada") is not None) == said
+        assert (isolation.warning(client(rm), "ada") is not None) == warned
 
 
 @pytest.mark.hadoop

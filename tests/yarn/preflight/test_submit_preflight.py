@@ -88,9 +88,9 @@ def job(tmp_path, tiny_model_dir):
 
 
 def checked(job, manager=None):
-    said = []
-    preflight.check(job, manager or Manager(), said.append)
-    return said
+    lines = []
+    preflight.check(job, manager or Manager(), lines.append)
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def checked(job, manager=None):
     ],
 )
 def test_a_job_larger_than_any_tried_is_reported(job, workers, parts):
-    said = []
+    lines = []
     large = job(job={"workers": workers}, training={"global_batch_size": 1024})
-    preflight._report_limits(large, HadoopConf("/conf", {}), said.append)
-    assert bool(said) == bool(parts)
-    assert all(part in " ".join(said) for part in parts)
+    preflight._report_limits(large, HadoopConf("/conf", {}), lines.append)
+    assert bool(lines) == bool(parts)
+    assert all(part in " ".join(lines) for part in parts)
 
 
 def shard(tmp_path):
@@ -190,7 +190,7 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "asked", "needed"),
+    ("hosts", "keys", "needed"),
     [
         # Gloo: a port for each peer of a rank, and the driver's where no host has fewer workers.
         ((8192, 8192), {"workers": 2}, 2),
@@ -205,14 +205,14 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
                         "python": "x"}, 4),
     ],
 )  # fmt: skip
-def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, asked, needed):
+def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, keys, needed):
     manager = Manager()
     manager.held = [node(memory) | {"nodeHostName": f"h{n}"} for n, memory in enumerate(hosts)]
-    checked(job(**sections({**asked, "ports": f"30000-{30000 + needed - 1}"})), manager)
+    checked(job(**sections({**keys, "ports": f"30000-{30000 + needed - 1}"})), manager)
     if needed == 1:
         return  # no range has fewer
     with pytest.raises(ClusterError, match="range of ports") as caught:
-        checked(job(**sections({**asked, "ports": f"30000-{30000 + needed - 2}"})), manager)
+        checked(job(**sections({**keys, "ports": f"30000-{30000 + needed - 2}"})), manager)
     assert f"at least {needed} ports" in caught.value.expected
     assert caught.value.got == f"{needed - 1} ports"
 
@@ -264,9 +264,9 @@ def test_later_limits_are_reported(job):
         "hadoop.security.authentication": "kerberos",
         "dfs.namenode.delegation.token.max-lifetime": "7200000",
     }
-    said = checked(job(job={"max_restarts": 5}), Manager(conf))
-    assert any("at most 2 times, fewer than the job" in line for line in said)
-    assert any("expire after 2.0 h" in line for line in said)
+    lines = checked(job(job={"max_restarts": 5}), Manager(conf))
+    assert any("at most 2 times, fewer than the job" in line for line in lines)
+    assert any("expire after 2.0 h" in line for line in lines)
 
 
 # ------------------------------------------------------------------------------------ submitting
@@ -288,9 +288,9 @@ class Yarn(Manager):
         return {"id": application, "state": state, "user": "ada"}
 
     def applications(self, *, applicationTags=None, user="ada", states=None):
-        found = [f"application_1_{n:04}" for n, request in enumerate(self.requests, 1)
+        ids = [f"application_1_{n:04}" for n, request in enumerate(self.requests, 1)
                  if applicationTags in (None, *request.tags)]  # fmt: skip
-        return [{"id": one, "user": user} for one in found if one not in self.killed]
+        return [{"id": one, "user": user} for one in ids if one not in self.killed]
 
     def kill(self, application, why=""):
         self.killed.append(application)
@@ -322,22 +322,22 @@ def submit(config, say):
 
 
 def test_a_submission_is_recorded_and_a_second_one_attaches(job, yarn, tmp_path):
-    config, said = job(yarn=ON_NODES), []
+    config, lines = job(yarn=ON_NODES), []
     cluster = YarnCluster(config)
-    shown = cluster.plan_lines(submission.dry_run(cluster, said.append))
+    shown = cluster.plan_lines(submission.dry_run(cluster, lines.append))
     assert any(line.startswith("to upload: howdah-") for line in shown), shown
     assert (yarn.requests, record.read(config.run.directory)) == ([], None)
-    first = submit(config, said.append)
+    first = submit(config, lines.append)
     assert (first.application.id, first.attached) == ("application_1_0001", False)
     assert record.read(config.run.directory).application == first.application.id
     [request] = yarn.requests
     assert all(storage.exists(source.url) for name, source in request.worker.files.items()
                if name.endswith(".whl"))  # fmt: skip
-    second = submit(config, said.append)
+    second = submit(config, lines.append)
     assert (second.application.id, second.attached) == (first.application.id, True)
     assert len(yarn.requests) == 1
     with pytest.raises(ClusterError, match="another job is using"):
-        submit(job(yarn=ON_NODES, training={"seed": 7}), said.append)
+        submit(job(yarn=ON_NODES, training={"seed": 7}), lines.append)
 
 
 def test_a_submission_that_fails_is_killed_and_releases_the_run_directory(job, yarn):
@@ -350,7 +350,7 @@ def test_a_submission_that_fails_is_killed_and_releases_the_run_directory(job, y
 
 # ------------------------------------------------------------------------------------ afterwards
 def test_a_priority_that_yarn_does_not_give_is_reported_and_no_error():
-    said = []
+    lines = []
 
     class Manager:
         def set_priority(self, application, priority):
@@ -359,10 +359,10 @@ def test_a_priority_that_yarn_does_not_give_is_reported_and_no_error():
             return min(priority, 5)
 
     for priority in (9, 7, 5):
-        of_yarn._set_priority(Manager(), "application_1_1", priority, said.append)
-    assert len(said) == 2
-    assert "why" in said[0]
-    assert "priority 5, not 7" in said[1]
+        of_yarn._set_priority(Manager(), "application_1_1", priority, lines.append)
+    assert len(lines) == 2
+    assert "why" in lines[0]
+    assert "priority 5, not 7" in lines[1]
 
 
 def test_fingerprints_of_different_configurations_differ(job):
@@ -373,10 +373,12 @@ def test_fingerprints_of_different_configurations_differ(job):
 
 
 def test_containers_get_no_keytab_and_no_proxied_user(job):
-    given = job(run={"user": "bob"}, yarn={"keytab": "/etc/secret.keytab", "principal": "me@REALM"})
-    shipped = loader.from_dict(yaml.safe_load(of_yarn.shipped(given)))
+    config = job(
+        run={"user": "bob"}, yarn={"keytab": "/etc/secret.keytab", "principal": "me@REALM"}
+    )
+    shipped = loader.from_dict(yaml.safe_load(of_yarn.shipped(config)))
     assert (shipped.run.user, shipped.yarn.keytab, shipped.yarn.principal) == (None, None, None)
-    assert shipped.yarn.staging == given.yarn.staging
+    assert shipped.yarn.staging == config.yarn.staging
 
 
 def test_fewer_rows_than_the_most_workers_are_refused(job):
@@ -388,14 +390,14 @@ def test_fewer_rows_than_the_most_workers_are_refused(job):
 
 
 def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_job_too(job):
-    given = job()
-    one_row = given.training.model_copy(update={"global_batch_size": 1})
-    default = given.model_copy(update={"job": JobSection(), "training": one_row})
+    config = job()
+    one_row = config.training.model_copy(update={"global_batch_size": 1})
+    default = config.model_copy(update={"job": JobSection(), "training": one_row})
     with pytest.raises(HowdahError) as caught:
         checked(default)
     problems = caught.value.problems or [caught.value]
-    (found,) = (e for e in problems if e.where == "training.global_batch_size")
-    assert found.exit_code == 2 and found.got == "1" and "job.workers" in found.expected
+    (problem,) = (e for e in problems if e.where == "training.global_batch_size")
+    assert problem.exit_code == 2 and problem.got == "1" and "job.workers" in problem.expected
 
 
 def test_a_workers_memory_below_its_peak_is_refused_with_both_numbers(job):

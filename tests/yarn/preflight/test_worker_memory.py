@@ -36,19 +36,19 @@ def computed(case: Case) -> int:
 
 
 def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments():
-    """At two workers: less than measured with `python -m bench parallel` (4.1 copies)."""
+    """With two workers it is less than measured with `python -m bench parallel` (4.1 copies)."""
     values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
     shape, manifest = DISTILBERT.complete(SHAPES["base"]), Manifest(128)
     copy = 4 * DISTILBERT.parameters(shape, len(manifest.labels))
     saved = {}
     for workers in (2, 4):
         values["job"] = values.get("job", {}) | {"workers": workers}
-        found = []
+        needed = []
         for shard in ("none", "optimizer"):
             values["training"]["parallel"] = {"shard": shard}
             config = from_dict(values)
-            found.append(worker_memory.peak(config, shape, manifest).total)
-        saved[workers] = found[0] - found[1]
+            needed.append(worker_memory.peak(config, shape, manifest).total)
+        saved[workers] = needed[0] - needed[1]
     assert saved[2] == pytest.approx(4 * copy)
     assert saved[4] == pytest.approx(4.5 * copy)
 
@@ -56,12 +56,12 @@ def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments(
 def test_a_dropout_of_what_the_attention_gives_is_counted():
     values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
     shape = BERT.complete({"hidden_size": 768, "num_hidden_layers": 12})
-    found = []
+    needed = []
     for rate in (None, 0.0, 0.2):  # None: the base's own, 0.1
         values["model"]["dropout"] = rate
-        found.append(worker_memory.peak(from_dict(values), shape, Manifest(128)).total)
-    assert found[0] == found[2]
-    assert found[0] - found[1] == 1024 * 11 * 768 * 4  # tokens, layers that all of them pass
+        needed.append(worker_memory.peak(from_dict(values), shape, Manifest(128)).total)
+    assert needed[0] == needed[2]
+    assert needed[0] - needed[1] == 1024 * 11 * 768 * 4  # tokens, layers that all of them pass
 
 
 def test_predictions_of_many_classes_are_counted_up_to_what_waits_in_memory():

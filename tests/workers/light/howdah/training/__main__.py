@@ -162,14 +162,14 @@ class Worker:
             started = time.monotonic()
             time.sleep(SECONDS)
             self.fault()
-            own = time.monotonic() - started
+            seconds = time.monotonic() - started
             self.barrier(f"step{self.step}", size)
             self.value += 1
             self.step += 1
             self.did("step", value=self.value, size=size)
             self.say(type="step", rank=self.rank, step=self.step, total_steps=STEPS, epoch=0,
-                     loss=1.0 / self.step, examples_per_second=10.0, step_seconds=own,
-                     wait_seconds=time.monotonic() - started - own)  # fmt: skip
+                     loss=1.0 / self.step, examples_per_second=10.0, step_seconds=seconds,
+                     wait_seconds=time.monotonic() - started - seconds)  # fmt: skip
             if self.step % COMMIT == 0:
                 self.committed = self.value
                 self.say(type="commit", step=self.step)
@@ -226,7 +226,7 @@ class Worker:
             self.fail(error)
 
     def fail(self, error):
-        """As the real training process reports it: with what the driver decides by."""
+        """Report as the real training process does, with the fields by which the driver decides."""
         import training
 
         training.__path__.append(os.path.join(os.environ["PYTHONPATH"].split(":")[-1], "training"))
