@@ -259,3 +259,7 @@ def test_the_data_report_says_whether_one_can_train(tmp_path):
     page = data.page(data.contents(manifest, built, "none"))
     assert "look at this first" in page and "<pre>data: {}</pre>" in page
     assert "[mail]" not in page and "report.texts: none" in page
+    write(run)
+    data.write(f"{tmp_path}/data/v=0", manifest, built, "none", run)
+    page = storage.read_text(f"{tmp_path}/data/v=0/report.html")
+    assert '<a href="../../run/report.html">Run report</a>' in page and "All runs" not in page
