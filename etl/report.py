@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from howdah import storage
@@ -11,6 +12,7 @@ from howdah.config.splits import SPLITS, TRAIN
 from howdah.data.manifest import DatasetManifest, ShardEntry
 from howdah.pages import charts, personal
 from howdah.pages import page as pages
+from howdah.run_files import REPORT, RUNS
 
 JSON = "report.json"
 HTML = "report.html"
@@ -52,17 +54,37 @@ class Samples(Protocol):
 
 
 def write(
-    version: str, manifest: DatasetManifest, built: Samples, texts: personal.Shown = "masked"
+    version: str,
+    manifest: DatasetManifest,
+    built: Samples,
+    texts: personal.Shown = "masked",
+    run_directory: str | None = None,
 ) -> None:
     """Write both files into a version directory (each whole or not at all).
 
     Args:
         texts: how samples are shown (report.texts).
+        run_directory: the configuration's run (run.directory), whose pages are linked if they are
+            there.
     """
     value = contents(manifest, built, texts)
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(version, JSON), text.encode("utf-8", "replace"))
-    storage.write_whole(storage.join(version, HTML), page(value).encode("utf-8", "replace"))
+    html = page(value, _links(version, run_directory) if run_directory else ())
+    storage.write_whole(storage.join(version, HTML), html.encode("utf-8", "replace"))
+
+
+def _links(version: str, run_directory: str) -> list[pages.Link]:
+    """Return the addresses of the run's report and of the list of runs, if they are there."""
+    links = []
+    for text, target in (
+        ("Run report", storage.join(run_directory, REPORT)),
+        ("All runs", storage.join(storage.parent(run_directory), RUNS)),
+    ):
+        address = pages.link(version, target)
+        if address and storage.exists(target):
+            links.append((text, address))
+    return links
 
 
 def contents(
@@ -136,7 +158,7 @@ def _shown(samples: dict[str, list[str]], texts: personal.Shown) -> dict[str, li
     return {name: texts_of for name, texts_of in shown.items() if texts_of}
 
 
-def page(value: dict[str, Any]) -> str:
+def page(value: dict[str, Any], links: Sequence[pages.Link] = ()) -> str:
     """Return the report as one HTML page."""
     splits = value["splits"]
     lengths: Counter[int] = Counter()
@@ -148,6 +170,7 @@ def page(value: dict[str, Any]) -> str:
     return pages.render(
         __package__,
         "report.html.j2",
+        links=links,
         report=value,
         quality=value["quality"],
         rows=rows,

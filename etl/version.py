@@ -137,7 +137,13 @@ def write_files(
     manifest = _manifest(task, built, layout, splits)
     if task.past is not None:
         manifest = _appended(task, built, manifest, token)
-    report.write(task.directory, manifest, built, task.config.report.texts)
+    report.write(
+        task.directory,
+        manifest,
+        built,
+        task.config.report.texts,
+        task.config.run.directory,
+    )
     return manifest
 
 

@@ -308,7 +308,7 @@ def ruler(
     )
 
 
-def cut(text: str, longest: int = 26) -> str:
+def cut(text: str, longest: int = 30) -> str:
     """Shorten a text.
 
     >>> cut("training.learning_rate", 10)

@@ -13,8 +13,8 @@ Shown = Literal["masked", "plain", "none"]
 """How pages show texts (`report.texts`)."""
 
 MAIL = re.compile(
-    r"(?<![\w.+-])[\w.+-]{1,64}(?:@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}"
-    r"| ?@ ?[\w-]{1,63}(?: ?\. ?[A-Za-z]{2,24}){1,4})"
+    r"(?<![\w.+-])(?:[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8}"
+    r"|[\w+-]{1,32}(?: ?[._+-] ?[\w+-]{1,32}){0,3} ?@ ?[\w-]{1,63}(?: ?\. ?[A-Za-z]{2,24}){1,4})"
 )
 _DIGITS = re.compile(r"(?<![\w.,/-])[+(]?(?: ?[-./()]{0,2} ?\d){7,16}(?![\w/]|[.,-]\d)")
 _NO_PHONE = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{2,4}|\d{0,12}\.\d{1,16}")
@@ -26,7 +26,7 @@ _GROUPS = re.compile(r"1? ?[-.]? ?\(? ?\d{3} ?[-. )]{1,2} ?\d{3} ?[-. ] ?\d{4}")
 def masked(text: str) -> str:
     """Return a text with `[mail]` and `[phone]` in the places of such addresses and numbers.
 
-    >>> masked("write to zoe.b+x@example.com or zoe @ example. com, call +49 (0)170 123 45-67")
+    >>> masked("write to zoe.b+x@example.com or zoe. b @ example. com, call +49 (0)170 123 45-67")
     'write to [mail] or [mail], call [phone]'
     >>> masked("(555) 123-4567 until 01.02.2026, order 4711 of 1,234,567 for 0.12345678")
     '[phone] until 01.02.2026, order 4711 of 1,234,567 for 0.12345678'

@@ -32,6 +32,9 @@ _MOST_SCANNED = 1_000_000
 _MOST_SOURCE_BYTES = 128 * 2**20
 """Largest size of a source's files that are read for the texts of a page."""
 
+_WAIT_SECONDS = 5.0
+"""Longest wait for a source that cannot be reached."""
+
 Place = tuple[int, int, str]
 """(shard, row in it, the row's id, which must be the record's)."""
 
@@ -105,7 +108,8 @@ class Texts:
             return texts
         cleaned = clean_pair if self.dataset.manifest.pairs else clean_text
         try:
-            files = source_files(str(data.source))
+            with storage.waiting_at_most(_WAIT_SECONDS):
+                files = source_files(str(data.source))
             if sum(entry.size for entry in files.entries) > _MOST_SOURCE_BYTES:
                 return texts
             for row in read_rows(files, data.columns, csv_options=data.csv):

@@ -89,9 +89,10 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
     # Values under the pointer, by keys alone.
     script("document.querySelector('svg[data-lines]').focus()")
     from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import Select
 
     browser.driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    assert "recall" in browser.find("#tip").text
+    assert browser.find("#tip").text.startswith("step 10\ntraining: ")
     browser.find("#reject").send_keys(Keys.ARROW_RIGHT)
     assert "Reject" in browser.find("#rejected").text
 
@@ -99,14 +100,16 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
     shape(browser, 400, "dark")
     dark = background(browser)
     assert dark != light
-    browser.find("#theme").send_keys("light")
+    theme = Select(browser.find("#theme"))
+    theme.select_by_visible_text("light")
     assert background(browser) == light
-    browser.find("#theme").send_keys("system")
+    theme.select_by_visible_text("system")
     assert background(browser) == dark
     assert "2030-01-01" in browser.find("time").text and "UTC" not in browser.find("time").text
 
+    assert len(browser.driver.get_log("browser")) == 2  # of the request above
     # Each page keeps within a phone, and a meaning shows where its word has the focus.
-    for path in [f"{run}/report.html", *other_pages(run)]:
+    for path in [*other_pages(run), f"{run}/report.html"]:
         for width in (1280, 390):
             shape(browser, width, "dark")
             browser.open(f"file://{path}")
@@ -130,10 +133,8 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
         assert script(order) == expected
     browser.find("tbody a").click()
     browser.until(lambda: "report.html" in browser.driver.current_url, "the run's report")
-    assert (
-        browser.find("nav.pages").text.startswith("Model card")
-        or "runs" in browser.find("nav.pages").text
-    )
+    links = "return [...document.querySelectorAll('nav.pages a')].map(e => e.innerText)"
+    assert script(links) == ["All runs", "Comparison"]
 
 
 def other_pages(run):
@@ -153,7 +154,9 @@ def other_pages(run):
     ]
     samples = SimpleNamespace(samples={"a" * 60: HOSTILE}, reject_samples={"empty": HOSTILE})
     data.write(f"{top}/data", manifest, samples)
-    return [f"{top}/comparison.html", runs.write(top, rows), f"{top}/data/report.html"]
+    pages = [f"{top}/comparison.html", runs.write(top, rows), f"{top}/data/report.html"]
+    write(run)
+    return pages
 
 
 def test_what_users_wrote_is_text(tmp_path):
@@ -225,12 +228,12 @@ def test_texts_are_the_source_s_own_and_masked(tmp_path):
     """A row's text is found by its id, if it still gives the ids that the model was trained on."""
     written = ["Write to Zoe.B@Example.com", "call +49 (0)170 123-4567!", "  A plain  ONE "]
     source = {"source": f"{tmp_path}/made.csv", "columns": {"text": "text", "id": "id"}}
-    made_run = made(str(tmp_path), ["a", "b"], texts=written, config={"data": source})
+    made_run = made(str(tmp_path), ["a", "b"], 2000, texts=written, config={"data": source})
     with open(f"{tmp_path}/made.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["id", "text"])
         for split in ("validation", "test"):
-            for number in range(300):
+            for number in range(2000):
                 changed = "other words" if split == "validation" else written[number % 3]
                 rows.writerow([f"{split}-{number}", changed])
     page = storage.read_text(write(made_run))
@@ -256,3 +259,7 @@ def test_the_data_report_says_whether_one_can_train(tmp_path):
     page = data.page(data.contents(manifest, built, "none"))
     assert "look at this first" in page and "<pre>data: {}</pre>" in page
     assert "[mail]" not in page and "report.texts: none" in page
+    write(run)
+    data.write(f"{tmp_path}/data/v=0", manifest, built, "none", run)
+    page = storage.read_text(f"{tmp_path}/data/v=0/report.html")
+    assert '<a href="../../run/report.html">Run report</a>' in page and "All runs" not in page

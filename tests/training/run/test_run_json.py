@@ -50,7 +50,7 @@ def test_an_attempt_has_a_user_and_an_end(tmp_path, monkeypatch):
     assert (attempt["user"], attempt["ended"], attempt["seconds"]) == ("alice", later, 90.0)
     assert attempt["status"] == "finished"
     page = report.render(run, [], "")
-    assert "/d/v1" in page and "alice on " in page and "finished after 90 s" in page
+    assert "/d/v1" in page and "alice on " in page and "finished after 1 min 30 s" in page
 
 
 def test_an_end_written_again_by_the_launcher_keeps_its_time(tmp_path, monkeypatch):
