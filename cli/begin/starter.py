@@ -38,6 +38,11 @@ def from_source(path: str) -> tuple[str, list[str]]:
     first = source.files[0].path
     options = peek.sniffed(first, data.csv) if source.kind == "csv" else data.csv
     sample = peek.sample(first, source.kind, options)
+    if source.kind == "csv" and any(name in sample.column(name) for name in sample.names):
+        # the first line is a row: a label stands there and below
+        names = [f"column_{n}" for n, _ in enumerate(sample.names, start=1)]
+        options = options.model_copy(update={"header": False, "names": names})
+        sample = peek.sample(first, source.kind, options)
     if not sample.rows:
         raise DataError(
             "the source has no rows to look at",
@@ -115,7 +120,12 @@ def _csv(options: CsvOptions) -> Iterator[str]:
     changed = options.model_dump(exclude_defaults=True)
     if not changed:
         return
-    sentences = {"delimiter": "Separator of the fields.", "encoding": "Character set of the file."}
+    sentences = {
+        "delimiter": "Separator of the fields.",
+        "encoding": "Character set of the file.",
+        "header": "The file's first line is a row, not the names of columns.",
+        "names": "Names of its columns.",
+    }
     yield "  csv:"
     for key, value in changed.items():
         yield f"    # {sentences[key]}"

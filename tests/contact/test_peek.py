@@ -381,6 +381,15 @@ def test_labels_that_look_alike_are_mapped_in_the_configuration(tmp_path):
     assert data["quality"] == {"unknown_label": "reject"}
 
 
+def test_a_file_without_a_header_gets_names(tmp_path):
+    source = write(tmp_path / "m.csv", lines(";").partition("\n")[2])
+    data = configuration(source)[0]["data"]
+    names = [f"column_{n}" for n in range(1, 5)]
+    assert data["csv"] == {"delimiter": ";", "header": False, "names": names}
+    assert data["columns"] == {"text": "column_3", "label": "column_4"}
+    assert look(**data).labels == dict.fromkeys(LABELS, 20)
+
+
 def test_a_file_without_a_label_is_told(tmp_path):
     source = write(tmp_path / "m.csv", lines(header=HEADER[2:3], rows=[[r[2]] for r in ROWS]))
     written, notes = configuration(source)
