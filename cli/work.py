@@ -429,21 +429,21 @@ def predict(
         ("--master", "master", master),
     )  # fmt: skip
     checked = load(config, set)
-    from howdah.models.version import open_version
-    from howdah.serving.prediction import judged
-    from howdah.serving.prediction import predict as predictor
-
     if stdin:
+        from howdah.models.version import open_version
+        from howdah.serving.prediction.lines import predict_lines
+
         if source is not None or output is not None:
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         lines_in = streams.opened_stdin()
         path = open_version(model, checked.publish.directory).path
-        predictor.predict_lines(
-            path, lines_in, streams.results(), framework=framework, progress=say
-        )
+        predict_lines(path, lines_in, streams.results(), framework=framework, progress=say)
         return
+    from howdah.serving.prediction import judged
+    from howdah.serving.prediction import predict as predictor
+
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(

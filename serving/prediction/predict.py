@@ -1,33 +1,27 @@
-"""Classify rows of files (or of a table, with Spark) or lines of stdin with an exported model."""
+"""Classify rows of files (or of a table, with Spark) with an exported model."""
 
 from __future__ import annotations
 
-import io
 import itertools
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config.data import CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
-from howdah.data.clean import joined
 from howdah.errors import DataError, UsageError
 from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import Profile, reference_of
 from howdah.models.version import open_version
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
-from howdah.serving.prediction.images import predict_image_lines, predict_images
-from howdah.serving.prediction.judged import Reasons, of_lines
+from howdah.serving.prediction.images import predict_images
+from howdah.serving.prediction.judged import Reasons
 from howdah.serving.prediction.reading import choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
     Prediction,
-    Row,
-    as_json,
     format_of,
     open_output,
     spark_format_of,
@@ -70,7 +64,7 @@ def predict(
         master: Spark master; None: no Spark, unless it is needed (a table): then that of `config`.
         config: `data.csv` and `publish.directory` are used, with Spark also `data.spark` and
             `run.user`; None: the defaults.
-        framework: tensorflow or torch; None: the one that the model was trained with.
+        framework: what runs the model; None: see `serving_framework`.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
             the same model stay.
@@ -122,6 +116,7 @@ def predict(
         )
     version = open_version(model, config.publish.directory)
     served = open_model(version.path, framework=framework, threads=threads)
+    progress(f"model {version.title}, run by {served.run_by}")
     if served.kind == "image":
         if drift:
             raise UsageError(
@@ -214,72 +209,3 @@ def _is_table(source: str) -> bool:
     has_suffix = bool(format_of(source) or spark_format_of(source))
     is_name = TABLE_NAME.fullmatch(source) is not None and not has_suffix
     return is_name and not storage.exists(source)
-
-
-# -------------------------------------------------------------------------------------- stdin
-def predict_lines(
-    model: str,
-    lines: TextIO,
-    out: TextIO,
-    *,
-    framework: str | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> int:
-    """Classify lines as they arrive, and write a JSON object per line at once.
-
-    For a model of images, lines are paths of image files; for a model of pairs, they have a tab
-    between the two texts. Lines that can be read without waiting are classified together, so that a
-    pipe is fast, and a user who types gets an answer to each line.
-
-    Args:
-        lines: text stream; its bytes are read as UTF-8.
-        out: stream for the answers.
-        progress: called at the end with a line about texts that have an error.
-    Returns:
-        The number of lines.
-    """
-    served = open_model(model, framework=framework)
-    if served.kind == "image":
-        return predict_image_lines(served, lines, out)
-    number, outputs, reasons = 0, outputs_of(served), Reasons()
-    for batch in _waiting_lines(lines):
-        rows = []
-        for line in batch:
-            broken = any("\udc80" <= character <= "\udcff" for character in line)
-            error = "the text is not UTF-8" if broken else None
-            if served.pairs and error is None:
-                first, tab, second = line.partition("\t")
-                line = joined(first, second)
-                error = None if tab else "there is no tab between two texts"
-            rows.append(Row(str(number), None if error else line, error, served.pairs))
-            number += 1
-        predictions = classify(served, rows)
-        reasons.add(predictions)
-        for prediction in predictions:
-            out.write(as_json(prediction, outputs, served.run_id) + "\n")
-        out.flush()
-    for line in of_lines(number, reasons):
-        progress(line)
-    return number
-
-
-def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
-    """Yield lists of complete lines that can be read without waiting, at least one line each."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, io.UnsupportedOperation, AttributeError):  # not a file's stream
-        texts = (line.rstrip("\n") for line in stream)
-        while group := list(itertools.islice(texts, 64)):
-            yield group
-        return
-    rest = b""
-    while data := os.read(descriptor, 2**16):
-        *whole, rest = (rest + data).split(b"\n")
-        if whole:
-            yield [_decoded(line) for line in whole]
-    if rest:
-        yield [_decoded(rest)]
-
-
-def _decoded(line: bytes) -> str:
-    return line.removesuffix(b"\r").decode("utf-8", "surrogateescape")

@@ -19,7 +19,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models.export import formats, onnx_graph
 from howdah.models.export.export import INFO
 from howdah.models.forward import forward_numpy
-from howdah.models.opened.opened import choose_framework, open_model, serving_framework
+from howdah.models.opened.opened import open_model, serving_framework
 from howdah.models.version import open_version
 from tests import ROOT
 from tests.support.models.exported import FAMILIES, base_of, info_of, weights_of, write_export
@@ -209,10 +209,10 @@ def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypa
 
 
 def test_unknown_and_missing_runtimes_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="unknown framework") as caught:
-        choose_framework("jax", trained_with=None)
-    assert "onnx-w8" in caught.value.expected
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
+    with pytest.raises(UsageError, match="unknown framework") as caught:
+        open_model(path, framework="jax")
+    assert "onnx-w8" in caught.value.expected
     with pytest.raises(ModelError, match="no model_w8") as refused:
         open_model(path, framework="onnx-w8")
     assert "howdah export --set export.formats=[hf,onnx-w8]" in refused.value.remedy
