@@ -54,11 +54,11 @@ def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.")],
     output: Annotated[
         str | None,
-        typer.Option(help="The page of several runs; none: comparison.html beside this process."),
+        typer.Option(help="The page of several runs; default: ./comparison.html."),
     ] = None,
     texts: Annotated[
         str | None,
-        typer.Option(help="Texts in the page: none, or worst; without it the run's report.texts."),
+        typer.Option(help="Texts in the page: none or worst; default: the run's report.texts."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -97,7 +97,7 @@ def threshold(
         list[str] | None,
         typer.Option(
             "--class",
-            help="Label that gets a threshold; repeatable for a model of several (none: all).",
+            help="Label that gets a threshold; repeatable for a model of several (default: all).",
         ),
     ] = None,
     reject_below: Annotated[

@@ -58,8 +58,8 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     for note in verdict.notes:
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
-    asks_nothing = "gate: asks for nothing (gate.* sets no bounds), so nothing was judged"
-    answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
+    nothing = "gate: nothing to check: gate.* is empty"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing])
 
 
 def reviewer(anyway: bool):
@@ -236,7 +236,7 @@ def register(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's published model.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; default: --config's published model.")
     ] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias to move to this version: champion, for example.")

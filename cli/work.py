@@ -204,7 +204,7 @@ def partition(
     ],
     source: Annotated[
         str | None,
-        typer.Option(help="Table, or files with {column} for its value; none: data.source."),
+        typer.Option(help="Table, or files with {column} for its value; default: data.source."),
     ] = None,
     ready: Annotated[
         str | None,
@@ -239,11 +239,11 @@ def partition(
 def package(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "etl",
     output: Annotated[
-        str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+        str | None, typer.Option(help="Directory (any storage); default: the local cache.")
     ] = None,
     horovod: Annotated[
         str | None,
-        typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
+        typer.Option(help="Horovod wheel without MPI for the framework; default: found or built."),
     ] = None,
     extra: Annotated[
         list[str] | None, typer.Option("--with", help="One more package to include; repeatable.")
@@ -335,7 +335,7 @@ def evaluate(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's run.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; default: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     framework: RunWith = None,
@@ -356,9 +356,9 @@ def export(
     config: ConfigPath = None,
     set: Overrides = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
+        str | None, typer.Option(help="Checkpoint; default: the best one, else the last.")
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    output: Annotated[str | None, typer.Option(help="Directory; default: <run>/export.")] = None,
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
@@ -399,7 +399,7 @@ def predict(
     master: Annotated[
         str | None,
         typer.Option(
-            help="Run on this Spark master (yarn, local[*], ...); none: in this process,"
+            help="Run on this Spark master (yarn, local[*], ...); default: in this process,"
             " a table on data.spark.master."
         ),
     ] = None,
@@ -411,7 +411,7 @@ def predict(
         str | None,
         typer.Option(
             help="With table:NAME: the rows' batch, such as their day, a partition below the"
-            " model's; none: the model's rows are replaced."
+            " model's; default: the model's rows are replaced."
         ),
     ] = None,
     framework: RunWith = None,

@@ -198,7 +198,7 @@ def _split_quality(
         progress(f"splits given by the data: {counts} rows")
         copies = quality["drops"].get("held_out_copy", 0)
         if copies:
-            progress(f"{copies:,} rows are left out: copies of rows of test or validation")
+            progress(f"{copies:,} rows are left out: duplicates of rows of test or validation")
     if joined is not None:
         result["groups"] = {"joined": joined.joined, "largest": joined.largest}
         if joined.without:

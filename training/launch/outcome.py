@@ -134,7 +134,7 @@ def stopped(
     elif failed is not None and failed.exit_code not in (130, 143):
         what += f"; saving failed: {(failed.error or {}).get('what', failed.text.splitlines()[-1])}"
     got = f"the newest checkpoint is {newest}"
-    remedy = "start it again in the same way: it goes on from there"
+    remedy = "start it again in the same way: it resumes from there"
     if newest == NONE:
         got = "no checkpoint had been saved yet"
         remedy = "start it again in the same way: it begins with the base model"

@@ -1,4 +1,4 @@
-"""Good, not good, or cannot say: one sentence about a run's main figure. No I/O."""
+"""Good, not good, or inconclusive: one sentence about a run's main figure. No I/O."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _verdict(state: State, sentence: str) -> Verdict:
     elif state == "bad":
         title = "Not good"
     elif state == "unknown":
-        title = "Cannot say"
+        title = "Inconclusive"
     else:
         assert_never(state)
     return Verdict(state=state, title=title, sentence=sentence)

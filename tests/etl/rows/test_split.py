@@ -300,7 +300,7 @@ def test_an_official_test_set_stays_whole_and_its_copies_leave_train(
     }
     assert not users["train"] & users["validation"]
     assert abs(len(ids["validation"]) - 20) <= 4 and quality["split"]["groups"]["largest"] >= 4
-    assert any("copies of rows of test" in line for line in lines)
+    assert any("duplicates of rows of test" in line for line in lines)
 
 
 @pytest.mark.spark
