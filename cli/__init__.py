@@ -64,7 +64,7 @@ app.add_typer(jobs.app)
 
 
 _UNDER_POLICY = {
-    "baseline", "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
+    "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
     "logs", "model lineage", "model published", "model register", "model threshold", "partition",
     "plan", "predict", "ps", "publish", "report", "scale", "score", "status", "submit", "train",
     "tune",

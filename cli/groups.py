@@ -34,7 +34,6 @@ COMMANDS = {
     "tune": Command(_MAKE, "howdah tune --config run.yaml --np 2"),
     "export": Command(_MAKE, "howdah export --config run.yaml --set export.formats=[hf,onnx]"),
     "evaluate": Command(_JUDGE, "howdah evaluate --config run.yaml --split test"),
-    "baseline": Command(_JUDGE, "howdah baseline --config run.yaml"),
     "gate": Command(_JUDGE, "howdah gate --config run.yaml --set gate.minimum.accuracy=0.9"),
     "report": Command(_JUDGE, "howdah report runs/news runs/news-large"),
     "drift": Command(_JUDGE, "howdah drift --model news --source new.parquet --output pages"),
@@ -183,6 +182,7 @@ _KEYS = {
 """Keys by the option that a command does not have, because `--set` does the same."""
 
 _SPELLINGS = {
+    "baseline": "howdah evaluate --baseline",
     "--despite-forgotten": "--anyway",
     "--gate": "howdah gate",
     "--yarn": "--on yarn",

@@ -43,14 +43,11 @@ stop, ends its workers and writes its last status."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train(config: Config, *, np: int, json: bool) -> int:
+def train(config: Config, *, np: int) -> None:
     """Train with `np` ranks and wait for the end.
 
     Args:
         np: ranks, 2 or more.
-        json: print one JSON object about the run to stdout.
-    Returns:
-        0; every other end is raised.
     Raises:
         HowdahError: why the job failed, with its exit code.
         Interrupted, Terminated: it was stopped.
@@ -67,9 +64,6 @@ def train(config: Config, *, np: int, json: bool) -> int:
             _run(config)
         finally:
             lock.release()
-    if json:
-        print(_json.dumps(outcome.summary(directory), ensure_ascii=False))
-    return 0
 
 
 def _job_config(config: Config, np: int) -> Config:

@@ -78,8 +78,8 @@ def reviewer(anyway: bool):
             return
         if judgement is None:
             return
-        judged, baseline = judgement
-        for line in baseline:
+        judged = judgement.verdict
+        for line in judgement.baseline:
             say(f"baseline: {line}" if not line.startswith("baseline") else line)
         say(f"report: {judged.title}. {judged.sentence}")
         if judged.state == "bad" and not verdict.asks and not anyway:

@@ -315,19 +315,24 @@ def train(
     """Train on this machine; two ranks or more are a job that the command waits for."""
     if launcher is not None:
         launchers.refuse(launcher, np)
-    checked = load_to_begin(chosen(config, set), set)
+    path = chosen(config, set)
+    checked = load_to_begin(path, set)
     if folds is not None:
         cross_validate(checked, folds, json, np=np)
         return
     note_command()
     alerting.begun("train")
     if np > 1:
-        from howdah.cli import local_job
+        from howdah.cli.local_job import train as train_by_job
 
-        raise typer.Exit(local_job.train(checked, np=np, json=json))
-    from howdah.training.launch.launch import train as in_one_process
+        train_by_job(checked, np=np)
+    else:
+        from howdah.training.launch.launch import train as train_in_process
 
-    raise typer.Exit(in_one_process(checked, json=json))
+        train_in_process(checked)
+    from howdah.cli.finish import judgement
+
+    judgement.conclude(checked, judgement.options(path, set), json)
 
 
 @app.command()
@@ -339,9 +344,25 @@ def evaluate(
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     framework: RunWith = None,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline",
+            help="Measure TF-IDF and logistic regression instead, what a model must beat: once for"
+            " a dataset version, which then shows in every run on it.",
+        ),
+    ] = False,
+    folds: Folds = None,
     json: AsJson = False,
 ) -> None:
-    """Evaluate a trained model on a split of the dataset."""
+    """Evaluate a trained model, or the baseline, on the dataset."""
+    if baseline:
+        _evaluate_baseline(config, set, folds, json)
+        return
+    if folds is not None:
+        raise UsageError(
+            "--folds goes with --baseline", remedy="`howdah train --folds N` evaluates the model"
+        )
     allowed(("--model", "model", model))
     checked = load(chosen(config, set), set)
     from howdah.training.evaluation.evaluate import evaluate_run
@@ -349,6 +370,26 @@ def evaluate(
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     answer({"split": split, "metrics": metrics}, json, lines)
+
+
+def _evaluate_baseline(
+    config: str | None, set: list[str] | None, folds: int | None, json: bool
+) -> None:
+    path = chosen(config, set)
+    if folds is not None:
+        cross_validate(load_to_begin(path, set), folds, json, baseline=True)
+        return
+    checked = load(path, set)
+    from howdah.serving.baseline.run import measure_baseline
+
+    measured = measure_baseline(checked, progress=say)
+    lines = [
+        f"{split} {name}: {value:.4f}"
+        for split, metrics in measured["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    ]
+    answer(measured, json, [*lines, f"baseline: {measured['path']}"])
 
 
 @app.command()

@@ -411,7 +411,7 @@ def starter_yaml() -> str:
         "evaluation": [
             "",
             "# gate:                       # without one, `howdah gate` judges nothing",
-            "#   min_over_baseline: 0      # better than `howdah baseline`",
+            "#   min_over_baseline: 0      # better than `howdah evaluate --baseline`",
             "#   minimum: {accuracy: 0.9}",
         ]
     }

@@ -59,6 +59,11 @@ def local_path(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
+def absolute(path: str) -> str:
+    """A path for messages: a local one is absolute, whatever the working directory."""
+    return local_path(path) if is_local(path) else path
+
+
 def join(base: str, *parts: str) -> str:
     """`join("hdfs://nn/a/", "b", "c")` -> `"hdfs://nn/a/b/c"`; parts stay below base.
 

@@ -26,6 +26,7 @@ from howdah.core import activity
 from howdah.core.paths import (
     HDFS_SCHEMES,
     TEMP_PREFIX,
+    absolute,
     is_local,
     join,
     local_path,
@@ -44,8 +45,8 @@ from howdah.storage.files import Writer
 from howdah.storage.shapes import ANY_OBJECT, Shape, fault
 
 __all__ = [
-    "HDFS_SCHEMES", "TEMP_PREFIX", "Entry", "scheme", "on_hdfs", "is_local", "local_path", "join",
-    "parent", "name",
+    "HDFS_SCHEMES", "TEMP_PREFIX", "Entry", "scheme", "on_hdfs", "is_local", "local_path",
+    "absolute", "join", "parent", "name",
     "configure", "be_patient", "patient_environment", "waiting_at_most", "retry_seconds",
     "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
     "open_read", "read_bytes", "read_text", "read_json", "read_object", "checked_object",

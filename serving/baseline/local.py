@@ -148,7 +148,7 @@ def _refuse_too_large(config: Config, dataset: Dataset) -> None:
     if needed > limit:
         raise ConfigError(
             "the baseline would take too much memory",
-            where="howdah baseline",
+            where="howdah evaluate --baseline",
             expected=f"at most {gib(limit)} ({named})",
             got=f"up to {gib(needed)}: {rows:,} rows with {tokens * NGRAMS:,} n-grams in"
             f" all, {features:,} features, {len(manifest.labels)} classes",

@@ -138,7 +138,8 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
         run, labels = version.run_id or "unknown", len(version.labels)
         framework = serving_framework(version, request.framework)
         progress(
-            f"model: {version.title}, run {run}, {labels} labels, {version.path}; {framework} runs it"
+            f"model: {version.title}, run {run}, {labels} labels, {version.path}, run by"
+            f" {framework}"
         )
         with reading(spark, user=config.run.user) as catalogue:
             tables = _tables(catalogue, request, model, progress)

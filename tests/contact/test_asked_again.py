@@ -185,7 +185,7 @@ def test_resume_never_trains_it_anew(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export"],
+    ["train", "plan", "evaluate", "gate", "publish", "submit", "export"],
 )
 def test_no_configuration_is_no_run_of_defaults(tmp_path, command):
     done = subprocess.run(

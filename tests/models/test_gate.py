@@ -63,7 +63,7 @@ def test_the_baseline_is_a_bar_on_the_same_dataset(run, models):
 
     with pytest.raises(ModelError, match="there is no baseline") as caught:
         gate()
-    assert "howdah baseline" in caught.value.remedy
+    assert "howdah evaluate --baseline" in caught.value.remedy
     put(0.87)
     (check,) = gate().checks
     assert check.passed and check.bound == pytest.approx(0.89) and "0.87" in check.against

@@ -185,7 +185,7 @@ def _export(
         check=run.check_fence,
         progress=run.say,
     )
-    run.say(f"exported step {step} to {target}")
+    run.say(f"exported step {step} to {storage.absolute(target)}")
     _report(run)
 
 

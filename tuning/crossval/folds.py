@@ -8,7 +8,7 @@ processes; the result of a fold is read from its run.json or baseline.json.
     <run.directory>/crossval-N/fold-K/            the run of fold K
     <run.directory>/crossval-N/dataset-K/v=...    its dataset
     <run.directory>/crossval-N/crossval.json      the result; crossval-baseline.json of
-                                                  `howdah baseline --folds`
+                                                  `howdah evaluate --baseline --folds`
 
 A restart continues: existing datasets and finished runs are kept, and an interrupted run resumes
 from its checkpoint.
@@ -70,7 +70,7 @@ class _FoldCommand:
     def command(self) -> list[str]:
         """Arguments of `howdah` for a fold."""
         if self.baseline:
-            return ["baseline"]
+            return ["evaluate", "--baseline"]
         return ["train", "--np", str(self.np)]
 
 
@@ -204,7 +204,7 @@ def _fold(
             )
         done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         if done is None:
-            progress(f"{name}: {command.command()[0]}")
+            progress(f"{name}: {'baseline' if command.baseline else 'train'}")
             _howdah([*command.command(), "--config", path, "--json"], name, command, progress)
             done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         else:

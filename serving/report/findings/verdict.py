@@ -111,7 +111,7 @@ def judge(
     return _verdict(
         "unknown",
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
-        " (howdah baseline), no published version measured on this dataset.",
+        " (howdah evaluate --baseline), no published version measured on this dataset.",
     )
 
 

@@ -1,4 +1,4 @@
-"""`howdah baseline`: measured on the dataset's own splits, shown in the report, or refused."""
+"""`howdah evaluate --baseline`: measured on the dataset's splits, in the report, or refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def finished_run(directory, dataset_path: str, metrics: dict) -> None:
 
 def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, capsys):
     words = ["--set", f"data.dataset={dataset.path}", "--set", f"run.directory={tmp_path}/run"]
-    code = run(lambda: app(["baseline", *words, "--json"], standalone_mode=False), as_json=True)
+    code = run(
+        lambda: app(["evaluate", "--baseline", *words, "--json"], standalone_mode=False),
+        as_json=True,
+    )
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     stored = storage.read_json(f"{tmp_path}/run/baseline.json")
@@ -158,7 +161,7 @@ def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path,
     with pytest.raises(ConfigError) as caught:
         measured(dataset, tmp_path / "run", baseline={"c": 3.0})  # measured by no other test
     error = caught.value
-    assert error.where == "howdah baseline" and "0.000977 GiB" in error.expected
+    assert error.where == "howdah evaluate --baseline" and "0.000977 GiB" in error.expected
     assert "400 rows" in error.got and "4 classes" in error.got
     assert "a machine with more memory" in error.remedy
     assert not os.path.exists(tmp_path / "run" / "baseline.json")
