@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from howdah import storage
 from howdah.cli.common import (
     MODEL_HELP,
     AsJson,
@@ -144,7 +145,7 @@ def publish(
     if follows:
         made["mlflow"] = following.after_publish(checked, say)
     state = "published" if made["changed"] else "unchanged"
-    lines = [f"{state}: {made['path']}"]
+    lines = [f"{state}: {storage.absolute(made['path'])}"]
     if made["challenger"] == made["version"]:
         lines += ["it is tried beside the current one; `howdah publish` makes it current"]
     elif made["current"] != made["version"]:

@@ -290,12 +290,14 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
+    """Show what a training run would take: steps, minutes, memory, disk; and how it would scale."""
+    from howdah.cli.training import plan_table
     from howdah.training.planning.preview import preview, scaling_lines, scaling_preview
 
     checked = load_to_begin(chosen(config, set), set)
     summary = preview(checked, world=np)
-    lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
+    summary |= plan_table.estimated(checked, summary, np)
+    lines = plan_table.lines(summary)
     if workers is not None or network is not None:
         scaling = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
         lines += ["", *scaling_lines(scaling)]
@@ -330,7 +332,7 @@ def train(
         from howdah.training.launch.launch import train as train_in_process
 
         train_in_process(checked)
-    from howdah.cli.finish import judgement
+    from howdah.cli.training import judgement
 
     judgement.conclude(checked, judgement.options(path, set), json)
 
