@@ -19,8 +19,9 @@ from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
 from howdah.serving.prediction.images import predict_images
 from howdah.serving.prediction.judged import Reasons
-from howdah.serving.prediction.reading import choose_columns, read_rows, source_files
+from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
+    SUFFIXES,
     Prediction,
     format_of,
     open_output,
@@ -28,7 +29,13 @@ from howdah.serving.prediction.rows import (
 )
 
 _CHUNK_ROWS = 2048
-_PROGRESS_SECONDS = 5.0
+_FIRST_ROWS = 128
+"""Rows of the first chunk, which gives the speed; larger ones pad less."""
+_CHUNK_SECONDS = 1.0
+_FIRST_SECONDS, _PROGRESS_SECONDS = 3.0, 10.0
+"""When the first line about progress comes, and the time between the others."""
+_COUNTED_BYTES = 256 * 2**20
+"""Files up to this size are read once more to count their lines, which takes a moment."""
 
 
 def predict(
@@ -143,7 +150,8 @@ def predict(
     counts: Counter[str] = Counter()
     reasons = Reasons()
     rows = errors = rejected = 0
-    started = reported = time.monotonic()
+    chunk_rows = min(_FIRST_ROWS, _CHUNK_ROWS)
+    pace = _Pace(files, progress)
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
@@ -151,7 +159,8 @@ def predict(
             files, columns, csv_options=csv_options, id_required=id_column is not None,
             progress=progress,
         )  # fmt: skip
-        while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
+        while chunk := list(itertools.islice(reader, chunk_rows)):
+            began = time.monotonic()
             if profile is None:
                 predictions = classify(served, chunk)
             else:
@@ -164,9 +173,9 @@ def predict(
             reasons.add(predictions)
             for one in predictions:
                 counts.update(_labels_in(one))
-            if time.monotonic() - reported > _PROGRESS_SECONDS:
-                reported = time.monotonic()
-                progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
+            if time.monotonic() - began < _CHUNK_SECONDS:
+                chunk_rows = min(_CHUNK_ROWS, 2 * chunk_rows)
+            pace.show(rows)
         if not rows:
             raise DataError("the source has no rows", where=source, remedy="check the source")
     judged = {}
@@ -186,6 +195,50 @@ def predict(
             {} if served.task == "regression" else {name: counts[name] for name in served.labels}
         ),
     }
+
+
+class _Pace:
+    """Says how far a long prediction is, how fast, and how long it will take."""
+
+    def __init__(self, files: Files, progress: Callable[[str], None]) -> None:
+        self._files, self._progress = files, progress
+        self._began, self._due = time.monotonic(), _FIRST_SECONDS
+        self._total: int | None = None
+
+    def show(self, rows: int) -> None:
+        """Say it if it is time to: after some seconds, then at intervals."""
+        seconds = time.monotonic() - self._began
+        if seconds < self._due:
+            return
+        if self._due == _FIRST_SECONDS:  # shorter work needs no total
+            self._total = _rows_about(self._files)
+        self._due = seconds + _PROGRESS_SECONDS
+        line = f"{rows:,} rows, {rows / seconds:,.0f} rows/s"
+        if self._total is not None and self._total > rows:
+            left = seconds * (self._total - rows) / rows
+            line = f"{rows:,} of about {self._total:,} rows, {rows / seconds:,.0f} rows/s,"
+            line += (
+                f" about {left:,.0f} s left" if left < 120 else f" about {left / 60:,.0f} min left"
+            )
+        self._progress(line)
+
+
+def _rows_about(files: Files) -> int | None:
+    """The number of rows, from Parquet's footers and the line feeds of texts; None: not cheap."""
+    total = 0
+    for entry in files.entries:
+        if entry.path.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            with storage.open_read(entry.path) as file:
+                total += pq.ParquetFile(file).metadata.num_rows
+        elif entry.path.endswith(tuple(SUFFIXES)) and entry.size <= _COUNTED_BYTES:
+            with storage.open_read(entry.path) as file:
+                while data := file.read(2**20):
+                    total += data.count(b"\n")
+        else:
+            return None
+    return total
 
 
 def _labels_in(prediction: Prediction) -> list[str]:

@@ -21,8 +21,12 @@ from howdah.training.comm.base import Waits
 from howdah.training.elastic.control_channel import ControlChannel
 
 _BEAT_SECONDS = 1.0
-_SAY_SECONDS = 30.0
-"""A phase that takes longer is logged, and again after the same time."""
+_FIRST_SECONDS = 3.0
+"""A phase that takes longer is told to the user."""
+_SAY_SECONDS = 10.0
+"""Its progress is told again after this time."""
+_WAIT_SECONDS = 30.0
+"""From then on it is told that it waits for the other ranks; a few seconds of that are normal."""
 _STEP_SECONDS = 1.0
 _DATA_SECONDS = 5.0
 _KEEP = 0.8
@@ -42,7 +46,7 @@ class Heartbeat:
 
     def __init__(self, channel: ControlChannel | None, waits: Waits) -> None:
         self._channel, self._waits = channel, waits
-        self.activity = Activity("import")
+        self.activity = Activity("import", "starting the framework")
         """The activity of the main thread."""
         self._beats = _Beats(self.activity, waits)
         self._step = 0
@@ -72,13 +76,14 @@ class Heartbeat:
         return self._step
 
     # -------------------------------------------------------------------------------- phases
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, what: str = "") -> None:
         """Set the phase of the main thread.
 
         Args:
             phase: import, join, prepare, compute, evaluate, save or end.
+            what: description, if a user should hear of it where it takes long.
         """
-        self.activity.enter(phase)
+        self.activity.enter(phase, what)
 
     @contextlib.contextmanager
     def during(self, phase: str, what: str = "") -> Iterator[None]:
@@ -112,9 +117,13 @@ class Heartbeat:
                     doing=now.text,
                     step=self._step,
                 )
-            long = min(now.seconds, time.monotonic() - logged_at) >= _SAY_SECONDS
-            if say is not None and long and now.text not in ("", logged):
-                logged_at, logged = time.monotonic(), now.text
+            of_work = self.activity.snapshot()
+            if now.phase == "wait" and now.seconds >= _WAIT_SECONDS:
+                of_work = now
+            quiet = time.monotonic() - logged_at
+            long = of_work.seconds >= _FIRST_SECONDS and quiet >= _SAY_SECONDS
+            if say is not None and long and of_work.text not in ("", logged):
+                logged_at, logged = time.monotonic(), of_work.text
                 say(logged)
             time.sleep(_BEAT_SECONDS)
 

@@ -186,7 +186,8 @@ def _export(
         progress=run.say,
     )
     run.say(f"exported step {step} to {storage.absolute(target)}")
-    _report(run)
+    with run.heartbeat.during("save", "writing the report"):
+        _report(run)
 
 
 def _report(run: Run) -> None:
