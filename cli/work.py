@@ -46,7 +46,7 @@ def doctor(
     json: AsJson = False,
     launcher: Annotated[
         str | None,
-        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; none: for all."),
+        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; default: for all."),
     ] = None,
 ) -> None:
     """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
@@ -71,7 +71,7 @@ def guard(arguments: Annotated[list[str], typer.Argument(metavar="COMMAND...")])
 # ------------------------------------------------------------------------------------ config
 @config_app.command("init")
 def config_init(
-    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
+    path: Annotated[str | None, typer.Argument(help="File to write; default: stdout.")] = None,
 ) -> None:
     """Write a configuration to start from."""
     from howdah import storage
@@ -127,7 +127,7 @@ def config_policy(
         str | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A policy (YAML, any storage); none: that of $HOWDAH_AIRFLOW_POLICY, else the"
+            help="A policy (YAML, any storage); default: that of $HOWDAH_AIRFLOW_POLICY, else the"
             " default.",
         ),
     ] = None,
@@ -327,14 +327,14 @@ def train(
     if np > 1:
         from howdah.cli.local_job import train as train_by_job
 
-        train_by_job(checked, np=np)
+        trained = train_by_job(checked, np=np)
     else:
         from howdah.training.launch.launch import train as train_in_process
 
-        train_in_process(checked)
+        trained = train_in_process(checked)
     from howdah.cli.training import judgement
 
-    judgement.conclude(checked, judgement.options(path, set), json)
+    judgement.conclude(checked, judgement.options(path, set), json, measure=trained)
 
 
 @app.command()

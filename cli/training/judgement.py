@@ -15,14 +15,16 @@ from howdah.serving.report import report
 from howdah.training.launch import outcome
 
 
-def conclude(config: Config, words: list[str], json: bool) -> None:
-    """Measure the baseline if that takes seconds, and answer with the run and its judgement.
+def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> None:
+    """Answer with a finished run and its judgement.
 
     Args:
         words: the options that name the configuration, for the next command.
+        measure: first measure the baseline, if there is none and it takes seconds.
     """
     directory = config.run.directory
-    measure_if_quick(config, progress=say)
+    if measure:
+        measure_if_quick(config, progress=say)
     page = storage.join(directory, REPORT)
     result: dict[str, Any] = {**outcome.summary(directory), "report": storage.absolute(page)}
     lines = []

@@ -121,6 +121,20 @@ print(json.dumps({"chosen": chosen, "scores": scores.tolist(), "frameworks": fra
 """
 
 
+# Each of these modules would cost a tenth of a second or more before the first text's answer.
+STDIN = """
+import sys
+from howdah.cli import main
+sys.argv[1:] = ["predict", "--stdin", "--model", sys.argv[1]]
+try:
+    main()
+except SystemExit:
+    pass
+heavy = ("rich", "pandas", "pyarrow", "torch", "tensorflow", "pyspark", "transformers", "PIL")
+print("loaded:", *[name for name in heavy if name in sys.modules])
+"""
+
+
 def test_no_framework_is_imported(tmp_path):
     base = base_of(str(tmp_path / "base"), "distilbert")
     path = write_export(tmp_path / "export", base)
@@ -133,6 +147,14 @@ def test_no_framework_is_imported(tmp_path):
     assert found["frameworks"] == [] and found["chosen"] == "onnx"
     here = open_model(path, framework="onnx", threads=1).scores(TEXTS)
     np.testing.assert_array_equal(np.array(found["scores"], np.float32), here)
+    done = subprocess.run(
+        [sys.executable, "-c", STDIN, path], capture_output=True, text=True, input=TEXTS[0],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False,
+    )  # fmt: skip
+    answer, loaded = done.stdout.splitlines()
+    assert max(json.loads(answer)["scores"].values()) == pytest.approx(here[0].max(), abs=1e-6)
+    assert loaded == "loaded:"
+    assert "run by onnxruntime on the CPU" in done.stderr
 
 
 @pytest.mark.parametrize("family", FAMILIES)
