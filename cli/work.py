@@ -359,7 +359,9 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model, or the baseline, on the dataset."""
     if baseline:
-        _evaluate_baseline(config, set, folds, json)
+        from howdah.cli.training import judgement
+
+        judgement.evaluate_baseline(chosen(config, set), set, folds, json)
         return
     if folds is not None:
         raise UsageError(
@@ -372,26 +374,6 @@ def evaluate(
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     answer({"split": split, "metrics": metrics}, json, lines)
-
-
-def _evaluate_baseline(
-    config: str | None, set: list[str] | None, folds: int | None, json: bool
-) -> None:
-    path = chosen(config, set)
-    if folds is not None:
-        cross_validate(load_to_begin(path, set), folds, json, baseline=True)
-        return
-    checked = load(path, set)
-    from howdah.serving.baseline.run import measure_baseline
-
-    measured = measure_baseline(checked, progress=say)
-    lines = [
-        f"{split} {name}: {value:.4f}"
-        for split, metrics in measured["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    ]
-    answer(measured, json, [*lines, f"baseline: {measured['path']}"])
 
 
 @app.command()

@@ -1,4 +1,5 @@
-"""How `howdah train` ends: is the model good, where is its report, and what comes next."""
+"""How `howdah train` ends: is the model good, where is its report, and what comes next. And what
+it is compared with: the baseline."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import shlex
 from typing import Any
 
 from howdah import redact, storage
-from howdah.cli.common import answer, say
+from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
 from howdah.config.model import Config
 from howdah.errors import HowdahError
 from howdah.run_files import REPORT
-from howdah.serving.baseline.run import measure_if_quick
+from howdah.serving.baseline.run import measure_baseline, measure_if_quick
 from howdah.serving.report import report
 from howdah.training.launch import outcome
 
@@ -40,6 +41,23 @@ def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> 
         lines = [f"{judged.verdict.title}: {judged.verdict.sentence}", judged.line]
     result["next"] = _next(state, [redact.text(shlex.quote(word)) for word in words])
     answer(result, json, [*lines, f"report: {result['report']}", f"next: {result['next']}"])
+
+
+def evaluate_baseline(
+    path: str | None, overrides: list[str] | None, folds: int | None, json: bool
+) -> None:
+    """Measure the baseline of a configuration's dataset, or of each fold of its source."""
+    if folds is not None:
+        cross_validate(load_to_begin(path, overrides), folds, json, baseline=True)
+        return
+    measured = measure_baseline(load(path, overrides), progress=say)
+    lines = [
+        f"{split} {name}: {value:.4f}"
+        for split, metrics in measured["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    ]
+    answer(measured, json, [*lines, f"baseline: {storage.absolute(measured['path'])}"])
 
 
 def options(config: str | None, overrides: list[str] | None) -> list[str]:
