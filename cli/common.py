@@ -203,11 +203,14 @@ def cross_validate(
     baseline: bool = False,
 ) -> None:
     """Train and evaluate, or measure the baseline, once for each fold; print mean and deviation."""
+    from howdah import storage
     from howdah.tuning.crossval.folds import cross_validate as run
     from howdah.tuning.crossval.summary import table
 
     summary = run(checked, folds=folds, np=np, baseline=baseline, progress=say)
-    answer(summary, as_json, [*table(summary), f"cross-validation: {summary['path']}"])
+    path = storage.absolute(summary["path"])
+    following = [] if baseline else ["next: `howdah train` without --folds trains on all rows"]
+    answer(summary, as_json, [*table(summary), f"cross-validation: {path}", *following])
 
 
 def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:

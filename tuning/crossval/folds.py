@@ -120,6 +120,7 @@ def cross_validate(
         "mean": metrics[metric]["mean"],
         "std": metrics[metric]["std"],
         "metrics": metrics,
+        "baseline": _of_baseline(each, metric),
         "each": each,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -127,6 +128,15 @@ def cross_validate(
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     storage.write_whole(path, (text + "\n").encode())
     return {**result, "path": path}
+
+
+def _of_baseline(each: list[dict[str, Any]], metric: str) -> dict[str, float] | None:
+    """Mean and deviation of the baseline over the same folds; None: not measured on all."""
+    values = [fold.get("baseline") for fold in each]
+    if None in values:
+        return None
+    summary = summarize([{metric: value} for value in values])[metric]
+    return {"mean": summary["mean"], "std": summary["std"]}
 
 
 def fold_config(config: Config, number: int, folds: int, directory: str) -> Config:
@@ -211,8 +221,10 @@ def _fold(
             progress(f"{name}: finished before")
     if done is None:
         raise ModelError(f"{name} succeeded but has no metrics of the split {TEST}", where=run)
+    found = baselines.find(run, dataset.path, dataset.manifest.dataset_hash, config)
     return {
         "fold": number,
+        "baseline": None if found is None else found.value(TEST, config.evaluation.metric),
         "directory": run,
         "dataset": dataset.path,
         "rows": done["rows"],
