@@ -80,9 +80,8 @@ def reviewer(anyway: bool):
         if judgement is None:
             return
         judged = judgement.verdict
-        for line in judgement.baseline:
-            say(f"baseline: {line}" if not line.startswith("baseline") else line)
         say(f"report: {judged.title}. {judged.sentence}")
+        say(judgement.line)
         if judged.state == "bad" and not verdict.asks and not anyway:
             raise CheckFailed(
                 "the report says Not good, and gate.* sets no bounds",

@@ -171,7 +171,7 @@ def _kept(beside: str, progress: Progress) -> results.Baseline | None:
         return None
     progress(
         f"measured on this dataset version before ({stored.about.get('created')}); remove"
-        f" {beside} to measure it again"
+        f" {storage.absolute(beside)} to measure it again"
     )
     return stored
 
@@ -207,4 +207,4 @@ def _renew_report(directory: str, progress: Progress) -> None:
     if not storage.exists(run_file):
         return
     if record.read(directory).get("status") == "finished":
-        progress(f"report renewed: {report.write(directory)}")
+        progress(f"report renewed: {storage.absolute(report.write(directory))}")
