@@ -104,7 +104,7 @@ class Heartbeat:
         return self._beats.look()[0]
 
     def _beat(self, say: Callable[[str], None] | None) -> None:
-        logged_at, logged = 0.0, ""
+        told = Told()
         while True:
             now, cpu_seconds = self._beats.look()
             if self._channel is not None:
@@ -117,14 +117,9 @@ class Heartbeat:
                     doing=now.text,
                     step=self._step,
                 )
-            of_work = self.activity.snapshot()
-            if now.phase == "wait" and now.seconds >= _WAIT_SECONDS:
-                of_work = now
-            quiet = time.monotonic() - logged_at
-            long = of_work.seconds >= _FIRST_SECONDS and quiet >= _SAY_SECONDS
-            if say is not None and long and of_work.text not in ("", logged):
-                logged_at, logged = time.monotonic(), of_work.text
-                say(logged)
+            line = told.line(now, self.activity.snapshot())
+            if say is not None and line is not None:
+                say(line)
             time.sleep(_BEAT_SECONDS)
 
     # --------------------------------------------------------------------------------- steps
@@ -198,6 +193,27 @@ class Heartbeat:
                 sent = current
                 self._channel.send("data", **current)
             time.sleep(_DATA_SECONDS)
+
+
+class Told:
+    """What the user is told of phases that take long."""
+
+    def __init__(self) -> None:
+        self._at, self._text = float("-inf"), ""
+
+    def line(self, now: Snapshot, work: Snapshot) -> str | None:
+        """A line if it is time for one.
+
+        Args:
+            now: what the process does, which may be to wait for other ranks.
+            work: what it does but for that.
+        """
+        of = now if now.phase == "wait" and now.seconds >= _WAIT_SECONDS else work
+        quiet = time.monotonic() - self._at
+        if of.seconds < _FIRST_SECONDS or quiet < _SAY_SECONDS or of.text in ("", self._text):
+            return None
+        self._at, self._text = time.monotonic(), of.text
+        return of.text
 
 
 class _Beats:
