@@ -150,7 +150,7 @@ PREDICT = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
     "from howdah.serving.prediction import lines as predict\n"
     "from howdah.cli import main\n"
     "version.open_version = lambda model, directory: Some(path=model)\n"
-    "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r', run_by='it')\n"
+    "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r', run_by='')\n"
     "predict.outputs_of, predict.classify = lambda model: None, lambda model, rows: rows\n"
     "predict.as_json = lambda row, *_: row.id\n"
     "main()"
