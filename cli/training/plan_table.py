@@ -55,11 +55,12 @@ def _newest_run(config: Config, summary: Mapping[str, Any], world: int) -> dict[
             run = record.read(path)
         except HowdahError:
             continue
+        version = storage.absolute(run.get("dataset") or "/")
         alike = (
             run.get("framework") == config.training.framework
             and run.get("world_size") == world
             and (run.get("base") or {}).get("source") == config.model.base
-            and storage.parent(storage.absolute(run.get("dataset") or "/")) == root
+            and root in (version, storage.parent(version))
         )
         if alike and run.get("examples_per_second"):
             runs.append({**run, "directory": storage.absolute(path)})
