@@ -103,8 +103,8 @@ def _time(summary: Mapping[str, Any]) -> str:
     minutes = summary["minutes"]
     if minutes is None:
         return (
-            "not known: no run on this dataset yet (`--workers 2` measures a few steps, in about"
-            " a minute)"
+            "not known: no run on this dataset with this base, framework and number of ranks yet"
+            " (`--workers 2` measures a few steps)"
         )
     shown = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
     return f"about {shown} of steps, at the speed of {summary['speed_of']}"
