@@ -50,6 +50,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.add_typer(work.app)
 app.add_typer(tune.app)
@@ -63,7 +64,7 @@ app.add_typer(jobs.app)
 
 
 _UNDER_POLICY = {
-    "baseline", "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
+    "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
     "logs", "model lineage", "model published", "model register", "model threshold", "partition",
     "plan", "predict", "ps", "publish", "report", "scale", "score", "status", "submit", "train",
     "tune",

@@ -40,8 +40,8 @@ RunWith = Annotated[
     typer.Option(
         "--framework",
         help="What runs the model: torch, tensorflow, or onnx (onnxruntime; onnx-w8 and onnx-int8"
-        " if the export has them); none: what it was trained with; with `howdah score` onnx if the"
-        " export has it.",
+        " if the export has them); default: onnx if the export has it, else what it was trained"
+        " with.",
     ),
 ]
 
@@ -57,11 +57,11 @@ TextColumns = Annotated[
     list[str] | None,
     typer.Option(
         "--text-column",
-        help="Column of the text, or of the image; repeatable; none: as it was trained.",
+        help="Column of the text, or of the image; repeatable; default: as it was trained.",
     ),
 ]
 IdColumn = Annotated[
-    str | None, typer.Option("--id-column", help="Column of the rows' keys; none: as trained.")
+    str | None, typer.Option("--id-column", help="Column of the rows' keys; default: as trained.")
 ]
 
 
@@ -205,11 +205,14 @@ def cross_validate(
     baseline: bool = False,
 ) -> None:
     """Train and evaluate, or measure the baseline, once for each fold; print mean and deviation."""
+    from howdah import storage
     from howdah.tuning.crossval.folds import cross_validate as run
     from howdah.tuning.crossval.summary import table
 
     summary = run(checked, folds=folds, np=np, baseline=baseline, progress=say)
-    answer(summary, as_json, [*table(summary), f"cross-validation: {summary['path']}"])
+    path = storage.absolute(summary["path"])
+    following = [] if baseline else ["next: `howdah train` without --folds trains on all rows"]
+    answer(summary, as_json, [*table(summary), f"cross-validation: {path}", *following])
 
 
 def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:

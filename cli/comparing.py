@@ -1,4 +1,4 @@
-"""The commands that say what a run's figures are worth: baseline, report, model threshold."""
+"""The commands that say what a run's figures are worth: report, model threshold."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from howdah import storage
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
-    Folds,
     Overrides,
     allowed,
     answer,
-    chosen,
-    cross_validate,
     load,
-    load_to_begin,
     say,
 )
 from howdah.cli.models import group
@@ -27,40 +23,16 @@ app = typer.Typer()
 
 
 @app.command()
-def baseline(
-    config: ConfigPath = None,
-    set: Overrides = None,
-    folds: Folds = None,
-    json: AsJson = False,
-) -> None:
-    """Measure TF-IDF and logistic regression on the dataset's splits: what a model must beat."""
-    if folds is not None:
-        cross_validate(load_to_begin(chosen(config, set), set), folds, json, baseline=True)
-        return
-    checked = load(chosen(config, set), set)
-    from howdah.serving.baseline.run import measure_baseline
-
-    measured = measure_baseline(checked, progress=say)
-    lines = [
-        f"{split} {name}: {value:.4f}"
-        for split, metrics in measured["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    ]
-    answer(measured, json, [*lines, f"baseline: {measured['path']}"])
-
-
-@app.command()
 def report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.")],
     output: Annotated[
         str | None,
-        typer.Option(help="The page of several runs; none: comparison.html beside this process."),
+        typer.Option(help="The page of several runs; default: ./comparison.html."),
     ] = None,
     texts: Annotated[
         str | None,
         typer.Option(
-            help="Texts in the page: masked, plain or none (by default the run's report.texts)."
+            help="Texts in the page: masked, plain or none; default: the run's report.texts."
         ),
     ] = None,
     json: AsJson = False,
@@ -132,7 +104,7 @@ def threshold(
         list[str] | None,
         typer.Option(
             "--class",
-            help="Label that gets a threshold; repeatable for a model of several (none: all).",
+            help="Label that gets a threshold; repeatable for a model of several (default: all).",
         ),
     ] = None,
     reject_below: Annotated[

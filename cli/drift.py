@@ -40,7 +40,7 @@ def drift(
     ] = None,
     last: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Partitions on the page; none: 30."),
+        typer.Option(min=1, max=1000, help="Partitions on the page; default: 30."),
     ] = None,
     labels: Annotated[
         str | None,
@@ -58,7 +58,7 @@ def drift(
     ] = False,
     output: Annotated[
         str | None,
-        typer.Option(help="Directory for drift.html and drift.json (any storage); none: none."),
+        typer.Option(help="Directory for drift.html and drift.json (any storage)."),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,

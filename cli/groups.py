@@ -6,6 +6,8 @@ or the command's name.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import typer
@@ -32,7 +34,6 @@ COMMANDS = {
     "tune": Command(_MAKE, "howdah tune --config run.yaml --np 2"),
     "export": Command(_MAKE, "howdah export --config run.yaml --set export.formats=[hf,onnx]"),
     "evaluate": Command(_JUDGE, "howdah evaluate --config run.yaml --split test"),
-    "baseline": Command(_JUDGE, "howdah baseline --config run.yaml"),
     "gate": Command(_JUDGE, "howdah gate --config run.yaml --set gate.minimum.accuracy=0.9"),
     "report": Command(_JUDGE, "howdah report runs/news runs/news-large"),
     "runs": Command(_JUDGE, "howdah runs runs --sort metric"),
@@ -76,10 +77,19 @@ class Commands(TyperGroup):
             _with_example(self.commands[name], one.example)
         for name in self.commands.keys() - COMMANDS:
             self.commands[name].hidden = True
+        _say_what_to_write(self)
 
     def list_commands(self, ctx: typer.Context) -> list[str]:
         """The names in the order of the help."""
         return [*COMMANDS, *sorted(self.commands.keys() - COMMANDS)]
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the commands, group by group. It is plain text: rich, which would draw boxes, takes
+        as long to import as all the rest."""
+        for panel in dict.fromkeys(one.panel for one in COMMANDS.values()):
+            names = [name for name, one in COMMANDS.items() if one.panel == panel]
+            with formatter.section(panel):
+                formatter.write_dl(_sentences(self, names))
 
 
 class ModelCommands(TyperGroup):
@@ -94,12 +104,63 @@ class ModelCommands(TyperGroup):
         """The names in the order of the help."""
         return list(EXAMPLES_OF_MODEL)
 
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
+        """Write the commands, each with its whole sentence."""
+        with formatter.section("Commands"):
+            formatter.write_dl(_sentences(self, self.list_commands(ctx)))
+
+
+def _sentences(group: TyperGroup, names: Iterable[str]) -> list[tuple[str, str]]:
+    """Commands with the first sentences of their help, in columns as wide in every group."""
+    width = max(map(len, COMMANDS))
+    return [
+        (name.ljust(width), (group.commands[name].help or "").partition("\n\n")[0])
+        for name in names
+    ]
+
 
 def _with_example(command: Any, example: str) -> None:
     """Let a command's help begin with its sentence and the example."""
     sentence, _, more = (command.help or "").partition("\n\n")
-    shown = example.replace("[", r"\[")  # the help is read as rich's markup
-    command.help = "\n\n".join(filter(None, (sentence, f"Example: {shown}", more)))
+    command.help = "\n\n".join(filter(None, (sentence, f"Example: {example}", more)))
+
+
+_NAMES = {"config": "FILE", "set": "KEY=VALUE", "partition": "COLUMN=VALUE", "seconds": "SECONDS"}
+"""What the help writes for the value of an option of this name, or whose name's last word it is."""
+
+
+def _say_what_to_write(command: Any) -> None:
+    """Let the help of a command, and of those below it, show what a person writes: FILE, N, and
+    [JOB] for an argument that may be left out, in place of the types in Python."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar or parameter.name.upper()
+            parameter.metavar = name if " " in name else name.removesuffix("...").strip("[]")
+            parameter.get_help_record = functools.partial(_of_argument, parameter)
+        elif parameter.metavar is None and not parameter.is_flag:
+            word = parameter.name.rpartition("_")[2]
+            number = parameter.type_descriptor.annotation in (int, float)
+            name = _NAMES.get(parameter.name) or _NAMES.get(word)
+            parameter.metavar = name or ("N" if number else word.upper())
+    command.collect_usage_pieces = functools.partial(_usage, command)
+    for below in getattr(command, "commands", {}).values():
+        _say_what_to_write(below)
+
+
+def _of_argument(argument: Any, ctx: typer.Context) -> tuple[str, str]:
+    return argument.metavar, argument.help or ""
+
+
+def _usage(command: Any, ctx: typer.Context) -> list[str]:
+    """The words of a command's usage: "[OPTIONS] RUN...", "[OPTIONS] [JOB]"."""
+    words = ["[OPTIONS]"]
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar
+            if parameter.nargs != 1 and " " not in name:
+                name += "..."
+            words.append(name if parameter.required else f"[{name}]")
+    return words + (["COMMAND"] if hasattr(command, "commands") else [])
 
 
 # ------------------------------------------------------------------------------- suggestions
@@ -122,6 +183,7 @@ _KEYS = {
 """Keys by the option that a command does not have, because `--set` does the same."""
 
 _SPELLINGS = {
+    "baseline": "howdah evaluate --baseline",
     "--despite-forgotten": "--anyway",
     "--gate": "howdah gate",
     "--yarn": "--on yarn",

@@ -37,7 +37,7 @@ Job = Annotated[
     str | None,
     typer.Argument(
         metavar="[JOB]",
-        help="Its id, run directory or served model; none: the run directory of --config.",
+        help="Its id, run directory or served model; default: the run directory of --config.",
     ),
 ]
 
@@ -160,7 +160,7 @@ def submit(
     config: ConfigPath = None,
     set: Overrides = None,
     on: Annotated[
-        str | None, typer.Option("--on", help="yarn, local, spark or ray; none: job.on.")
+        str | None, typer.Option("--on", help="yarn, local, spark or ray; default: job.on.")
     ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Follow it to its end; Ctrl-C ends it.")

@@ -74,7 +74,7 @@ def lineage(
     else:
         result = lines.of_dataset(datasets[0], places)
     not_asked = [f"--{key}" for key, paths in (("runs", runs), ("models", models)) if not paths]
-    more = [f"not looked at: {' and '.join(not_asked)}"] if not_asked else []
+    more = [f"left out, since not given: {' and '.join(not_asked)}"] if not_asked else []
     answer(result, json, [*lines.text(result), *more])
 
 

@@ -43,14 +43,11 @@ stop, ends its workers and writes its last status."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train(config: Config, *, np: int, json: bool) -> int:
-    """Train with `np` ranks and wait for the end.
+def train(config: Config, *, np: int) -> bool:
+    """Train with `np` ranks and wait for the end; False if the run was finished before.
 
     Args:
         np: ranks, 2 or more.
-        json: print one JSON object about the run to stdout.
-    Returns:
-        0; every other end is raised.
     Raises:
         HowdahError: why the job failed, with its exit code.
         Interrupted, Terminated: it was stopped.
@@ -60,16 +57,14 @@ def train(config: Config, *, np: int, json: bool) -> int:
     done = settings.already_finished(config)
     if done is not None:
         print("\n".join(done), file=sys.stderr, flush=True)
-    else:
-        lock = RunLock(local_directory(directory), ".launch.lock", directory)
-        lock.take()
-        try:
-            _run(config)
-        finally:
-            lock.release()
-    if json:
-        print(_json.dumps(outcome.summary(directory), ensure_ascii=False))
-    return 0
+        return False
+    lock = RunLock(local_directory(directory), ".launch.lock", directory)
+    lock.take()
+    try:
+        _run(config)
+    finally:
+        lock.release()
+    return True
 
 
 def _job_config(config: Config, np: int) -> Config:

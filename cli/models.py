@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from howdah import storage
 from howdah.cli.common import (
     MODEL_HELP,
     AsJson,
@@ -58,8 +59,8 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     for note in verdict.notes:
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
-    asks_nothing = "gate: asks for nothing (gate.* sets no bounds), so nothing was judged"
-    answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
+    nothing = "gate: nothing to check: gate.* is empty"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing])
 
 
 def reviewer(anyway: bool):
@@ -78,10 +79,9 @@ def reviewer(anyway: bool):
             return
         if judgement is None:
             return
-        judged, baseline = judgement
-        for line in baseline:
-            say(f"baseline: {line}" if not line.startswith("baseline") else line)
+        judged = judgement.verdict
         say(f"report: {judged.title}. {judged.sentence}")
+        say(judgement.line)
         if judged.state == "bad" and not verdict.asks and not anyway:
             raise CheckFailed(
                 "the report says Not good, and gate.* sets no bounds",
@@ -144,7 +144,7 @@ def publish(
     if follows:
         made["mlflow"] = following.after_publish(checked, say)
     state = "published" if made["changed"] else "unchanged"
-    lines = [f"{state}: {made['path']}"]
+    lines = [f"{state}: {storage.absolute(made['path'])}"]
     if made["challenger"] == made["version"]:
         lines += ["it is tried beside the current one; `howdah publish` makes it current"]
     elif made["current"] != made["version"]:
@@ -244,7 +244,7 @@ def register(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's published model.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; default: --config's published model.")
     ] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias to move to this version: champion, for example.")

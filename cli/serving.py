@@ -26,7 +26,7 @@ def serve(
         str | None,
         typer.Option(
             "--on",
-            help="yarn: an application that YARN keeps alive; ray: behind Ray Serve; none: this"
+            help="yarn: an application that YARN keeps alive; ray: behind Ray Serve; default: this"
             " process.",
         ),
     ] = None,

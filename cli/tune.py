@@ -44,7 +44,7 @@ def tune(
         bool, typer.Option("--status", help="Show the study as it is now, and end.")
     ] = False,
     np: Annotated[
-        int | None, typer.Option("--np", min=1, help="Ranks of each trial here; none: 1.")
+        int | None, typer.Option("--np", min=1, help="Ranks of each trial here; default: 1.")
     ] = None,
     json: AsJson = False,
 ) -> None:

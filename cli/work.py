@@ -46,7 +46,7 @@ def doctor(
     json: AsJson = False,
     launcher: Annotated[
         str | None,
-        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; none: for all."),
+        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; default: for all."),
     ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
@@ -152,7 +152,7 @@ def partition(
     ],
     source: Annotated[
         str | None,
-        typer.Option(help="Table, or files with {column} for its value; none: data.source."),
+        typer.Option(help="Table, or files with {column} for its value; default: data.source."),
     ] = None,
     ready: Annotated[
         str | None,
@@ -187,11 +187,11 @@ def partition(
 def package(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "etl",
     output: Annotated[
-        str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+        str | None, typer.Option(help="Directory (any storage); default: the local cache.")
     ] = None,
     horovod: Annotated[
         str | None,
-        typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
+        typer.Option(help="Horovod wheel without MPI for the framework; default: found or built."),
     ] = None,
     extra: Annotated[
         list[str] | None, typer.Option("--with", help="One more package to include; repeatable.")
@@ -238,12 +238,14 @@ def plan(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
+    """Show what a training run would take: steps, minutes, memory, disk; and how it would scale."""
+    from howdah.cli.training import plan_table
     from howdah.training.planning.preview import preview, scaling_lines, scaling_preview
 
     checked = load_to_begin(chosen(config, set), set)
     summary = preview(checked, world=np)
-    lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
+    summary |= plan_table.estimated(checked, summary, np)
+    lines = plan_table.lines(summary)
     if workers is not None or network is not None:
         scaling = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
         lines += ["", *scaling_lines(scaling)]
@@ -263,7 +265,8 @@ def train(
     """Train on this machine; two ranks or more are a job that the command waits for."""
     if launcher is not None:
         launchers.refuse(launcher, np)
-    checked = load(chosen(config, set), set)
+    path = chosen(config, set)
+    checked = load(path, set)
     if folds is None:  # else the ETL makes one for each
         _require_dataset(checked)
     checked = pinned(checked)
@@ -273,12 +276,16 @@ def train(
     note_command()
     alerting.begun("train")
     if np > 1:
-        from howdah.cli import local_job
+        from howdah.cli.local_job import train as train_by_job
 
-        raise typer.Exit(local_job.train(checked, np=np, json=json))
-    from howdah.training.launch.launch import train as in_one_process
+        trained = train_by_job(checked, np=np)
+    else:
+        from howdah.training.launch.launch import train as train_in_process
 
-    raise typer.Exit(in_one_process(checked, json=json))
+        trained = train_in_process(checked)
+    from howdah.cli.training import judgement
+
+    judgement.conclude(checked, judgement.options(path, set), json, measure=trained)
 
 
 def _require_dataset(config) -> None:
@@ -300,13 +307,31 @@ def evaluate(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's run.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; default: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     framework: RunWith = None,
+    baseline: Annotated[
+        bool,
+        typer.Option(
+            "--baseline",
+            help="Measure TF-IDF and logistic regression instead, what a model must beat: once for"
+            " a dataset version, which then shows in every run on it.",
+        ),
+    ] = False,
+    folds: Folds = None,
     json: AsJson = False,
 ) -> None:
-    """Evaluate a trained model on a split of the dataset."""
+    """Evaluate a trained model, or the baseline, on the dataset."""
+    if baseline:
+        from howdah.cli.training import judgement
+
+        judgement.evaluate_baseline(chosen(config, set), set, folds, json)
+        return
+    if folds is not None:
+        raise UsageError(
+            "--folds goes with --baseline", remedy="`howdah train --folds N` evaluates the model"
+        )
     allowed(("--model", "model", model))
     checked = load(chosen(config, set), set)
     from howdah.training.evaluation.evaluate import evaluate_run
@@ -321,9 +346,9 @@ def export(
     config: ConfigPath = None,
     set: Overrides = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
+        str | None, typer.Option(help="Checkpoint; default: the best one, else the last.")
     ] = None,
-    output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    output: Annotated[str | None, typer.Option(help="Directory; default: <run>/export.")] = None,
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
@@ -364,7 +389,7 @@ def predict(
     master: Annotated[
         str | None,
         typer.Option(
-            help="Run on this Spark master (yarn, local[*], ...); none: in this process,"
+            help="Run on this Spark master (yarn, local[*], ...); default: in this process,"
             " a table on data.spark.master."
         ),
     ] = None,
@@ -376,7 +401,7 @@ def predict(
         str | None,
         typer.Option(
             help="With table:NAME: the rows' batch, such as their day, a partition below the"
-            " model's; none: the model's rows are replaced."
+            " model's; default: the model's rows are replaced."
         ),
     ] = None,
     framework: RunWith = None,
@@ -394,21 +419,21 @@ def predict(
         ("--master", "master", master),
     )  # fmt: skip
     checked = load(config, set)
-    from howdah.models.version import open_version
-    from howdah.serving.prediction import judged
-    from howdah.serving.prediction import predict as predictor
-
     if stdin:
+        from howdah.models.version import open_version
+        from howdah.serving.prediction.lines import predict_lines
+
         if source is not None or output is not None:
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         lines_in = streams.opened_stdin()
         path = open_version(model, checked.publish.directory).path
-        predictor.predict_lines(
-            path, lines_in, streams.results(), framework=framework, progress=say
-        )
+        predict_lines(path, lines_in, streams.results(), framework=framework, progress=say)
         return
+    from howdah.serving.prediction import judged
+    from howdah.serving.prediction import predict as predictor
+
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(

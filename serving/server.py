@@ -235,7 +235,7 @@ class _Server:
         port = self._listener.getsockname()[1]
         url = f"http://{listening.shown(self._settings.host)}:{port}"
         self._say(
-            f"serving {generation.version.title} ({generation.model.framework}) at {url}"
+            f"serving {generation.version.title} ({generation.model.run_by}) at {url}"
             f"/v1/classify (page: {url}/; Ctrl-C ends it)"
         )
         has_tokens = self.state.tokens is not None

@@ -108,7 +108,7 @@ class Worlds:
                 limit=COLLECTIVE_SECONDS,
             )
             self._limit_collectives()
-            run.heartbeat.enter("prepare")
+            run.heartbeat.enter("prepare", "reading the dataset and the base model")
             run.share(self._comm)
             return
         world = channel.next_world()
@@ -123,7 +123,7 @@ class Worlds:
         )
         channel.send("joined", generation=world.generation, rank=self._comm.rank)
         self._limit_collectives()
-        run.heartbeat.enter("prepare")
+        run.heartbeat.enter("prepare", "reading the dataset and the base model")
         run.enter(rank_env(), world.generation)
         run.share(self._comm)
         if world.elastic:

@@ -84,7 +84,7 @@ def judged(
     if most is not None and share(estimated) > most:
         pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in estimated["examples"][:3])
         raise DataError(
-            "too many evaluation rows have near copies among the training rows",
+            "too many evaluation rows have near duplicates among the training rows",
             where="data.quality.max_leakage",
             expected=f"at most {most:.2%}",
             got=f"{share(estimated):.2%}: {sentence}; {pairs}",

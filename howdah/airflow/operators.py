@@ -363,7 +363,7 @@ class GateOperator(HowdahOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         gate = self.config["gate"] if isinstance(self.config, Mapping) else {}
         if gate.get("min_over_baseline") is not None:
-            measured = self.command(context, "baseline")
+            measured = self.command(context, "evaluate", "--baseline")
             metrics = {split: scalars(of) for split, of in measured["metrics"].items()}
             self.log.info("baseline: %s", metrics)
         return self.command(context, "gate")

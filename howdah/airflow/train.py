@@ -286,6 +286,6 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     def _end_own(self) -> None:
         if self._job.taken_over():
-            self.log.info("another try goes on with %s", self._job.id)
+            self.log.info("another try resumes %s", self._job.id)
         else:
             self._job.end("its task was ended")

@@ -318,7 +318,7 @@ class ApplicationTrigger(BaseTrigger):
     async def _kill_unless_taken_over(self) -> None:
         try:
             if await self._taken_over():
-                self.log.info("the next try goes on with %s", self.application)
+                self.log.info("the next try resumes %s", self.application)
                 return
         except Exception:  # Airflow does not answer: an application must not run on unwatched
             self.log.exception("whether another try has taken the application over is not known")

@@ -18,7 +18,7 @@ from howdah import redact
 from howdah.config import yaml_text
 from howdah.config.model import Config
 from howdah.config.options.removed import replacement
-from howdah.config.types import GROUPS, Group, group_of
+from howdah.config.types import GROUPS, Group, described, group_of
 from howdah.errors import ConfigError, HowdahError, UsageError
 
 __all__ = [
@@ -313,7 +313,7 @@ def keys() -> Iterator[tuple[str, Any]]:
 
 
 def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, field in model.model_fields.items():
+    for name, field in described(model).model_fields.items():
         section = _section_of(field.annotation)
         if section is not None:
             yield from _walk(section, f"{prefix}{name}.")
@@ -411,7 +411,7 @@ def starter_yaml() -> str:
         "evaluation": [
             "",
             "# gate:                       # without one, `howdah gate` judges nothing",
-            "#   min_over_baseline: 0      # better than `howdah baseline`",
+            "#   min_over_baseline: 0      # better than `howdah evaluate --baseline`",
             "#   minimum: {accuracy: 0.9}",
         ]
     }

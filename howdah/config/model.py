@@ -326,8 +326,8 @@ class Config(Section):
             )
         if self.data.kind == "image" and self.gate.min_over_baseline is not None:
             raise ValueError(
-                "gate.min_over_baseline is for texts: `howdah baseline` has no model of images;"
-                " leave it out, or set gate.minimum"
+                "gate.min_over_baseline is for texts: `howdah evaluate --baseline` has no model of"
+                " images; leave it out, or set gate.minimum"
             )
         if training.comm == "torch" and training.framework != "torch":
             raise ValueError(

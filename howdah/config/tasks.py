@@ -114,6 +114,6 @@ def check_run(config: Config) -> None:
         )
     if config.gate.min_over_baseline is not None:
         raise ValueError(
-            f"gate.min_over_baseline: `howdah baseline` has no model for data.task {task}; leave it"
-            " out, or set gate.minimum"
+            "gate.min_over_baseline: `howdah evaluate --baseline` has no model for data.task"
+            f" {task}; leave it out, or set gate.minimum"
         )

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
+import inspect
+import itertools
+import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +22,41 @@ from howdah.errors import HowdahError
 class Section(BaseModel):
     """Base of all sections: frozen; unknown keys are errors; field docstrings are help texts."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+_Model = TypeVar("_Model", bound=type[BaseModel])
+
+
+def described(model: _Model) -> _Model:
+    """The model, with its fields' docstrings as their descriptions.
+
+    They are read from the source when help is asked for. As `use_attribute_docstrings` every
+    command would read them at its start, which takes longer than the rest of the configuration.
+    """
+    texts: dict[str, str] = {}
+    for section in model.__mro__:
+        body = _classes(section.__module__).get(section.__name__, [])
+        for field, text in itertools.pairwise(body):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                texts.setdefault(field.target.id, inspect.cleandoc(str(text.value.value)))
+    for name, info in model.model_fields.items():
+        info.description = info.description or texts.get(name)
+    return model
+
+
+@functools.cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """{class: its statements} of a module of Howdah; of other packages' modules {}."""
+    if not module.startswith("howdah."):
+        return {}
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {one.name: one.body for one in tree.body if isinstance(one, ast.ClassDef)}
 
 
 # ------------------------------------------------------------------------- groups of keys

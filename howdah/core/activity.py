@@ -23,6 +23,8 @@ from dataclasses import dataclass
 Progress = Callable[[str], None]
 """Takes a line about work that goes on, for the person who waits for it."""
 
+_SHORT_SECONDS = 3.0
+"""Work that takes less needs no word on the time left."""
 _thread = threading.local()
 
 
@@ -46,7 +48,7 @@ class _Frame:
         self, phase: str, what: str, total: int | None, unit: str, outer: _Frame | None
     ) -> None:
         self.phase, self.what, self.total, self.unit, self.outer = phase, what, total, unit, outer
-        self.since = time.monotonic()
+        self.since = self.began = time.monotonic()
         self.done = 0
         self.other: Activity | None = None
         """The activity that this one waits for."""
@@ -66,8 +68,16 @@ class _Frame:
         else:
             done, total, unit = self.done, self.total, self.unit
         if total is not None:
-            return f"{self.what}: {done:,} of {total:,} {unit}".rstrip()
+            return f"{self.what}: {done:,} of {total:,} {unit}".rstrip() + self._left()
         return f"{self.what}: {done:,} {unit}".rstrip() if done else self.what
+
+    def _left(self) -> str:
+        """The time left at the speed so far, once that says something."""
+        seconds = time.monotonic() - self.began
+        if not self.done or not self.total or self.done >= self.total or seconds < _SHORT_SECONDS:
+            return ""
+        left = seconds * (self.total - self.done) / self.done
+        return f", about {left:.0f} s left" if left < 120 else f", about {left / 60:.0f} min left"
 
 
 class Activity:

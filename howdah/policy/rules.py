@@ -22,7 +22,7 @@ from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
 from howdah.config.options.removed import replacement
-from howdah.config.types import Section, problem_of
+from howdah.config.types import Section, described, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem
 
@@ -219,5 +219,5 @@ def explain(policy: Policy) -> list[dict[str, Any]]:
             "help": " ".join((field.description or "").split()),
             "value": getattr(policy, name),
         }
-        for name, field in Policy.model_fields.items()
+        for name, field in described(Policy).model_fields.items()
     ]

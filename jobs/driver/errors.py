@@ -63,7 +63,7 @@ def no_good_node(excluded: dict[str, int], last: str) -> ClusterError:
         where=nodes,
         got=f"the last failure: {last}",
         remedy="repair these nodes, keep them out with yarn.node_label, or request fewer workers;"
-        " a resubmission goes on from the newest checkpoint",
+        " a resubmission resumes from the newest checkpoint",
     )
 
 
@@ -91,7 +91,7 @@ def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> Wo
         where=last.where if last else None,
         expected=f"at most {allowed} (job.max_restarts)",
         got=f"{restarts}; the last: {last.what if last else 'the ranks do not reach each other'}",
-        remedy="read the failed workers' logs (`howdah logs`); a resubmission goes on from the"
+        remedy="read the failed workers' logs (`howdah logs`); a resubmission resumes from the"
         " newest checkpoint",
     )
 

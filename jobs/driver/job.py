@@ -387,7 +387,7 @@ class Job:
         self.nodes.accepted()
         self.workers.set_target(present)
         self._actions.event(
-            f"going on with {present} workers: the cluster only offers excluded nodes"
+            f"continuing with {present} workers: the cluster only offers excluded nodes"
             f" ({', '.join(excluded)}; `howdah scale` requests more)"
         )
 
@@ -411,7 +411,7 @@ class Job:
         self._refused_without_gpus = 0
         self.workers.set_target(present)
         self._actions.event(
-            f"going on with {present} workers: {_WITHOUT_GPUS} containers in a row had no GPU"
+            f"continuing with {present} workers: {_WITHOUT_GPUS} containers in a row had no GPU"
             " (`howdah scale` requests more)"
         )
 

@@ -208,6 +208,6 @@ class Loss:
             self.what,
             where=f"node {self.node}, container {self.member}",
             got="the last lines of its log:\n" + lines if lines else None,
-            remedy="`howdah logs` shows the whole log; a resubmission goes on from the newest"
+            remedy="`howdah logs` shows the whole log; a resubmission resumes from the newest"
             " checkpoint",
         )

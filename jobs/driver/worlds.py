@@ -286,7 +286,7 @@ class Worlds:
         state = "the state of the newest checkpoint, if there is one"
         if survivors:
             step = members[survivors[0].member].old_step
-            state = f"the state of step {step} in the memory of {len(survivors)} of them"
+            state = f"the state of step {step} which {len(survivors)} of them have in memory"
         self._actions.event(
             f"generation {self.generation}: {len(self.slots)} ranks, {state}",
             routine=self.generation == 1,

@@ -178,7 +178,7 @@ def write(
         if form.exact:
             furthest = _furthest(probe_logits, expected)
             _require_exact(name, furthest, directory)
-            progress(f"{form.file}: {size / 2**20:,.1f} MiB, logits within {furthest:.1e}")
+            progress(f"{form.file}: written; its logits differ by at most {furthest:.1e}")
             entries[name] = {"file": form.file, "furthest": furthest}
             continue
         rows = _compared(name, directory, source)

@@ -25,23 +25,22 @@ from howdah.errors import ModelError, UsageError
 from howdah.models import integrity
 from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export import onnx_graph
-from howdah.models.export.export import INFO
 from howdah.models.opened.runtimes import (
     FRAMEWORKS,
     RUNTIMES,
     Forward,
-    choose_framework,
     forward_of,
     prepare,
     serving_framework,
     without_weights,
 )
+from howdah.models.registry import EXPORT_INFO as INFO
 from howdah.models.version import Version, open_version
 from howdah.models.weights.pretrained import load_base
 
 __all__ = [
-    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "choose_framework",
-    "open_model", "patterns_of", "serving_framework",
+    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "open_model",
+    "patterns_of", "serving_framework",
 ]  # fmt: skip
 
 EXPORT_PATTERNS = ["config.json", "model*.safetensors*", onnx_graph.FILE, INFO]
@@ -109,6 +108,12 @@ class ServedModel:
         """The prediction for a row with these `scores`: its label (None: rejected), its labels, or
         its number."""
         return self.rule.answers(np.asarray(scores_C)[None])[0]
+
+    @property
+    def run_by(self) -> str:
+        """What runs it, for a line to the user: "onnxruntime on the CPU"."""
+        name = "onnxruntime" if self.framework in onnx_graph.FILES else self.framework
+        return f"{name} on the {'GPU' if self.gpu else 'CPU'}"
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
         """Refuse a model that classifies another kind of rows.
@@ -218,8 +223,8 @@ def open_model(
 
     Args:
         path: address of the model, on any storage.
-        framework: tensorflow, torch, or onnx (onnxruntime, with no framework imported). None: the
-            one that it was trained with, if installed.
+        framework: tensorflow, torch, or onnx (onnxruntime, with no framework imported); None: see
+            `serving_framework`.
         threads: compute threads; None: all cores.
         files: `files` of a published version's manifest, if `path` has copies of its files; None:
             the manifest in `path` is read, if there is one.
@@ -230,7 +235,7 @@ def open_model(
     """
     version = open_version(path)
     directory = version.path
-    chosen = choose_framework(framework, trained_with=version.info.get("framework"))
+    chosen = serving_framework(version, framework)
     patterns = patterns_of(chosen)
     local = modelfiles.fetch(directory, patterns=patterns)
     files = files or integrity.files_of(directory)

@@ -35,9 +35,10 @@ _WAITING = "OMP_WAIT_POLICY"
 
 
 # ------------------------------------------------------------------------------------ choosing
-def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
-    """The framework to run a model with: the requested one, else the one that is loaded in this
-    process, else `trained_with`, else any, else onnxruntime.
+def serving_framework(version: Version, requested: str | None = None) -> str:
+    """The runtime of a model in predict, score and serve: the requested one, else onnx if the
+    export has its graph and onnxruntime is installed. Without a graph it is the framework that is
+    loaded in this process, else the one that it was trained with, else any, else onnxruntime.
 
     Raises:
         UsageError: the requested framework is unknown, or not installed.
@@ -50,8 +51,10 @@ def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
             f"the framework {requested} is not installed",
             expected=" or ".join(name for name in RUNTIMES if _installed(name)) or "none installed",
         )
+    graph = ONNX if onnx_graph.entry(version.info, ONNX) is not None else None
     loaded = [name for name in FRAMEWORKS if name in sys.modules]
-    for name in (requested, *loaded, trained_with, *FRAMEWORKS, ONNX):
+    trained_with = version.info.get("framework")
+    for name in (requested, graph, *loaded, trained_with, *FRAMEWORKS, ONNX):
         if name in RUNTIMES and _installed(name):
             return name
     raise ModelError(
@@ -61,17 +64,11 @@ def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
     )
 
 
-def serving_framework(version: Version, requested: str | None = None) -> str:
-    """The runtime of a server or a scoring job: the requested one, else onnx if the export has its
-    graph and onnxruntime is installed, else the choice of `choose_framework`.
-
-    Raises:
-        UsageError, ModelError: see `choose_framework`.
-    """
-    info = version.info
-    if requested is None and onnx_graph.entry(info, ONNX) is not None and _installed(ONNX):
-        return ONNX
-    return choose_framework(requested, trained_with=info.get("framework"))
+def training_framework(version: Version) -> str | None:
+    """The framework that a model was trained with, if it is installed: it evaluates a whole split,
+    on a GPU where there is one."""
+    name = version.info.get("framework")
+    return name if name in FRAMEWORKS and _installed(name) else None
 
 
 def _installed(name: str) -> bool:

@@ -1,4 +1,5 @@
-"""baseline.json: metrics of the simple model that a run is compared with (`howdah baseline`).
+"""baseline.json: metrics of the simple model that a run is compared with, measured at the end of
+`howdah train` or by `howdah evaluate --baseline`.
 
     <run.directory>/baseline.json, baseline.npz                  the baseline of this run
     <data.dataset>/baselines/<dataset hash>/<options hash>/...   the same files, for all runs on
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 FILE_NAME = "baseline.json"
 PREDICTIONS = "baseline.npz"
 _BESIDE = "baselines"
-_REMEDY = "run `howdah baseline` with this configuration"
+_REMEDY = "run `howdah evaluate --baseline` with this configuration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +154,7 @@ def read(directory: str) -> Baseline | None:
     """The baseline in a run directory (any storage); None if there is none.
 
     Raises:
-        ModelError: the file is not one that `howdah baseline` has written.
+        ModelError: the file is not one that `howdah evaluate --baseline` has written.
         DataError: it is not JSON.
     """
     path = storage.join(directory, FILE_NAME)

@@ -44,7 +44,7 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         train, ngrams=NGRAMS, vocab_size=manifest.tokenizer.vocab_size,
         min_rows=MIN_ROWS, max_features=MAX_FEATURES,
     )  # fmt: skip
-    progress(f"{train.rows:,} rows, {len(words.keys_F):,} n-grams of up to {NGRAMS} ids")
+    progress(f"{train.rows:,} rows, {len(words.keys_F):,} features (single words and pairs)")
     matrix, labels_N = _matrix(train, words)
     weights_C = class_weights(config.training, train)
 
@@ -148,7 +148,7 @@ def _refuse_too_large(config: Config, dataset: Dataset) -> None:
     if needed > limit:
         raise ConfigError(
             "the baseline would take too much memory",
-            where="howdah baseline",
+            where="howdah evaluate --baseline",
             expected=f"at most {gib(limit)} ({named})",
             got=f"up to {gib(needed)}: {rows:,} rows with {tokens * NGRAMS:,} n-grams in"
             f" all, {features:,} features, {len(manifest.labels)} classes",

@@ -1,4 +1,4 @@
-"""`howdah baseline`: TF-IDF and logistic regression on a dataset's own splits and token ids.
+"""The baseline: TF-IDF and logistic regression on a dataset's own splits and token ids.
 
 Cleaning, duplicates, splits and rows are the model's, since both read the same shards; so are class
 weights, the metrics' code, the choice by `evaluation.metric` on validation, and the splits that are
@@ -8,9 +8,11 @@ directory and beside the dataset version, where other runs on it find them.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,14 +22,20 @@ from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset
-from howdah.errors import ConfigError, HowdahError
+from howdah.errors import AlreadyExists, ConfigError, HowdahError
 from howdah.models.metrics import tally
 from howdah.models.runs import baseline as results
 from howdah.models.runs import record
 from howdah.run_files import RUN_JSON
 from howdah.serving.baseline import local
 from howdah.serving.report import report
-from howdah.storage import directories
+from howdah.storage import directories, lease
+
+MOST_ROWS = 50_000
+"""Training rows up to which `howdah train` measures the baseline at its end without being asked.
+The time grows with the rows; a thousand take seconds. The limit itself has not been timed."""
+_LEASE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
 
 
 def measure_baseline(config: Config, *, progress: Progress) -> dict:
@@ -63,15 +71,66 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
     beside = results.directory_of(dataset.path, manifest.dataset_hash, config)
     kept = _kept(beside, progress)
     if kept is None:
-        value, predicted = _measured(config, dataset, progress)
-        _keep(beside, value, predicted, progress)
-    else:
+        with _one_writer(beside, progress) as writes:
+            kept = _kept(beside, progress)  # by the process that wrote it meanwhile
+            if kept is None:
+                value, predicted = _measured(config, dataset, progress)
+                if writes:
+                    _keep(beside, value, predicted, progress)
+    if kept is not None:
         value = kept.about
         predicted = {split: kept.predicted(split) for split in kept.metrics}
         predicted = {split: each for split, each in predicted.items() if each is not None}
     path = results.write(directory, value, predicted)
     _renew_report(directory, progress)
     return {**storage.read_json(path), "path": path}
+
+
+def measure_if_quick(config: Config, *, progress: Progress) -> None:
+    """Measure the baseline of a run that has ended, unless it is known, or would take minutes.
+
+    A line says why there is none; training has succeeded in any case.
+    """
+    try:
+        dataset = _dataset(config)
+        manifest = dataset.manifest
+        if (manifest.task, manifest.kind) != ("single_label", "text"):
+            return
+        if results.find(config.run.directory, dataset.path, manifest.dataset_hash, config):
+            return
+        if manifest.rows(TRAIN) > MOST_ROWS:
+            progress(
+                f"no baseline: {manifest.rows(TRAIN):,} training rows would take minutes;"
+                " `howdah evaluate --baseline` measures it"
+            )
+            return
+        progress("measuring the baseline, TF-IDF with logistic regression")
+        measure_baseline(config, progress=lambda line: None)
+    except HowdahError as error:
+        progress(f"no baseline: {error.what}" + (f" ({error.remedy})" if error.remedy else ""))
+
+
+@contextlib.contextmanager
+def _one_writer(beside: str, progress: Progress) -> Iterator[bool]:
+    """Wait until no other process measures this baseline; True if it can be kept beside the
+    dataset, False where this user or the storage does not let it."""
+    waits = False
+    while True:
+        try:
+            storage.make_dirs(beside)
+            held = lease.acquire(storage.join(beside, "measuring"), seconds=_LEASE_SECONDS)
+            break
+        except AlreadyExists as other:
+            if not waits:
+                progress(f"another process measures the baseline ({other.got}): waiting for it")
+            waits = True
+            time.sleep(_LOOK_SECONDS)
+        except HowdahError as error:
+            progress(f"the baseline is kept in the run alone: {error.what} ({beside})")
+            yield False
+            return
+    with held:
+        yield True
 
 
 def _measured(
@@ -102,7 +161,7 @@ def _measured(
 
 
 def _kept(beside: str, progress: Progress) -> results.Baseline | None:
-    """Read the baseline that was measured before on this dataset version with these options."""
+    """The baseline that was measured before on this dataset version with these options."""
     try:
         stored = results.read(beside)
     except HowdahError as error:
@@ -112,7 +171,7 @@ def _kept(beside: str, progress: Progress) -> results.Baseline | None:
         return None
     progress(
         f"measured on this dataset version before ({stored.about.get('created')}); remove"
-        f" {beside} to measure it again"
+        f" {storage.absolute(beside)} to measure it again"
     )
     return stored
 
@@ -148,4 +207,4 @@ def _renew_report(directory: str, progress: Progress) -> None:
     if not storage.exists(run_file):
         return
     if record.read(directory).get("status") == "finished":
-        progress(f"report renewed: {report.write(directory)}")
+        progress(f"report renewed: {storage.absolute(report.write(directory))}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from howdah.data.clean import PAIR
 from howdah.errors import ModelError
 from howdah.models.opened.opened import ServedModel
-from howdah.models.profile.profile import Profile, find_reference
 from howdah.serving.prediction.rows import EMPTY, Outputs, Prediction, Row
+
+if TYPE_CHECKING:
+    from howdah.models.profile.profile import Profile
 
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
@@ -73,6 +76,8 @@ def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
 
 def no_profile(path: str) -> ModelError:
     """Return the error for a model without a profile of its own."""
+    from howdah.models.profile.profile import find_reference
+
     return ModelError(
         "the model has no profile of its own to compare rows with",
         where=path,

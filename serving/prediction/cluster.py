@@ -136,7 +136,7 @@ def files_of(version: Version, framework: str | None = None) -> ModelFiles:
     """List a model's files, without reading its weights.
 
     Args:
-        framework: framework to run the model with; None: the one that it was trained with.
+        framework: framework to run the model with; None: see `serving_framework`.
     Raises:
         ModelError: an unknown family, or broken safetensors headers.
         UsageError: the model classifies images.

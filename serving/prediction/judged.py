@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from howdah.core.paths import absolute
-from howdah.data.files.encodings import explained
 from howdah.errors import TooManyErrors
-from howdah.serving.prediction.reading import NOT_DECODED, source_files
 from howdah.serving.prediction.rows import Prediction, format_of
 
 if TYPE_CHECKING:
@@ -91,6 +89,9 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
     Raises:
         TooManyErrors: exit code 3.
     """
+    from howdah.data.files.encodings import explained
+    from howdah.serving.prediction.reading import NOT_DECODED, source_files
+
     most = config.score.max_error_fraction
     rows, errors = summary["rows"], summary["errors"]
     if errors <= most * rows:

@@ -1,33 +1,28 @@
-"""Classify rows of files (or of a table, with Spark) or lines of stdin with an exported model."""
+"""Classify rows of files (or of a table, with Spark) with an exported model."""
 
 from __future__ import annotations
 
-import io
 import itertools
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO
+from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
-from howdah.data.clean import joined
 from howdah.errors import DataError, UsageError
 from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import Profile, reference_of
 from howdah.models.version import open_version
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
-from howdah.serving.prediction.images import predict_image_lines, predict_images
-from howdah.serving.prediction.judged import Reasons, of_lines
-from howdah.serving.prediction.reading import choose_columns, read_rows, source_files
+from howdah.serving.prediction.images import predict_images
+from howdah.serving.prediction.judged import Reasons
+from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
+    SUFFIXES,
     Prediction,
-    Row,
-    as_json,
     format_of,
     open_output,
     refuse_output,
@@ -35,7 +30,13 @@ from howdah.serving.prediction.rows import (
 )
 
 _CHUNK_ROWS = 2048
-_PROGRESS_SECONDS = 5.0
+_FIRST_ROWS = 128
+"""Rows of the first chunk, which gives the speed; larger ones pad less."""
+_CHUNK_SECONDS = 1.0
+_FIRST_SECONDS, _PROGRESS_SECONDS = 3.0, 10.0
+"""When the first line about progress comes, and the time between the others."""
+_COUNTED_BYTES = 256 * 2**20
+"""Files up to this size are read once more to count their lines, which takes a moment."""
 
 
 def predict(
@@ -72,7 +73,7 @@ def predict(
         config: `data.csv`, `publish.directory` and `score.max_error_fraction` are used, with Spark
             also `data.spark` and `run.user`; None: the defaults, and any number of rows in another
             character set is classified, as rows with an error.
-        framework: tensorflow or torch; None: the one that the model was trained with.
+        framework: what runs the model; None: see `serving_framework`.
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
             the same model stay.
@@ -139,6 +140,7 @@ def predict(
             raise DataError("the source has no rows", where=source, remedy="check the source")
         reader = itertools.chain([first], reader)
     served = open_model(version.path, framework=framework, threads=threads)
+    progress(f"model {version.title}, run by {served.run_by}")
     if reader is None:
         if drift:
             raise UsageError(
@@ -163,11 +165,13 @@ def predict(
     counts: Counter[str] = Counter()
     reasons = Reasons()
     rows = errors = rejected = 0
-    started = reported = time.monotonic()
+    chunk_rows = min(_FIRST_ROWS, _CHUNK_ROWS)
+    pace = _Pace(files, progress)
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
-        while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
+        while chunk := list(itertools.islice(reader, chunk_rows)):
+            began = time.monotonic()
             if profile is None:
                 predictions = classify(served, chunk)
             else:
@@ -180,9 +184,9 @@ def predict(
             reasons.add(predictions)
             for one in predictions:
                 counts.update(_labels_in(one))
-            if time.monotonic() - reported > _PROGRESS_SECONDS:
-                reported = time.monotonic()
-                progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
+            if time.monotonic() - began < _CHUNK_SECONDS:
+                chunk_rows = min(_CHUNK_ROWS, 2 * chunk_rows)
+            pace.show(rows)
     judged = {}
     if reference is not None and profile is not None:
         judged = {"drift": judge(reference, profile, config.drift).as_dict()}
@@ -200,6 +204,50 @@ def predict(
             {} if served.task == "regression" else {name: counts[name] for name in served.labels}
         ),
     }
+
+
+class _Pace:
+    """Says how far a long prediction is, how fast, and how long it will take."""
+
+    def __init__(self, files: Files, progress: Callable[[str], None]) -> None:
+        self._files, self._progress = files, progress
+        self._began, self._due = time.monotonic(), _FIRST_SECONDS
+        self._total: int | None = None
+
+    def show(self, rows: int) -> None:
+        """Say it if it is time to: after some seconds, then at intervals."""
+        seconds = time.monotonic() - self._began
+        if seconds < self._due:
+            return
+        if self._due == _FIRST_SECONDS:  # shorter work needs no total
+            self._total = _rows_about(self._files)
+        self._due = seconds + _PROGRESS_SECONDS
+        line = f"{rows:,} rows, {rows / seconds:,.0f} rows/s"
+        if self._total is not None and self._total > rows:
+            left = seconds * (self._total - rows) / rows
+            line = f"{rows:,} of about {self._total:,} rows, {rows / seconds:,.0f} rows/s,"
+            line += (
+                f" about {left:,.0f} s left" if left < 120 else f" about {left / 60:,.0f} min left"
+            )
+        self._progress(line)
+
+
+def _rows_about(files: Files) -> int | None:
+    """The number of rows, from Parquet's footers and the line feeds of texts; None: not cheap."""
+    total = 0
+    for entry in files.entries:
+        if entry.path.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            with storage.open_read(entry.path) as file:
+                total += pq.ParquetFile(file).metadata.num_rows
+        elif entry.path.endswith(tuple(SUFFIXES)) and entry.size <= _COUNTED_BYTES:
+            with storage.open_read(entry.path) as file:
+                while data := file.read(2**20):
+                    total += data.count(b"\n")
+        else:
+            return None
+    return total
 
 
 def _labels_in(prediction: Prediction) -> list[str]:
@@ -223,72 +271,3 @@ def _is_table(source: str) -> bool:
     has_suffix = bool(format_of(source) or spark_format_of(source))
     is_name = TABLE_NAME.fullmatch(source) is not None and not has_suffix
     return is_name and not storage.exists(source)
-
-
-# -------------------------------------------------------------------------------------- stdin
-def predict_lines(
-    model: str,
-    lines: TextIO,
-    out: TextIO,
-    *,
-    framework: str | None = None,
-    progress: Callable[[str], None] = lambda line: None,
-) -> int:
-    """Classify lines as they arrive, and write a JSON object per line at once.
-
-    For a model of images, lines are paths of image files; for a model of pairs, they have a tab
-    between the two texts. Lines that can be read without waiting are classified together, so that a
-    pipe is fast, and a user who types gets an answer to each line.
-
-    Args:
-        lines: text stream; its bytes are read as UTF-8.
-        out: stream for the answers.
-        progress: called at the end with a line about texts that have an error.
-    Returns:
-        The number of lines.
-    """
-    served = open_model(model, framework=framework)
-    if served.kind == "image":
-        return predict_image_lines(served, lines, out)
-    number, outputs, reasons = 0, outputs_of(served), Reasons()
-    for batch in _waiting_lines(lines):
-        rows = []
-        for line in batch:
-            broken = any("\udc80" <= character <= "\udcff" for character in line)
-            error = "the text is not UTF-8" if broken else None
-            if served.pairs and error is None:
-                first, tab, second = line.partition("\t")
-                line = joined(first, second)
-                error = None if tab else "there is no tab between two texts"
-            rows.append(Row(str(number), None if error else line, error, served.pairs))
-            number += 1
-        predictions = classify(served, rows)
-        reasons.add(predictions)
-        for prediction in predictions:
-            out.write(as_json(prediction, outputs, served.run_id) + "\n")
-        out.flush()
-    for line in of_lines(number, reasons):
-        progress(line)
-    return number
-
-
-def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
-    """Yield lists of complete lines that can be read without waiting, at least one line each."""
-    try:
-        descriptor = stream.fileno()
-    except (OSError, io.UnsupportedOperation, AttributeError):  # not a file's stream
-        texts = (line.rstrip("\n") for line in stream)
-        while group := list(itertools.islice(texts, 64)):
-            yield group
-        return
-    rest = b""
-    while data := os.read(descriptor, 2**16):
-        *whole, rest = (rest + data).split(b"\n")
-        if whole:
-            yield [_decoded(line) for line in whole]
-    if rest:
-        yield [_decoded(rest)]
-
-
-def _decoded(line: bytes) -> str:
-    return line.removesuffix(b"\r").decode("utf-8", "surrogateescape")

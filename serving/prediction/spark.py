@@ -19,7 +19,7 @@ from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
-from howdah.models.opened.opened import choose_framework
+from howdah.models.opened.opened import serving_framework
 from howdah.models.version import open_version
 from howdah.packaging import cluster_paths
 from howdah.serving.prediction import files, frames, sessions
@@ -89,7 +89,7 @@ def predict_spark(
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
-        chosen = choose_framework(framework, trained_with=version.info.get("framework"))
+        chosen = serving_framework(version, framework)
         with sessions.explained(config):
             made = _predict(request, config, chosen, progress)
         return {"model": model, "version": version.number, **made}

@@ -1,8 +1,8 @@
 """The gate: the bounds that a finished run's model must reach before it is published.
 
 It compares run.json's metrics of `gate.split`, which are those of the exported weights, with the
-bounds of `gate.minimum`; if `gate.min_over_baseline` is set, with the baseline's (`howdah
-baseline`); and if `gate.better_than_published` is set, with the published model's.
+bounds of `gate.minimum`; if `gate.min_over_baseline` is set, with the baseline's (`howdah evaluate
+--baseline`); and if `gate.better_than_published` is set, with the published model's.
 Metrics of two datasets are never compared: if the published model was measured on other data, it is
 evaluated again on this run's.
 """
@@ -225,7 +225,9 @@ def finished_run(directory: str) -> Run:
     try:
         run = record.read(directory)
     except NotFound:
-        raise ModelError("there is no run", where=directory, remedy=train) from None
+        raise ModelError(
+            "there is no run", where=storage.absolute(directory), remedy=train
+        ) from None
     if run.get("status") != "finished":
         raise ModelError(
             "the run has not finished", where=directory, got=str(run.get("status")), remedy=train

@@ -388,7 +388,7 @@ def _model_lines(result: Mapping[str, Any]) -> Iterator[str]:
     gate = result["gate"]
     if gate:
         bounds = [f"{c['metric']} {c['got']} ({c['wanted']})" for c in gate["checks"]]
-        yield f"    gate on {gate['split']}: " + ("; ".join(bounds) or "asks for nothing")
+        yield f"    gate on {gate['split']}: " + ("; ".join(bounds) or "nothing to check")
     for one in result["published"]:
         note = f", {one['note']}" if one["note"] else ""
         yield f"    {one['action']} {one['published']} by {one['by']}{note}"

@@ -31,6 +31,8 @@ from howdah.storage import Entry, commit
 
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
+_LONG_BYTES = 2**30
+"""Files of this size get a line of their own when they are copied."""
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
 _STALE_SECONDS = 24 * 3600.0
 
@@ -288,11 +290,14 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
 
 def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
     """Copy a directory's files and read the copies; return {name: {bytes, sha256}}."""
-    files = {}
-    for name, entry in _entries(source):
+    files, entries = {}, list(_entries(source))
+    size = sum(entry.size for _, entry in entries)
+    progress(f"copying the export, {len(entries)} files, {size / 2**20:,.0f} MiB")
+    for name, entry in entries:
         if name == MANIFEST:
             raise _unexpected(source, name)
-        progress(f"copying {name}, {entry.size / 2**20:,.1f} MiB")
+        if len(entries) > 1 and entry.size >= _LONG_BYTES:
+            progress(f"copying {name}, {entry.size / 2**20:,.0f} MiB")
         sent = _send(entry.path, storage.join(target, name))
         back = integrity.digest(storage.join(target, name))
         if sent != back:

@@ -136,8 +136,11 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
         model = files_of(version, request.framework)
         _check_name(model)
         run, labels = version.run_id or "unknown", len(version.labels)
-        progress(f"model: {version.title}, run {run}, {labels} labels, {version.path}")
         framework = serving_framework(version, request.framework)
+        progress(
+            f"model: {version.title}, run {run}, {labels} labels, {version.path}, run by"
+            f" {framework}"
+        )
         with reading(spark, user=config.run.user) as catalogue:
             tables = _tables(catalogue, request, model, progress)
             done, todo = _planned(catalogue, request, model, tables, progress)

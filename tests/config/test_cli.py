@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -65,6 +66,11 @@ def _commands(command, path=("howdah",)):
             yield from _commands(one, (*path, name))
 
 
+def click_context(command, path):
+    """The context in which click makes the help of a command."""
+    return command.make_context(" ".join(path), [], resilient_parsing=True)
+
+
 def test_the_help_has_groups_and_each_command_an_example_that_parses():
     from howdah.cli import app
 
@@ -75,6 +81,13 @@ def test_the_help_has_groups_and_each_command_an_example_that_parses():
     for path, command in _commands(root):
         sentence, example, *_ = [*command.help.split("\n\n"), ""]
         assert sentence[0].isupper() and sentence[-1] == ".", path
+        page = command.get_help(click_context(command, path))
+        types = r"<(str|int|float|bool|list)\b|\[\[|none: "  # in place of what a person writes
+        assert not re.search(types, page), page
+        if path == ("howdah",):
+            assert [line for line in page.splitlines() if line.endswith(":")][1:] == [
+                "Make a model:", "Judge it:", "Use it:", "Running jobs:", "This machine:"
+            ]  # fmt: skip
         if example.startswith("Example: "):
             with_example[path] = example.removeprefix("Example: ").replace("\\", "")
     assert {path[1] for path in with_example if len(path) == 2} == set(shown)
@@ -87,6 +100,21 @@ def test_the_help_has_groups_and_each_command_an_example_that_parses():
         while words and words[0] in {"howdah", *getattr(command, "commands", {})}:
             command = getattr(command, "commands", {}).get(words.pop(0), command)
         command.make_context(path[-1], words, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["model", "--help"]])
+def test_help_imports_nothing_that_takes_long(words):
+    """Each of these modules costs a tenth of a second or more at every start."""
+    heavy = ["rich", "numpy", "pandas", "pyarrow", "torch", "tensorflow", "pyspark"]
+    if words == ["--help"]:  # before a command typer checks the options of `howdah` with it
+        heavy.append("pydantic")
+    code = (
+        "import sys; from howdah.cli import main\n"
+        f"sys.argv[1:] = {words!r}\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print('loaded:', *[name for name in {heavy!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "loaded:"
 
 
 def test_options_do_not_repeat_keys_and_are_few():

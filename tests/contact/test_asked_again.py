@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from howdah.errors import UsageError
+from howdah.errors import DataError, UsageError
+from howdah.training.process import failure
+from howdah.training.run.status import lines, run_status
 from tests import ROOT
 from tests.runs.training_runs import SETTINGS
 from tests.runs.training_runs import _nested as nested
@@ -85,7 +88,11 @@ def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
     assert "this run is finished: step 4 of 4" in done.stderr
     assert said in done.stderr
     assert "-m howdah.training" not in done.stderr  # no rank was started
-    assert json.loads(done.stdout)["status"] == "finished"
+    answer = json.loads(done.stdout)
+    assert answer["status"] == "finished" and answer["main"]["metric"] == "loss"
+    assert answer["verdict"]["title"] in ("Good", "Not good", "Inconclusive")
+    assert answer["report"] == str(finished.run / "report.html")
+    assert "howdah publish --config" in answer["next"]
     assert finished.files() == before
 
 
@@ -150,6 +157,31 @@ def test_status_of_a_run_directory(finished):
     found = json.loads(done.stdout)
     assert (done.returncode, found["state"], found["step"]) == (0, "FINISHED", 4)
     assert found["metrics"]["validation"]["loss"] > 0
+    assert found["logs"] == str(finished.run / "logs") and found["total_steps"] == 4
+
+
+def test_status_of_a_run_that_failed_before_it_had_a_record(tmp_path):
+    directory = tmp_path / "run"
+    (directory / "logs").mkdir(parents=True)
+    (directory / "config.yaml").write_text("run: {name: r}\n")
+    assert run_status(str(directory))["state"] == "LOST"
+    failure.write(str(directory), failure.of(0, DataError("there is no dataset", where="data")))
+    found = run_status(str(directory))
+    assert (found["state"], found["error"]) == ("FAILED", "there is no dataset")
+    assert lines(found)[1] == "no attempt has begun its first step"
+    assert run_status(str(tmp_path)) is None
+
+
+def test_the_plan_is_a_table_with_the_speed_of_the_last_run(finished):
+    done = finished.command("plan", **{"training.max_steps": 600})
+    assert done.returncode == 0, done.stderr
+    table = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert re.match(r" *about \d+ (seconds|minutes) of steps, at the speed of ", table["time"])
+    assert table["time"].endswith(str(finished.run))
+    assert re.match(r" *\d+\.\d GiB a rank: the framework \d", table["memory"])
+    assert table["disk"].strip().endswith("GiB: checkpoints and export")
+    other = finished.command("plan", "--np", "2", "--json", **{"training.framework": "tensorflow"})
+    assert json.loads(other.stdout)["minutes"] is None
 
 
 def test_more_steps_go_on_and_each_attempt_keeps_its_settings(run):
@@ -185,7 +217,7 @@ def test_resume_never_trains_it_anew(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["etl", "train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export", "tune"],
+    ["etl", "train", "plan", "evaluate", "gate", "publish", "submit", "export", "tune"],
 )
 def test_no_configuration_is_no_run_of_defaults(tmp_path, command):
     done = subprocess.run(

@@ -34,10 +34,10 @@ def test_a_snapshot_shows_the_progress_of_the_work(clock):
         clock[0] += 7
         snapshot = work.snapshot()
         assert (snapshot.phase, snapshot.seconds, snapshot.idle_seconds) == ("evaluate", 507.0, 7.0)
-        assert snapshot.text == "evaluating test: 31,000 of 100,000 rows"
+        assert snapshot.text == "evaluating test: 31,000 of 100,000 rows, about 19 min left"
         with activity.current().doing("", "fetching train-3", total=96 * 2**20, unit="bytes"):
             activity.current().advanced(12 * 2**20)
-            assert work.snapshot().text.endswith("rows; fetching train-3: 12 of 96 MiB")
+            assert work.snapshot().text.endswith("left; fetching train-3: 12 of 96 MiB")
             assert work.snapshot().phase == "evaluate"
     assert (work.snapshot().phase, work.snapshot().idle_seconds) == ("prepare", 0.0)
 

@@ -127,7 +127,7 @@ def test_what_means_nothing_for_a_task_is_refused(data, message):
         ({"gate": {"minimum": {"ece": 0.1}}}, "gate.minimum ece is not computed"),
         ({"training": {"label_smoothing_factor": 0.1}}, "label_smoothing_factor"),
         ({"training": {"class_weights": "balanced"}}, "class_weights weigh labels"),
-        ({"gate": {"min_over_baseline": 0.0}}, "howdah baseline"),
+        ({"gate": {"min_over_baseline": 0.0}}, "howdah evaluate --baseline"),
     ],
 )  # fmt: skip
 def test_other_sections_are_held_to_the_task(config, message):

@@ -190,7 +190,7 @@ def test_a_host_vanishes_without_a_word(
         state = "memory" if during != "join" else "the base model"
         fault_table.add_local(framework, fault, again["time"] - lost_at, state)
         if during != "join":  # where the first world never began nothing is in memory
-            assert f"in the memory of {survivors} of them" in again["what"]
+            assert f"which {survivors} of them have in memory" in again["what"]
         job.wait(lambda s: s["restarts"] == 1, "the loss to be counted", 120)
         status = job.status
         assert pids <= {r["pid"] for r in status["ranks"] if r["rank"] is not None}

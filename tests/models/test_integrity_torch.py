@@ -13,7 +13,7 @@ from howdah.models.version import open_version
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.deployment import references
 from howdah.serving.prediction.cluster import files_of
-from howdah.serving.prediction.predict import predict_lines
+from howdah.serving.prediction.lines import predict_lines
 from howdah.serving.registry.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
 

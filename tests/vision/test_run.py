@@ -177,7 +177,7 @@ def test_what_has_no_model_of_images_says_so(digits, trained):
     model = ("--model", trained.directory, "--source", ".", "--output", "x.parquet")
     said = command("howdah.cli", "predict", *model, "--master", "local[1]", code=2)
     assert "not with Spark" in said
-    said = command("howdah.cli", "baseline", "--config", config, code=2)
+    said = command("howdah.cli", "evaluate", "--baseline", "--config", config, code=2)
     assert "the dataset holds images" in said
     said = command(
         "howdah.cli", "train", "--config", config, "--set=training.framework=tensorflow", code=2

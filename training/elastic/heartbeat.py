@@ -21,8 +21,12 @@ from howdah.training.comm.base import Waits
 from howdah.training.elastic.control_channel import ControlChannel
 
 _BEAT_SECONDS = 1.0
-_SAY_SECONDS = 30.0
-"""A phase that takes longer is logged, and again after the same time."""
+_FIRST_SECONDS = 3.0
+"""A phase that takes longer is told to the user."""
+_SAY_SECONDS = 10.0
+"""Its progress is told again after this time."""
+_WAIT_SECONDS = 30.0
+"""From then on it is told that it waits for the other ranks; a few seconds of that are normal."""
 _STEP_SECONDS = 1.0
 _DATA_SECONDS = 5.0
 _KEEP = 0.8
@@ -42,7 +46,7 @@ class Heartbeat:
 
     def __init__(self, channel: ControlChannel | None, waits: Waits) -> None:
         self._channel, self._waits = channel, waits
-        self.activity = Activity("import")
+        self.activity = Activity("import", "starting the framework")
         """The activity of the main thread."""
         self._beats = _Beats(self.activity, waits)
         self._step = 0
@@ -72,13 +76,14 @@ class Heartbeat:
         return self._step
 
     # -------------------------------------------------------------------------------- phases
-    def enter(self, phase: str) -> None:
+    def enter(self, phase: str, what: str = "") -> None:
         """Set the phase of the main thread.
 
         Args:
             phase: import, join, prepare, compute, evaluate, save or end.
+            what: description, if a user should hear of it where it takes long.
         """
-        self.activity.enter(phase)
+        self.activity.enter(phase, what)
 
     @contextlib.contextmanager
     def during(self, phase: str, what: str = "") -> Iterator[None]:
@@ -99,7 +104,7 @@ class Heartbeat:
         return self._beats.look()[0]
 
     def _beat(self, say: Callable[[str], None] | None) -> None:
-        logged_at, logged = 0.0, ""
+        told = Told()
         while True:
             now, cpu_seconds = self._beats.look()
             if self._channel is not None:
@@ -112,10 +117,9 @@ class Heartbeat:
                     doing=now.text,
                     step=self._step,
                 )
-            long = min(now.seconds, time.monotonic() - logged_at) >= _SAY_SECONDS
-            if say is not None and long and now.text not in ("", logged):
-                logged_at, logged = time.monotonic(), now.text
-                say(logged)
+            line = told.line(now, self.activity.snapshot())
+            if say is not None and line is not None:
+                say(line)
             time.sleep(_BEAT_SECONDS)
 
     # --------------------------------------------------------------------------------- steps
@@ -189,6 +193,27 @@ class Heartbeat:
                 sent = current
                 self._channel.send("data", **current)
             time.sleep(_DATA_SECONDS)
+
+
+class Told:
+    """What the user is told of phases that take long."""
+
+    def __init__(self) -> None:
+        self._at, self._text = float("-inf"), ""
+
+    def line(self, now: Snapshot, work: Snapshot) -> str | None:
+        """A line if it is time for one.
+
+        Args:
+            now: what the process does, which may be to wait for other ranks.
+            work: what it does but for that.
+        """
+        of = now if now.phase == "wait" and now.seconds >= _WAIT_SECONDS else work
+        quiet = time.monotonic() - self._at
+        if of.seconds < _FIRST_SECONDS or quiet < _SAY_SECONDS or of.text in ("", self._text):
+            return None
+        self._at, self._text = time.monotonic(), of.text
+        return of.text
 
 
 class _Beats:

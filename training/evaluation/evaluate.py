@@ -342,9 +342,11 @@ def evaluate_run(
         DataError: there is no dataset, or the split has no rows.
     """
     from howdah.models.opened.opened import open_model
+    from howdah.models.opened.runtimes import training_framework
     from howdah.models.version import open_version
 
-    path = open_version(model or config.run.directory, config.publish.directory).path
+    version = open_version(model or config.run.directory, config.publish.directory)
+    path, framework = version.path, framework or training_framework(version)
     dataset = load_dataset(config.data.dataset)
     _check_split(dataset, split)
     served = open_model(path, framework=framework, threads=config.training.threads_per_rank)

@@ -186,8 +186,9 @@ def _export(
         check=run.check_fence,
         progress=run.say,
     )
-    run.say(f"exported step {step} to {target}")
-    _report(run)
+    run.say(f"exported step {step} to {storage.absolute(target)}")
+    with run.heartbeat.during("save", "writing the report"):
+        _report(run)
 
 
 def _report(run: Run) -> None:

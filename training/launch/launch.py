@@ -7,11 +7,11 @@ process that vanished, leaves none behind, and shows its error last. Several ran
 
 from __future__ import annotations
 
-import json as _json
 import shlex
 import sys
 
 from howdah.config.loader import Config, require_secrets
+from howdah.errors import ClusterError
 from howdah.models.runs import settings
 from howdah.models.runs.run_json import NEEDED, readable_config
 from howdah.process import isolation
@@ -22,14 +22,11 @@ from howdah.training.process import failure
 from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
 
 
-def train(config: Config, *, json: bool = False) -> int:
-    """Train with one rank and wait for the end.
+def train(config: Config) -> bool:
+    """Train with one rank and wait for the end; False if the run was finished before.
 
     Args:
         config: checked configuration; it is frozen into the run directory, where the rank reads it.
-        json: print one JSON object about the run to stdout.
-    Returns:
-        0; every other end is raised.
     Raises:
         HowdahError: the rank's error, with its exit code.
     """
@@ -38,9 +35,7 @@ def train(config: Config, *, json: bool = False) -> int:
     done = settings.already_finished(config)
     if done is not None:
         print("\n".join(done), file=sys.stderr, flush=True)
-        if json:
-            print(_json.dumps(outcome.summary(directory), ensure_ascii=False))
-        return 0
+        return False
     directories.take(directory, config.run.mode, key="run.directory", below=directories.BELOW)
     local = local_directory(directory)
     lock = RunLock(local, ".launch.lock", directory)
@@ -52,7 +47,6 @@ def train(config: Config, *, json: bool = False) -> int:
         before = outcome.attempts(directory)
         with readable_config(config, directory) as path:
             argv = isolation.module("howdah.training", "--config", path)
-            print(f"+ {shlex.join(argv)}", file=sys.stderr, flush=True)
             rank = RankProcess(argv, local, grace_seconds=config.checkpoint.grace_seconds)
             rank.run()
         error = outcome.taken_over(rank, directory, before)
@@ -60,13 +54,13 @@ def train(config: Config, *, json: bool = False) -> int:
             error = outcome.cause(rank, config, local) or outcome.not_finished(directory, before)
             begun = len(outcome.attempts(directory)) > len(before)
             outcome.write(config, local, error, begun=begun)
+        if isinstance(error, ClusterError):  # it has no message of its own: it can be tried
+            error.got = "\n".join([*filter(None, [error.got]), f"command: {shlex.join(argv)}"])
         if error is not None:
             raise error
     finally:
         lock.release()
-    if json:
-        print(_json.dumps(outcome.summary(directory), ensure_ascii=False))
-    return 0
+    return True
 
 
 def _refuse_if_in_use(local: str, directory: str) -> None:

@@ -91,7 +91,7 @@ def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | 
         where=storage.join(directory, RUN_JSON),
         expected="a finished attempt of this rank",
         got=f"status {newest.get('status')}" if newest else "no attempt: it has not trained",
-        remedy="did it run another program? The command after `+` above starts it; its output is"
+        remedy="did it run another program? The command above starts it; its output is"
         " in logs/output",
     )
 
@@ -134,7 +134,7 @@ def stopped(
     elif failed is not None and failed.exit_code not in (130, 143):
         what += f"; saving failed: {(failed.error or {}).get('what', failed.text.splitlines()[-1])}"
     got = f"the newest checkpoint is {newest}"
-    remedy = "start it again in the same way: it goes on from there"
+    remedy = "start it again in the same way: it resumes from there"
     if newest == NONE:
         got = "no checkpoint had been saved yet"
         remedy = "start it again in the same way: it begins with the base model"
@@ -161,8 +161,8 @@ def _lost(rank: RankProcess, config: Config, local: str) -> TrainingError:
         expected=f"pid {rank.pid} on {socket.gethostname()} to run to the end",
         got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
         f" newest checkpoint is {newest_checkpoint(config)}{cut_short(config)}",
-        remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
-        " on from that checkpoint",
+        remedy="look at the end of its log and at the kernel's (dmesg); start again: the run"
+        " resumes from that checkpoint",
     )
 
 

@@ -212,15 +212,15 @@ def prepare(
     formats.require(config.export.formats, job.base.config, where="export.formats")
     warn_of_emulation(job.precision, config.training.framework, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
-    ranks = "1 rank"
     if comm.size > 1:
-        ranks = f"{comm.size} ranks with {comm.backend}"
-    crossing = ""
-    if comm.size > 1 and job.base.family.kind == "text":
-        crossing = f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
+        run.log(
+            f"{comm.size} ranks with {comm.backend}; gradients of word embeddings are exchanged"
+            f" {'as rows' if sparse else 'as a table'}"
+        )
+    processes = f"; {comm.size} processes" if comm.size > 1 else ""
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps per epoch,"
-        f" {job.schedule.steps:,} in all; {ranks}; {job.precision}{crossing}"
+        f" {job.schedule.steps:,} in all; {job.precision}{processes}"
     )
     return replace(job, sparse_embeddings=sparse)
 

@@ -69,11 +69,14 @@ class MetricsLogger:
 
     def say(self, line: str) -> None:
         """Show a line: rank 0 on the console, every rank in its log."""
-        line = redact.text(line)
         if self._progress is not None:
-            self._progress.say(line)
+            self._progress.say(redact.text(line))
+        self.log(line)
+
+    def log(self, line: str) -> None:
+        """Write a line to the log alone."""
         if self._log is not None:
-            print(line, file=self._log, flush=True)
+            print(redact.text(line), file=self._log, flush=True)
 
     def close(self, status: str) -> None:
         """Finish every file; status is finished, interrupted or failed."""

@@ -243,6 +243,10 @@ class Run:
         """Show a line: rank 0 on the console, every rank in its log."""
         self.metrics.say(line)
 
+    def log(self, line: str) -> None:
+        """Write a line to this rank's log alone: details for whoever looks into a problem."""
+        self.metrics.log(line)
+
     def update(self, **fields: Any) -> None:
         """Write fields to run.json (rank 0; the others do nothing). Mappings are merged.
 

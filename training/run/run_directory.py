@@ -183,7 +183,10 @@ class RunDirectory:
         if checkpoint is None:
             self._logger.say("starting from the base model")
         else:
-            self._logger.say(f"resuming from checkpoint step-{checkpoint.step} ({checkpoint.path})")
+            self._logger.say(
+                f"resuming from checkpoint step-{checkpoint.step}"
+                f" ({storage.absolute(checkpoint.path)})"
+            )
 
     def resumed_from_memory(self, step: int) -> None:
         """Record that all ranks resume from a rank's memory of this step."""

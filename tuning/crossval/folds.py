@@ -8,7 +8,7 @@ processes; the result of a fold is read from its run.json or baseline.json.
     <run.directory>/crossval-N/fold-K/            the run of fold K
     <run.directory>/crossval-N/dataset-K/v=...    its dataset
     <run.directory>/crossval-N/crossval.json      the result; crossval-baseline.json of
-                                                  `howdah baseline --folds`
+                                                  `howdah evaluate --baseline --folds`
 
 A restart continues: existing datasets and finished runs are kept, and an interrupted run resumes
 from its checkpoint.
@@ -70,7 +70,7 @@ class _FoldCommand:
     def command(self) -> list[str]:
         """Arguments of `howdah` for a fold."""
         if self.baseline:
-            return ["baseline"]
+            return ["evaluate", "--baseline"]
         return ["train", "--np", str(self.np)]
 
 
@@ -120,6 +120,7 @@ def cross_validate(
         "mean": metrics[metric]["mean"],
         "std": metrics[metric]["std"],
         "metrics": metrics,
+        "baseline": _of_baseline(each, metric),
         "each": each,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
@@ -127,6 +128,15 @@ def cross_validate(
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     storage.write_whole(path, (text + "\n").encode())
     return {**result, "path": path}
+
+
+def _of_baseline(each: list[dict[str, Any]], metric: str) -> dict[str, float] | None:
+    """Mean and deviation of the baseline over the same folds; None: not measured on all."""
+    values = [fold.get("baseline") for fold in each]
+    if None in values:
+        return None
+    summary = summarize([{metric: value} for value in values])[metric]
+    return {"mean": summary["mean"], "std": summary["std"]}
 
 
 def fold_config(config: Config, number: int, folds: int, directory: str) -> Config:
@@ -204,15 +214,17 @@ def _fold(
             )
         done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         if done is None:
-            progress(f"{name}: {command.command()[0]}")
+            progress(f"{name}: {'baseline' if command.baseline else 'train'}")
             _howdah([*command.command(), "--config", path, "--json"], name, command, progress)
             done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         else:
             progress(f"{name}: finished before")
     if done is None:
         raise ModelError(f"{name} succeeded but has no metrics of the split {TEST}", where=run)
+    found = baselines.find(run, dataset.path, dataset.manifest.dataset_hash, config)
     return {
         "fold": number,
+        "baseline": None if found is None else found.value(TEST, config.evaluation.metric),
         "directory": run,
         "dataset": dataset.path,
         "rows": done["rows"],

@@ -50,6 +50,12 @@ def table(result: Mapping[str, Any]) -> list[str]:
         lines.append(" ".join([f"{name:<20}", *(f"{_number(cell):>8}" for cell in cells)]))
     rows = " ".join(f"{fold['rows']:>8,}" for fold in result["each"])
     lines.append(" ".join([f"{'rows':<20}", " " * 17, rows]))
+    if result.get("of") == "model" and (baseline := result.get("baseline")) is not None:
+        lines.append(
+            f"{result['metric']}: {_number(result['mean'])}, the baseline's"
+            f" {_number(baseline['mean'])} (deviations {_number(result['std'])} and"
+            f" {_number(baseline['std'])})"
+        )
     return lines
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from howdah.config.types import Section, name_of_variable, problem_of
+from howdah.config.types import Section, described, name_of_variable, problem_of
 from howdah.errors import ConfigError
 
 
@@ -148,5 +148,5 @@ def form_fields() -> dict[str, Any]:
             "description": " ".join((field.description or "").split()),
             "schema": _TYPES.get(name, {"type": ["string", "null"]}),
         }
-        for name, field in ConnectionSettings.model_fields.items()
+        for name, field in described(ConnectionSettings).model_fields.items()
     }

@@ -27,7 +27,7 @@ class GateSection(Section):
     Below 0: it may be that much worse."""
 
     min_over_baseline: float | None = Field(default=None, allow_inf_nan=False)
-    """How much better than `howdah baseline` on the same dataset the run must be in
+    """How much better than `howdah evaluate --baseline` on the same dataset the run must be in
     evaluation.metric. 0: as good. null: the run is not compared with the baseline."""
 
     @field_validator("minimum")
@@ -48,7 +48,7 @@ class GateSection(Section):
 
 
 class BaselineSection(Section):
-    """`howdah baseline`: TF-IDF over token ids, and logistic regression."""
+    """`howdah evaluate --baseline`: TF-IDF over token ids, and logistic regression."""
 
     c: Rare[float | None] = Field(default=None, gt=0.0, allow_inf_nan=False)
     """Inverse strength of the L2 regularisation. null: 1 or 10, whichever is better in

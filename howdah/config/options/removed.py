@@ -61,7 +61,7 @@ REMOVED: dict[str, str] = {
         "1,000 rows of validation, and of test, are looked up among the training rows."
     ),
     "data.quality.leakage_similarity": (
-        "A looked-up row counts as a near copy from a similarity of 0.6 on."
+        "A looked-up row counts as a near duplicate from a similarity of 0.6 on."
     ),
     "data.record_layout": "Token ids are stored as bytes.",
     "data.shuffle_seed": (
@@ -140,7 +140,7 @@ REMOVED: dict[str, str] = {
         "Hyperband takes the evaluations of a full trial from the first full trials."
     ),
     "tune.min_evaluations": "evaluation.every_steps says when a trial can first be pruned.",
-    "tune.reduction_factor": "One trial in three goes on at each rung.",
+    "tune.reduction_factor": "One trial in three continues at each rung.",
     "tune.retries": "A trial that was lost is tried again twice.",
     "tune.seed": "The sampler's seed is fixed; training.seed is that of the trials.",
     "tune.startup_trials": "The first 10 trials have random values.",

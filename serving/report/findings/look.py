@@ -187,7 +187,7 @@ def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice
     try:
         shards = reader.shards(split)
         if shards.cached_bytes > _SCRIPT_BYTES:
-            return [], ["scripts were not looked at: the shards would have to be fetched"]
+            return [], ["scripts were not checked: the shards would have to be fetched"]
         places, values = first.places.columns()
         step = max(1, -(-len(places) // _SCRIPT_ROWS))
         numbers: dict[str, int] = {}
@@ -199,7 +199,7 @@ def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice
             sums.add(np.array([number]), np.array([value]))
         shards.release()
     except HowdahError as error:
-        return [], [f"scripts were not looked at: {error.what} ({error.where})"]
+        return [], [f"scripts were not checked: {error.what} ({error.where})"]
     named = [(name, sums.sums[:, number]) for name, number in numbers.items() if number < 64]
     named = sorted(named, key=lambda item: -item[1][0])
     sampled = step * first.places.step > 1

@@ -1,4 +1,4 @@
-"""Good, not good, or cannot say: one sentence about a run's main figure. No I/O."""
+"""Good, not good, or inconclusive: one sentence about a run's main figure. No I/O."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def judge(
     return _verdict(
         "unknown",
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
-        " (howdah baseline), no published version measured on this dataset.",
+        " (howdah evaluate --baseline), no published version measured on this dataset.",
     )
 
 
@@ -134,7 +134,7 @@ def _verdict(state: State, sentence: str) -> Verdict:
     elif state == "bad":
         title = "Not good"
     elif state == "unknown":
-        title = "Cannot say"
+        title = "Inconclusive"
     else:
         assert_never(state)
     return Verdict(state=state, title=title, sentence=sentence)

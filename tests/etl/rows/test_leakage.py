@@ -64,7 +64,7 @@ def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
     for pair in found["examples"]:
         assert pair["near"] == f"train{pair['id'][-2:]}"
     lines = []
-    with pytest.raises(DataError, match="near copies") as caught:
+    with pytest.raises(DataError, match="near duplicates") as caught:
         leakage.judged(frame, QualityOptions(max_leakage=0.1), lines.append, given)
     assert caught.value.got.startswith("20.00%") and "of this part" in lines[0]
 
@@ -87,7 +87,7 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
     assert 0.5 < minhash.jaccard(a, b) < 0.85
     source = write_csv(tmp_path / "rows.csv", rows)
     given = {"source": source}
-    with pytest.raises(DataError, match="near copies among the training rows") as caught:
+    with pytest.raises(DataError, match="near duplicates among the training rows") as caught:
         run(make_config(tmp_path, tiny_model_dir, **given | {"quality": {"max_leakage": 0.05}}))
     assert caught.value.where == "data.quality.max_leakage"
     assert not list(tmp_path.glob("dataset/v=*/*.tfrecord"))

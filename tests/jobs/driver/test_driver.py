@@ -306,7 +306,7 @@ def test_an_elastic_job_goes_on_without_nodes_that_have_no_gpu():
     for name in ("c", "d", "e"):
         assert w.come(name, node="n2", gpus=[]) == [False]
     assert (w.job.mode, w.job.workers.target, w.actions.kept[-1]) == ("running", 2, 2)
-    assert any("going on with 2 workers" in event for event in w.actions.events)
+    assert any("continuing with 2 workers" in event for event in w.actions.events)
     w.job.scale(3, w.now)  # the node is repaired
     assert w.come("f", node="n2", gpus=["GPU-f"]) == [True]
 

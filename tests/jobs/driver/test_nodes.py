@@ -162,7 +162,7 @@ def test_a_cluster_that_gives_excluded_nodes_alone_leaves_the_job_smaller():
         w.pass_time(9)
         assert containers < 20
     assert (w.job.mode, w.job.workers.target, w.actions.kept[-1]) == ("running", 2, 2)
-    assert any("going on with 2 workers" in event for event in w.actions.events)
+    assert any("continuing with 2 workers" in event for event in w.actions.events)
     w.job.scale(3, w.now)
     assert w.come("d", node="nd") == [True]
 

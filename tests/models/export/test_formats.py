@@ -19,7 +19,7 @@ from howdah.errors import ModelError, UsageError
 from howdah.models.export import formats, onnx_graph
 from howdah.models.export.export import INFO
 from howdah.models.forward import forward_numpy
-from howdah.models.opened.opened import choose_framework, open_model, serving_framework
+from howdah.models.opened.opened import open_model, serving_framework
 from howdah.models.version import open_version
 from tests import ROOT
 from tests.support.models.exported import FAMILIES, base_of, info_of, weights_of, write_export
@@ -121,6 +121,20 @@ print(json.dumps({"chosen": chosen, "scores": scores.tolist(), "frameworks": fra
 """
 
 
+# Each of these modules would cost a tenth of a second or more before the first text's answer.
+STDIN = """
+import sys
+from howdah.cli import main
+sys.argv[1:] = ["predict", "--stdin", "--model", sys.argv[1]]
+try:
+    main()
+except SystemExit:
+    pass
+heavy = ("rich", "pandas", "pyarrow", "torch", "tensorflow", "pyspark", "transformers", "PIL")
+print("loaded:", *[name for name in heavy if name in sys.modules])
+"""
+
+
 def test_no_framework_is_imported(tmp_path):
     base = base_of(str(tmp_path / "base"), "distilbert")
     path = write_export(tmp_path / "export", base)
@@ -133,6 +147,14 @@ def test_no_framework_is_imported(tmp_path):
     assert found["frameworks"] == [] and found["chosen"] == "onnx"
     here = open_model(path, framework="onnx", threads=1).scores(TEXTS)
     np.testing.assert_array_equal(np.array(found["scores"], np.float32), here)
+    done = subprocess.run(
+        [sys.executable, "-c", STDIN, path], capture_output=True, text=True, input=TEXTS[0],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False,
+    )  # fmt: skip
+    answer, loaded = done.stdout.splitlines()
+    assert max(json.loads(answer)["scores"].values()) == pytest.approx(here[0].max(), abs=1e-6)
+    assert loaded == "loaded:"
+    assert "run by onnxruntime on the CPU" in done.stderr
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -209,10 +231,10 @@ def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypa
 
 
 def test_unknown_and_missing_runtimes_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="unknown framework") as caught:
-        choose_framework("jax", trained_with=None)
-    assert "onnx-w8" in caught.value.expected
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
+    with pytest.raises(UsageError, match="unknown framework") as caught:
+        open_model(path, framework="jax")
+    assert "onnx-w8" in caught.value.expected
     with pytest.raises(ModelError, match="no model_w8") as refused:
         open_model(path, framework="onnx-w8")
     assert "howdah export --set export.formats=[hf,onnx-w8]" in refused.value.remedy

@@ -12,6 +12,7 @@ import sklearn.metrics as peer
 from howdah.config.metric_table import METRICS, SELECTABLE, SHOWN, Metric, metrics_of
 from howdah.config.model import EvaluationSection
 from howdah.config.options.publish import GateSection
+from howdah.config.types import described
 from howdah.errors import ConfigError, DataError, ModelError
 from howdah.models.metrics import tally
 from howdah.models.metrics.metrics import classification_metrics, log_softmax, softmax
@@ -151,7 +152,7 @@ def test_the_metric_table_decides_selection_and_comparison():
         EvaluationSection(metric="ece")
     assert [name for name in SHOWN if name in SINGLE] == ["loss", "accuracy", "macro_f1"]
     lower = [name for name, metric in METRICS.items() if metric.lower]
-    help_text = GateSection.model_fields["minimum"].description
+    help_text = described(GateSection).model_fields["minimum"].description
     listed = f"For {', '.join(lower[:-1])} and {lower[-1]} the value is the maximum"
     assert listed in " ".join(help_text.split())
 

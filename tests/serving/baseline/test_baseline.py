@@ -1,9 +1,12 @@
-"""`howdah baseline`: measured on the dataset's own splits, shown in the report, or refused."""
+"""`howdah evaluate --baseline`: measured on the dataset's splits, in the report, or refused."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,10 +16,11 @@ from howdah.cli import app, run
 from howdah.config.loader import from_dict
 from howdah.config.metric_table import metrics_of
 from howdah.data.splits.shards import ShardSet
-from howdah.errors import ConfigError, DataError, ModelError
+from howdah.errors import ConfigError, DataError, ModelError, PermissionDenied
 from howdah.models.runs import baseline as results
 from howdah.serving.baseline import local
 from howdah.serving.baseline import measured as results_of
+from howdah.serving.baseline import run as baseline_run
 from howdah.serving.baseline.run import measure_baseline
 from howdah.serving.report import report
 from tests.fixtures.dataset import build_dataset
@@ -51,7 +55,10 @@ def finished_run(directory, dataset_path: str, metrics: dict) -> None:
 
 def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, capsys):
     words = ["--set", f"data.dataset={dataset.path}", "--set", f"run.directory={tmp_path}/run"]
-    code = run(lambda: app(["baseline", *words, "--json"], standalone_mode=False), as_json=True)
+    code = run(
+        lambda: app(["evaluate", "--baseline", *words, "--json"], standalone_mode=False),
+        as_json=True,
+    )
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     stored = storage.read_json(f"{tmp_path}/run/baseline.json")
@@ -158,7 +165,7 @@ def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path,
     with pytest.raises(ConfigError) as caught:
         measured(dataset, tmp_path / "run", baseline={"c": 3.0})  # measured by no other test
     error = caught.value
-    assert error.where == "howdah baseline" and "0.000977 GiB" in error.expected
+    assert error.where == "howdah evaluate --baseline" and "0.000977 GiB" in error.expected
     assert "400 rows" in error.got and "4 classes" in error.got
     assert "a machine with more memory" in error.remedy
     assert not os.path.exists(tmp_path / "run" / "baseline.json")
@@ -176,3 +183,65 @@ def test_a_file_that_is_no_baseline_is_refused_and_named_in_the_report(tmp_path)
         results.read(str(tmp_path))
     finished_run(tmp_path, "v=1", {})
     assert "the file is not a baseline" in storage.read_text(report.write(str(tmp_path)))
+
+
+def test_of_several_runs_that_end_at_once_one_measures_it(dataset, tmp_path, monkeypatch):
+    calls, waiting = [], threading.Event()
+    measure = local.measure
+
+    def counted(*words):
+        calls.append(words)
+        assert waiting.wait(60)  # the other one has come, and waits
+        return measure(*words)
+
+    def heard(line: str) -> None:
+        if "another process measures the baseline" in line:
+            waiting.set()
+
+    monkeypatch.setattr(local, "measure", counted)
+    configs = [config(dataset, tmp_path / name, baseline={"c": 0.125}) for name in ("d", "e")]
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda one: measure_baseline(one, progress=heard), configs))
+    assert len(calls) == 1 and made[0]["metrics"] == made[1]["metrics"]
+    beside = results.directory_of(dataset.path, dataset.manifest.dataset_hash, configs[0])
+    assert sorted(os.listdir(beside)) == ["baseline.json", "baseline.npz"]
+
+
+def test_at_the_end_of_a_run_it_is_measured_if_that_is_quick(dataset, tmp_path, monkeypatch):
+    given = config(dataset, tmp_path / "f", baseline={"c": 0.0625})
+    os.makedirs(tmp_path / "f")
+    finished_run(tmp_path / "f", dataset.path, {})
+    said: list[str] = []
+    monkeypatch.setattr(baseline_run, "MOST_ROWS", 10)
+    baseline_run.measure_if_quick(given, progress=said.append)
+    (line,) = said
+    assert line.startswith("no baseline: ") and "`howdah evaluate --baseline` measures it" in line
+    monkeypatch.undo()
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "sklearn", None)
+        baseline_run.measure_if_quick(given, progress=said.append)
+    assert said[-1] == (
+        "no baseline: scikit-learn is not installed (pip install 'howdah[baseline]')"
+    )
+    baseline_run.measure_if_quick(given, progress=said.append)
+    assert os.path.exists(tmp_path / "f" / "baseline.json")
+    count = len(said)
+    baseline_run.measure_if_quick(given, progress=said.append)  # it is known
+    assert len(said) == count
+
+
+def test_where_the_dataset_is_read_only_it_is_kept_in_the_run(dataset, tmp_path, monkeypatch):
+    given = config(dataset, tmp_path / "g", baseline={"c": 0.03125})
+    beside = results.directory_of(dataset.path, dataset.manifest.dataset_hash, given)
+    make_dirs = storage.make_dirs
+
+    def refused(path, **more):
+        if path == beside:
+            raise PermissionDenied("permission denied", where=path)
+        return make_dirs(path, **more)
+
+    monkeypatch.setattr(storage, "make_dirs", refused)
+    said: list[str] = []
+    measure_baseline(given, progress=said.append)
+    assert any("the baseline is kept in the run alone: permission denied" in line for line in said)
+    assert os.path.exists(tmp_path / "g" / "baseline.json") and not os.path.exists(beside)

@@ -8,6 +8,7 @@ from howdah.config.data import CleanOptions, Columns
 from howdah.data.encode import Encoder
 from howdah.models.opened.opened import ServedModel
 from howdah.models.version import Version
+from howdah.serving.prediction import lines
 from howdah.serving.prediction import predict as predictor
 from tests.serving.prediction.parity import LABELS, parity_forward
 
@@ -19,7 +20,8 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
         clean=CleanOptions(), columns=Columns(id="key"), encoder=Encoder.load(tiny_model_dir),
         gpu=False, forward=parity_forward, positions=512,
     )  # fmt: skip
-    monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
+    for module in (predictor, lines):
+        monkeypatch.setattr(module, "open_model", lambda path, **options: model)
 
     def open_version(address: str, directory: str) -> Version:
         version = Version(address=address, path="somewhere")

@@ -23,6 +23,7 @@ from howdah.config.loader import from_dict
 from howdah.errors import AlreadyExists, DataError, NotFound, PermissionDenied, UsageError
 from howdah.models.metrics.metrics import softmax
 from howdah.serving.prediction import predict as predictor
+from howdah.serving.prediction.lines import predict_lines
 from tests.serving.prediction.parity import expected_label, read_output, words, write
 
 # -------------------------------------------------------------------------------- formats, order
@@ -348,7 +349,7 @@ def test_a_failure_midway_leaves_no_output(served, tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------------- stdin
 def test_lines_of_a_stream_are_classified(served):
     out = io.StringIO()
-    count = predictor.predict_lines("m", io.StringIO("the\n\nthe the\n"), out)
+    count = predict_lines("m", io.StringIO("the\n\nthe the\n"), out)
     rows = [json.loads(line) for line in out.getvalue().splitlines()]
     assert count == 3
     assert [row["label"] for row in rows] == ["odd", None, "even"]
@@ -364,7 +365,7 @@ def test_a_line_is_answered_before_the_next_is_typed(served):
     stdout = open(from_model, "w", encoding="utf-8")  # noqa: SIM115
 
     def serve() -> None:
-        predictor.predict_lines("m", stdin, stdout)
+        predict_lines("m", stdin, stdout)
         stdout.close()
 
     thread = threading.Thread(target=serve, daemon=True)

@@ -12,6 +12,7 @@ import pytest
 from howdah import cli
 from howdah.serving.prediction import judged
 from howdah.serving.prediction import predict as predictor
+from howdah.serving.prediction.lines import predict_lines
 from howdah.serving.prediction.rows import Prediction
 from tests.serving.prediction.parity import read_output, write
 
@@ -32,8 +33,10 @@ def command(served, tiny_model_dir, capsys):
 def test_lines_with_an_error_are_counted_at_the_end(served):
     said: list[str] = []
     lines = io.StringIO("the\n\nthe the\n")
-    assert predictor.predict_lines("m", lines, io.StringIO(), progress=said.append) == 3
-    assert said == ["1 of 3 lines have an error (1 the text is empty)"]
+    assert predict_lines("m", lines, io.StringIO(), progress=said.append) == 3
+    assert said == [
+        "model m, run by torch on the CPU", "1 of 3 lines have an error (1 the text is empty)"
+    ]  # fmt: skip
 
 
 def test_errors_of_reasons_that_are_not_shown_count():

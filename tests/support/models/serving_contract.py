@@ -27,6 +27,7 @@ from howdah.models.metrics.metrics import softmax
 from howdah.models.opened.opened import open_model
 from howdah.models.weights.pretrained import load_base
 from howdah.serving.prediction import predict as predictor
+from howdah.serving.prediction.lines import predict_lines
 from howdah.training.evaluation.evaluate import evaluate_run
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.support.models.other_family import OTHER, other_config, other_weights
@@ -171,7 +172,7 @@ class ServingContract:
 
     def test_lines_are_classified(self, place):
         out = io.StringIO()
-        predictor.predict_lines(
+        predict_lines(
             place["config"].run.directory, io.StringIO("the cat sat\n"), out,
             framework=self.framework,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm, Waits
 from howdah.training.comm.connections import Connections
 from howdah.training.elastic.control_channel import ChannelConsole, ControlChannel
-from howdah.training.elastic.heartbeat import Heartbeat
+from howdah.training.elastic.heartbeat import Heartbeat, Told
 from howdah.training.run.metrics_logger import MetricsLogger
 from tests.runs.jobs.local_jobs import ROOT
 
@@ -220,6 +220,32 @@ def test_inside_a_collective_the_phase_is_wait(monkeypatch):
     with heartbeat.during("evaluate"):
         assert (heartbeat.doing().phase, heartbeat.doing().seconds) == ("evaluate", 0.0)
     assert heartbeat.doing().phase == "compute"
+
+
+def test_a_phase_that_takes_long_is_told_and_a_short_wait_is_not(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    waits, told = Waits(), Told()
+    heartbeat = Heartbeat(None, waits)
+
+    def lines(seconds: int) -> list[str]:
+        said = []
+        for _ in range(seconds):
+            now[0] += 1
+            said.append(told.line(heartbeat.doing(), heartbeat.activity.snapshot()))
+        return [line for line in said if line is not None]
+
+    assert lines(2) == [] and lines(2) == ["starting the framework"] and lines(60) == []
+    heartbeat.enter("compute")  # steps have lines of their own
+    assert lines(60) == []
+    with heartbeat.activity.doing("evaluate", "evaluating test", total=100, unit="rows"):
+        heartbeat.activity.advanced(20)
+        assert lines(4) == ["evaluating test: 20 of 100 rows, about 12 s left"]
+        heartbeat.activity.advanced(20)
+        assert lines(5) == [] and len(lines(6)) == 1
+    with heartbeat.during("save", "writing the export"), waits.counted():
+        assert lines(20) == ["writing the export"]
+        assert lines(20) == ["writing the export; waiting for the other ranks"]
 
 
 def test_steps_report_work_and_wait_apart(pair, monkeypatch):

@@ -58,7 +58,7 @@ def test_another_launcher_is_refused():
     assert caught.value.expected == "horovodrun, mpirun or torchrun"
 
 
-def test_the_shown_command_can_be_pasted(tmp_path, monkeypatch, capfd):
+def test_the_shown_command_can_be_pasted(tmp_path, monkeypatch):
     """It is the very command of the rank."""
     started = []
 
@@ -72,11 +72,12 @@ def test_the_shown_command_can_be_pasted(tmp_path, monkeypatch, capfd):
             pass
 
     monkeypatch.setattr(launch, "RankProcess", Rank)
-    with pytest.raises(ClusterError, match="without saying why"):
+    with pytest.raises(ClusterError, match="without saying why") as caught:
         launch.train(config(tmp_path / "it's a $HOME"))
-    (shown,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("+ ")]
+    (shown,) = [line for line in caught.value.got.splitlines() if line.startswith("command: ")]
+    words = shown.removeprefix("command: ")
     echo = subprocess.run(
-        ["bash", "-c", f"printf '%s\\n' {shown[2:]}"], capture_output=True, text=True, check=True
+        ["bash", "-c", f"printf '%s\\n' {words}"], capture_output=True, text=True, check=True
     )
     assert [echo.stdout.splitlines()] == started
     assert started[0][:4] == [sys.executable, "-P", "-m", "howdah.training"]
@@ -89,7 +90,7 @@ def config(tmp_path, **sections):
 
 def test_more_ranks_than_rows_in_a_batch(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        local_job.train(config(tmp_path, training={"global_batch_size": 2}), np=3, json=False)
+        local_job.train(config(tmp_path, training={"global_batch_size": 2}), np=3)
     assert caught.value.where == "training.global_batch_size"
     assert not os.path.exists(tmp_path / "run")
 

@@ -20,7 +20,7 @@ from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError
 from howdah.etl.rows.split import rule, split_column, split_of
 from howdah.etl.write.adopt import split_of_name
-from howdah.tuning.crossval.folds import cross_validate, fold_config
+from howdah.tuning.crossval.folds import _of_baseline, cross_validate, fold_config
 from howdah.tuning.crossval.summary import summarize, table
 from tests import ROOT
 from tests.support.rows.word_rows import write_rows
@@ -100,6 +100,11 @@ def test_mean_and_deviation_of_folds():
     assert lines[0].split() == ["metric", "mean", "std", "fold", "1", "fold", "2"]
     assert ["accuracy", "0.6250", "0.1768", "0.5000", "0.7500"] in [one.split() for one in lines]
     assert lines[-1].split() == ["rows", "1,000", "9"]
+    of = {"of": "model", "metric": "accuracy", "mean": 0.625, "std": 0.1768,
+          "baseline": _of_baseline([{"baseline": 0.5}, {"baseline": 0.6}], "accuracy")}  # fmt: skip
+    lines = table({"folds": 2, "metrics": found, "each": each, **of})
+    assert lines[-1] == "accuracy: 0.6250, the baseline's 0.5500 (deviations 0.1768 and 0.0707)"
+    assert _of_baseline([{"baseline": 0.5}, {"baseline": None}], "accuracy") is None
 
 
 def test_a_fold_has_a_dataset_and_a_run_of_its_own():
