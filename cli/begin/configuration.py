@@ -14,7 +14,7 @@ app = typer.Typer(help="Write, check and explain the run configuration.", no_arg
 
 @app.command("init")
 def config_init(
-    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
+    path: Annotated[str | None, typer.Argument(help="File to write; default: stdout.")] = None,
     source: Annotated[
         str | None, typer.Option(help="File or directory of rows: its columns are written.")
     ] = None,
@@ -81,7 +81,7 @@ def config_policy(
         str | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A policy (YAML, any storage); none: that of $HOWDAH_AIRFLOW_POLICY, else the"
+            help="A policy (YAML, any storage); default: that of $HOWDAH_AIRFLOW_POLICY, else the"
             " default.",
         ),
     ] = None,

@@ -90,7 +90,7 @@ def test_a_csv_becomes_a_served_model_without_root(environment, tmp_path):
     text = "\n".join(["set -e", f". '{environment}/env/bin/activate'", *script, "kill %1", "wait"])
     done = subprocess.run(
         # A user namespace without a mapping: the process is `nobody` and has no capability.
-        ["unshare", "--user", shutil.which("bash"), "-c", text], cwd=work,
+        [shutil.which("unshare"), "--user", shutil.which("bash"), "-c", text], cwd=work,
         env={"PATH": str(programs), "HOME": str(tmp_path / "home"), "LANG": "C.UTF-8"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
