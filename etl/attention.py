@@ -53,11 +53,11 @@ def findings(
         texts: a sample of the texts.
     """
     rows = sum(shard.rows for shards in splits.values() for shard in shards)
-    every = list(_of_rows(rows, quality, data))
+    parts = list(_of_rows(rows, quality, data))
     if data.task != "regression":
-        every += _of_labels(names, splits, data, few=rows < _FEW_IN_ALL)
-    every += [*_of_length(quality, data), *_of_persons(texts)]
-    return [{"kind": kind, "text": text, "yaml": yaml} for kind, text, yaml in every]
+        parts += _of_labels(names, splits, data, few=rows < _FEW_IN_ALL)
+    parts += [*_of_length(quality, data), *_of_persons(texts)]
+    return [{"kind": kind, "text": text, "yaml": yaml} for kind, text, yaml in parts]
 
 
 def lines(look: Sequence[Finding]) -> Iterator[str]:
@@ -69,12 +69,13 @@ def lines(look: Sequence[Finding]) -> Iterator[str]:
         yield from (f"      {line}" for line in finding["yaml"])
 
 
-_Said = tuple[str, str, list[str]]
+_Parts = tuple[str, str, list[str]]
+"""Kind, text and YAML of a finding."""
 
 
-def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterator[_Said]:
+def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts]:
     if rows < _FEW_IN_ALL:
-        text = f"{rows:,} rows are too few to judge a model by: give at least some hundred."
+        text = f"{rows:,} rows are too few to train and judge a model: collect a few hundred."
         yield "small", text, []
     wrong, read = quality["drops"].get("wrong_encoding", 0), quality["read"]
     if wrong > _MUCH_WRONG * read:
@@ -89,10 +90,8 @@ def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterat
 
 def _of_labels(
     names: Sequence[str], splits: Splits, data: DataSection, *, few: bool
-) -> Iterator[_Said]:
-    """Args:
-    few: there are so few rows that classes of few rows are no news.
-    """
+) -> Iterator[_Parts]:
+    """Findings about the classes; `few`: the version is so small that small classes are no news."""
     counts = {split: _counts(shards) for split, shards in splits.items() if shards}
     total = sum(counts.values(), Counter())
     twins = labels.similar(names) if data.labels is None else []
@@ -126,7 +125,7 @@ def _of_labels(
         yield "few_rows", text, ["data:", f"  expect: {{min_rows_per_class: {_FEW_OF_A_CLASS}}}"]
 
 
-def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Said]:
+def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts]:
     cut, kept = quality.get("at_max_length", 0), quality["kept"]
     if kept and cut > _MUCH_CUT * kept:
         longer = min(_LONGEST, 2 * data.max_length)
@@ -138,7 +137,7 @@ def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Said]
         )
 
 
-def _of_persons(texts: Sequence[str]) -> Iterator[_Said]:
+def _of_persons(texts: Sequence[str]) -> Iterator[_Parts]:
     kinds = Counter(kind for text in texts for kind in personal.kinds(text))
     shares = [
         f"{words} in {kinds[kind] / len(texts):.1%}"

@@ -72,3 +72,9 @@ def test_all_that_is_set_is_printed(spark, options, shown):
             spark.conf.set(key, value)
     (line,) = lines
     assert shown in line and line.endswith("spark.sql.execution.arrow.maxRecordsPerBatch=2000")
+
+
+def test_a_small_source_gets_a_session_for_it_and_a_larger_or_unknown_one_does_not():
+    assert sizing.for_small(1)["spark.sql.shuffle.partitions"] == "1"
+    assert sizing.for_small(2 * 2**20) and not sizing.for_small(2 * 2**20 + 1)
+    assert sizing.for_small(None) == {}

@@ -192,7 +192,7 @@ def test_folds_of_the_baseline_are_measured_once(given, tmp_path):
     again = howdah([*given, "--baseline"])
     assert json.loads(again.stdout)["metrics"] == found["metrics"]
     assert again.stderr.count("finished before") == FOLDS
-    assert "starting Spark" not in again.stderr
+    assert "start Spark" not in again.stderr
     changed = howdah([*given, "--baseline", "--set", "baseline.c=2"])
     error = json.loads(changed.stdout)
     assert changed.returncode == 2 and "another configuration" in error["what"]
