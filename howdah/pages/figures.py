@@ -76,6 +76,17 @@ def duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
+def milliseconds(seconds: float | None) -> str:
+    """Format a short time, such as a latency.
+
+    >>> milliseconds(0.00512), milliseconds(1.25), milliseconds(None)
+    ('5.1 ms', '1,250 ms', '–')
+    """
+    if seconds is None:
+        return DASH
+    return f"{1000 * seconds:,.{0 if seconds >= 0.01 else 1}f} ms"
+
+
 def moment(value: str | float | None) -> Any:
     """Return a `<time>` element: UTC to the minute, which the script shows in the reader's clock.
 

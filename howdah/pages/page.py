@@ -51,7 +51,8 @@ def render(
         finalize=_visible,
     )
     for each in (
-        figures.number, figures.percent, figures.size, figures.duration, figures.moment,
+        figures.number, figures.percent, figures.size, figures.duration, figures.milliseconds,
+        figures.moment,
     ):  # fmt: skip
         environment.filters[each.__name__] = each
     environment.globals["meanings"] = MEANINGS
