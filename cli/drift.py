@@ -100,21 +100,16 @@ def drift(
     if output is not None:
         from howdah.serving.drift.page import write
 
-        paths = write(report, output, drifting.words_of(report.directory))
+        words = drifting.words_of(report.directory)
+        paths = write(report, output, words, texts=checked.report.texts)
         say(f"page: {paths['html']}")
     for line in report.rows_without():
         say(line)
     failed = report.error(paths.get("html"))
     if failed is not None:
         raise failed
-    lines = [
-        f"{column.name}: {column.state}"
-        + (f" ({column.value:.4f}, limit {column.limit:.4f})" if column.value is not None else "")
-        + (f" ({column.why})" if column.why else "")
-        for column in report.verdict.columns
-    ]
     summary = {key: value for key, value in report.as_dict().items() if key != "history"}
-    answer({**summary, "pages": paths}, json, [*lines, f"drift: {report.verdict.state}"])
+    answer({**summary, "pages": paths}, json, [*report.lines(), f"drift: {report.verdict.state}"])
 
 
 def _check(

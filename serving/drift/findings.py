@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,10 @@ import numpy as np
 
 from howdah.config.options.drift import DriftSection
 from howdah.errors import CheckFailed, HowdahError
-from howdah.models.profile.bins import Bins
 from howdah.models.profile.profile import Profile
+from howdah.serving.drift.examples import Example, Examples
 from howdah.serving.drift.judge import Verdict
+from howdah.serving.drift.sentences import ADVICE, bin_names
 
 _MOST_LABELS = 50
 _MOST_TOKENS = 20
@@ -49,6 +49,13 @@ class Findings:
     """Partitions in their order, this one last; none for a file."""
     unpredicted: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """{error: ids of some rows with it}; only for files."""
+    examples: Examples | None = None
+    """Rows of the source; None: the profile of a partition has no rows."""
+    scored_at: str | None = None
+    """When `howdah score` scored the partition; None for a file."""
+    created: str = field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON: the verdict's keys, and what was judged."""
@@ -64,7 +71,8 @@ class Findings:
                 for p in self.points
             ],
             "limits": self.limits.model_dump(mode="json"),
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "scored_at": self.scored_at,
+            "created": self.created,
         }
 
     def rows_without(self) -> list[str]:
@@ -73,24 +81,47 @@ class Findings:
         lines = []
         if counts.empty or counts.errors:
             lines = [
-                f"{self.verdict.rows:,} rows, of which {counts.empty:,} have no text and"
-                f" {counts.errors:,} failed otherwise"
+                f"{counts.empty + counts.errors:,} of {self.verdict.rows:,} rows have no"
+                f" prediction: {counts.empty:,} have no text, {counts.errors:,} failed otherwise"
             ]
         return lines + [
             f"{error}: for example {', '.join(ids)}" for error, ids in self.unpredicted.items()
         ]
 
+    def lines(self) -> list[str]:
+        """Describe the verdict for a console: what moved, the furthest first, then the rest."""
+        moved = [f"{column.grade} change: {column.sentence}" for column in self.verdict.alarms]
+        calm = [one for one in self.verdict.by_size if one.state == "ok"]
+        unjudged = [one for one in self.verdict.by_size if one.state not in ("ok", "alarm")]
+        return [
+            *moved,
+            *(f"within limits: {column.sentence}" for column in calm),
+            *(f"{column.name}: {column.state}, since {column.why}" for column in unjudged),
+        ]
+
+    def rows_shown(self) -> dict[str, list[Example]]:
+        """Return {headline: rows} that show what has moved."""
+        if self.examples is None:
+            return {}
+        old, new = self.reference.counts, self.current.counts
+        rises = {name: one["share"] - one["reference"] for name, one in self.labels().items()}
+        longer = bool(old.texts and new.texts) and new.ids / new.texts >= old.ids / old.texts
+        return self.examples.shown(self.verdict, max(rises, key=rises.get, default=None), longer)
+
     def error(self, page: str | None) -> CheckFailed | None:
         """Return the alarm as an error, or None."""
         if not self.verdict.alarms:
             return None
-        problems = [HowdahError(c.sentence, where=c.name) for c in self.verdict.alarms]
+        problems = [
+            HowdahError(f"{column.grade} change: {column.sentence}", where=column.name)
+            for column in self.verdict.alarms
+        ]
         return CheckFailed(
             f"drift: {len(problems)} column{'s have' if len(problems) > 1 else ' has'} moved",
             where=self.what,
             problems=problems,
-            remedy=(f"see {page}; " if page else "")
-            + "docs/drift.md says what each column means and what to do",
+            remedy=ADVICE[self.verdict.alarms[0].name].replace(" below", "")
+            + (f" See {page}." if page else " --output writes a page."),
         )
 
     def labels(self) -> dict[str, dict[str, float | int]]:
@@ -114,7 +145,7 @@ class Findings:
         old_B, new_B = self._both(name)
         if not len(old_B) or not old_B.sum() or not new_B.sum():
             return []
-        names = _bin_names(self.reference.bins, name)
+        names = bin_names(self.reference.bins, name)
         return [
             (names[n], float(old_B[n] / old_B.sum()), float(new_B[n] / new_B.sum()))
             for n in range(len(old_B))
@@ -140,13 +171,6 @@ class Findings:
 
     def _both(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         return getattr(self.reference.counts, name), getattr(self.current.counts, name)
-
-
-def _bin_names(bins: Bins, name: str) -> list[str]:
-    edges = getattr(bins, name)
-    shown = [f"{edge:.5g}" if name == "confidence" else str(edge) for edge in edges]
-    middle = [f"{a} to {b}" for a, b in itertools.pairwise(shown)]
-    return [f"below {shown[0]}", *middle, f"from {shown[-1]}"]
 
 
 def _brief(verdict: Verdict) -> dict[str, Any]:

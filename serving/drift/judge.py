@@ -19,6 +19,8 @@ from howdah.models.profile.statistics import (
     psi,
     psi_noise,
 )
+from howdah.pages.figures import number
+from howdah.serving.drift.sentences import described
 
 QUANTILE = 0.999
 """Share of the partitions in which chance alone stays below a limit: one false alarm in a thousand
@@ -45,19 +47,11 @@ COLUMNS = {
     "accuracy": "accuracy on the rows whose true label is known",
 }
 """Columns of a verdict, in their order."""
-_MOVED = {
-    "label": "the mix of predicted labels has changed",
-    "confidence": "the model's confidence has changed",
-    "length": "the lengths of the texts have changed",
-    "unseen": "more tokens never occurred in training",
-    "tokens": "the words that occur, or how often, have changed",
-    "empty": "more rows have no text",
-    "errors": "more rows fail",
-    "estimated_accuracy": "the model is less sure, so fewer predictions are likely to be right",
-    "accuracy": "fewer predictions are right",
-}
-"""The sentence of an alarm, for each column."""
 _DISTANCES = {"label": "PSI", "confidence": "PSI", "length": "PSI", "tokens": "distance"}
+_LARGE = 3.0
+"""Excess from which an alarm is a large change: a PSI of 0.6, or 15 points of accuracy lost."""
+
+Grade = Literal["large", "moderate", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,28 +67,34 @@ class Column:
     """Value beyond which there is an alarm: above it, for an accuracy below it."""
     why: str = ""
     """Reason if the column was not judged."""
+    change: str = ""
+    """What the rows show beside the reference, in plain words; "" if the column was not judged."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON."""
-        return {"what": COLUMNS[self.name], **vars(self)}
+        return {"what": COLUMNS[self.name], **vars(self), "grade": self.grade}
 
     @property
     def sentence(self) -> str:
-        """The alarm as a sentence."""
+        """The change with its figures."""
         kind = _DISTANCES.get(self.name)
-        if kind is not None:
-            shown = f"{kind} {_shown(self.value)}, limit {_shown(self.limit)}"
-            return f"{_MOVED[self.name]} ({shown}; chance alone gives {_shown(self.reference)})"
-        shown = f"{_shown(self.value)} instead of {_shown(self.reference)}"
-        return f"{_MOVED[self.name]} ({shown}, limit {_shown(self.limit)})"
+        figure = "" if kind is None else f"{kind} {number(self.value)}, "
+        return f"{self.change} ({figure}limit {number(self.limit)})"
+
+    @property
+    def grade(self) -> Grade:
+        """Size of an alarm."""
+        if self.state != "alarm":
+            return "none"
+        return "large" if self.excess >= _LARGE else "moderate"
 
     @property
     def excess(self) -> float:
-        """Distance from the reference, in units of the limit's distance: above 1 for an alarm."""
+        """Way from the reference towards the limit: above 1 for an alarm, below 0 the other way."""
         if self.value is None or self.reference is None or self.limit is None:
             return 0.0
-        allowed = abs(self.limit - self.reference)
-        return abs(self.value - self.reference) / allowed if allowed else math.inf
+        allowed = self.limit - self.reference
+        return (self.value - self.reference) / allowed if allowed else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +108,7 @@ class Verdict:
     @property
     def alarms(self) -> tuple[Column, ...]:
         """Columns that have moved, the one furthest beyond its limit first."""
-        moved = (column for column in self.columns if column.state == "alarm")
-        return tuple(sorted(moved, key=lambda column: -column.excess))
+        return tuple(column for column in self.by_size if column.state == "alarm")
 
     @property
     def state(self) -> State:
@@ -118,6 +117,11 @@ class Verdict:
             return "alarm"
         by_name = {column.name: column.state for column in self.columns}
         return "too few rows" if by_name["confidence"] == "too few rows" else "ok"
+
+    @property
+    def by_size(self) -> tuple[Column, ...]:
+        """All columns, the one that has moved furthest first, those not judged last."""
+        return tuple(sorted(self.columns, key=lambda one: (one.value is None, -one.excess)))
 
     def column(self, name: str) -> Column:
         """Return a column by its name."""
@@ -179,6 +183,7 @@ class _Judging:
     """The columns of one verdict."""
 
     def __init__(self, reference: Profile, counts: Counts, limits: DriftSection) -> None:
+        self.profile = reference
         self.bins, self.reference = reference.bins, reference.reference
         self.old, self.new, self.limits = reference.counts, counts, limits
         self.sigma = normal_quantile(QUANTILE)
@@ -299,20 +304,23 @@ class _Judging:
         return self._below("accuracy", right / rows, reference=old, noise=noise)
 
     def _above(self, name: str, value: float, *, reference: float, limit: float) -> Column:
-        state: State = "alarm" if value > limit else "ok"
-        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+        return self._judged(name, value, reference, limit, alarm=value > limit)
 
     def _below(self, name: str, value: float, *, reference: float, noise: float) -> Column:
         limit = reference - max(self.limits.accuracy, noise)
-        state: State = "alarm" if value < limit else "ok"
-        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+        return self._judged(name, value, reference, limit, alarm=value < limit)
+
+    def _judged(
+        self, name: str, value: float, reference: float, limit: float, *, alarm: bool
+    ) -> Column:
+        change = described(name, self.profile, self.new, value, reference, alarm=alarm)
+        return Column(
+            name=name, state="alarm" if alarm else "ok", value=value, reference=reference,
+            limit=limit, change=change,
+        )  # fmt: skip
 
 
 def _moments(counts: Counts) -> tuple[float, float]:
     """Return (mean, variance) of the calibrated confidence."""
     mean = counts.calibrated_nano / counts.rows / 1e9
     return mean, max(0.0, counts.squared_nano / counts.rows / 1e9 - mean**2)
-
-
-def _shown(value: float | None) -> str:
-    return "none" if value is None else f"{value:.4f}"

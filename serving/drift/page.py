@@ -1,172 +1,168 @@
-"""drift.html: the verdict first, then each column over the last partitions with its limit.
-
-One file without scripts that loads nothing; light or dark as the reader's system is.
-"""
+"""drift.html: what moved, the rows that show it, and what to do; then each column in detail."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from howdah import storage
+from howdah.data import clean
+from howdah.pages import page as pages
+from howdah.pages import personal
+from howdah.pages.charts import Axis, Frame, lines
+from howdah.pages.figures import percent
 from howdah.serving.drift.findings import Findings
 from howdah.serving.drift.judge import COLUMNS, QUANTILE
+from howdah.serving.drift.sentences import ADVICE, where_of
 
-_WIDTH, _HEIGHT = 560.0, 150.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 8.0, 22.0
+_TITLES = {
+    "alarm": "Drift: these rows are not like the reference",
+    "ok": "No drift",
+    "too few rows": "Too few rows to judge",
+    "not measured": "Not measured",
+}
+_MOODS = {"alarm": "bad", "ok": "good"}
 
 
 def write(
-    findings: Findings, directory: str, words: dict[int, str] | None = None
+    findings: Findings,
+    directory: str,
+    words: dict[int, str] | None = None,
+    *,
+    texts: str = "masked",
 ) -> dict[str, str]:
     """Write drift.html and drift.json into a directory; return their paths.
 
     Args:
         words: texts of tokens by their number; others are shown as numbers.
+        texts: `report.texts`: none, plain, or else with mail addresses and phone numbers masked.
     """
     paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
     text = json.dumps(findings.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    html = render(findings, words or {}, texts=texts)
     storage.make_dirs(directory)
-    storage.write_whole(paths["html"], render(findings, words or {}).encode("utf-8", "replace"))
+    storage.write_whole(paths["html"], html.encode("utf-8", "replace"))
     storage.write_whole(paths["json"], text.encode("utf-8", "replace"))
     return paths
 
 
-def render(findings: Findings, words: Mapping[int, str]) -> str:
+def render(findings: Findings, words: Mapping[int, str], *, texts: str = "masked") -> str:
     """Render the page."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("howdah.serving.drift", "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["number"] = lambda v: "–" if v is None else f"{v:.4f}"
-    environment.filters["share"] = lambda v: f"{100 * v:.2f} %"
     verdict = findings.verdict
-    histograms = {name: findings.histogram(name) for name in ("confidence", "length")}
-    shares = [share for rows in histograms.values() for _, *pair in rows for share in pair]
-    return environment.get_template("drift.html.j2").render(
+    return pages.render(
+        __package__,
+        "drift.html.j2",
         findings=findings,
         verdict=verdict,
-        titles={
-            "alarm": "Alarm: the rows have drifted",
-            "ok": "No drift",
-            "too few rows": "Too few rows to judge",
-            "not measured": "Not measured",
+        title=_TITLES[verdict.state],
+        mood=_MOODS.get(verdict.state, "unknown"),
+        where=where_of(findings.reference),
+        advice=list(dict.fromkeys(ADVICE[column.name] for column in verdict.alarms))[:3],
+        without=findings.rows_without(),
+        examples={
+            headline: [(one, _shown(one.text, texts)) for one in rows]
+            for headline, rows in findings.rows_shown().items()
         },
+        plots=_histograms(findings),
+        history=[plot for name in COLUMNS if (plot := _history(findings, name))],
         what=COLUMNS,
-        quantile=QUANTILE,
-        plots=[plot for name in COLUMNS if (plot := _plot(findings, name)) is not None],
+        chance=round(1 / (1 - QUANTILE)),
         labels=findings.labels(),
-        histograms=histograms,
         tokens=[
             (words.get(number, f"#{number}"), old, new) for number, old, new in findings.tokens()
         ],
-        widest=max(shares, default=1.0),
     )
 
 
-def _plot(findings: Findings, name: str) -> dict[str, Any] | None:
+def _shown(text: str | None, texts: str) -> str | None:
+    if text is None or texts == "none":
+        return None
+    return clean.shown(text) if texts == "plain" else personal.masked(clean.shown(text))
+
+
+def _histograms(findings: Findings) -> list[Any]:
+    """Draw the reference over the rows: labels, lengths and confidence."""
+    where = where_of(findings.reference)
+    labels = [
+        (name, name, one["reference"], one["share"])
+        for name, one in list(findings.labels().items())[:12]
+    ]
+    is_number = findings.reference.bins.task == "regression"
+    named = {
+        "Predicted labels": labels,
+        "Length of the texts, in tokens": _ticked(findings, "length"),
+        "Predicted numbers" if is_number else "Confidence": _ticked(findings, "confidence"),
+    }
+    return [_overlaid(title, bins, where) for title, bins in named.items() if bins]
+
+
+def _ticked(findings: Findings, name: str) -> list[tuple[str, str, float, float]]:
+    """Return (tick, bin, reference's share, share) of a histogram; a tick is a bin's lower edge."""
+    bins = findings.histogram(name)
+    if not bins:
+        return []
+    edges = [
+        str(edge) if name == "length" else f"{edge:.2g}"
+        for edge in getattr(findings.reference.bins, name)
+    ]
+    return (
+        [(tick, *each) for tick, each in zip([f"<{edges[0]}", *edges], bins, strict=True)]
+        if bins
+        else []
+    )
+
+
+def _overlaid(title: str, bins: list[tuple[str, str, float, float]], where: str) -> Any:
+    """Draw shares of the rows as bars, and over them the outline of the reference."""
+    top = 1.05 * max(share for _, _, *pair in bins for share in pair) or 1.0
+    ticks = Axis.choices([tick for tick, *_ in bins])
+    frame = Frame(title, ticks, Axis("% of rows", (0, 100 * top)))
+    parts, outline = [], []
+    for number, (_, name, old, new) in enumerate(bins):
+        tip = f"{name}: {percent(new)} of these rows, {percent(old)} {where}"
+        parts.append(frame.rect((number - 0.4, number + 0.4), (0, 100 * new), "c0", tip))
+        outline += [(number - 0.5, 100 * old), (number + 0.5, 100 * old)]
+    parts.append(frame.path(outline, "line c1"))
+    return frame.svg("".join(parts), legend=[("c0", "these rows"), ("c1", where)])
+
+
+def _history(findings: Findings, name: str) -> Any:
     """Draw a column over the partitions; None: fewer than two have a value."""
     columns = [point.verdict.column(name) for point in findings.points]
-    if sum(column.value is not None for column in columns) < 2:
+    values = [column.value for column in columns]
+    if len([value for value in values if value is not None]) < 2:
         return None
-    return {
-        "name": name,
-        "svg": lines(
-            [point.name for point in findings.points],
-            [column.value for column in columns],
-            [column.limit for column in columns],
-            [column.state == "alarm" for column in columns],
-            below=name in ("estimated_accuracy", "accuracy"),
-        ),
-    }
-
-
-def lines(
-    names: Sequence[str],
-    values: Sequence[float | None],
-    limits: Sequence[float | None],
-    alarms: Sequence[bool],
-    *,
-    below: bool,
-) -> Any:
-    """Draw values over partitions as SVG; the band of alarms is shaded.
-
-    Args:
-        below: the alarm is below the limit.
-    """
-    from markupsafe import Markup, escape
-
+    limits = [column.limit for column in columns]
     numbers = [value for value in (*values, *limits) if value is not None]
+    below = name in ("estimated_accuracy", "accuracy")
     low, high = (min(numbers), max(numbers)) if below else (0.0, max(numbers))
-    margin = (high - low) * 0.08 or 0.05
-    low, high = (low - margin if below else 0.0), high + margin
-    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(names) - 1)
-
-    def x(number: int) -> float:
-        return _LEFT + number * step
-
-    def y(value: float) -> float:
-        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-    edge = y(low) if below else y(high)
-    parts = []
-    for number, limit in enumerate(limits):
-        if limit is not None:
-            left, right = (
-                max(_LEFT, x(number) - step / 2),
-                min(_WIDTH - _RIGHT, x(number) + step / 2),
-            )
-            top, bottom = sorted((y(limit), edge))
-            parts.append(
-                f'<rect class="band" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}"'
-                f' height="{bottom - top:.1f}"/>'
-            )
-    for value in (low, (low + high) / 2, high):
-        parts.append(
-            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y(value):.1f}"'
-            f' y2="{y(value):.1f}"/><text x="{_LEFT - 5}" y="{y(value) + 3.5:.1f}"'
-            f' text-anchor="end">{value:.3g}</text>'
-        )
-    for run in _runs(values):
-        points = " ".join(f"{x(n):.1f},{y(values[n]):.1f}" for n in run)
-        parts.append(f'<polyline class="line" points="{points}"/>')
-    for number, value in enumerate(values):
-        if value is None:
-            continue
-        title = f"{names[number]}: {value:.4f}"
-        if limits[number] is not None:
-            title += f", limit {limits[number]:.4f}"
-        kind = "dot alarm" if alarms[number] else "dot"
-        parts.append(
-            f'<circle class="{kind}" cx="{x(number):.1f}" cy="{y(value):.1f}"'
-            f' r="{4 if alarms[number] else 2.6}"><title>{escape(title)}</title></circle>'
-        )
-    for number, anchor in ((0, "start"), (len(names) - 1, "end")):
-        parts.append(
-            f'<text x="{x(number):.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">'
-            f"{escape(names[number])}</text>"
-        )
-    return Markup(  # numbers, and texts that are escaped above
-        f'<svg viewBox="0 0 {_WIDTH:.0f} {_HEIGHT:.0f}" role="img">{"".join(parts)}</svg>'
-    )
+    room = 0.08 * (high - low) or 0.05
+    low, high = (max(0.0, low - room) if below else 0.0), high + room
+    # Each partition has its own limit, which depends on its number of rows.
+    shaded = [
+        ((number - 0.5, number + 0.5), (low, limit) if below else (limit, high))
+        for number, limit in enumerate(limits)
+        if limit is not None
+    ]
+    return lines(
+        name, [(name, [[number, value] for number, value in enumerate(values)])],
+        x=Axis.choices(_short([point.name for point in findings.points])), y_label=COLUMNS[name],
+        y=(low, high), marked=True, shaded=shaded,
+    )  # fmt: skip
 
 
-def _runs(values: Sequence[float | None]) -> list[list[int]]:
-    """Group the indexes of neighbouring values; None is a gap.
+def _short(names: Sequence[str]) -> list[str]:
+    """Return names without the beginning that they have in common.
 
-    >>> _runs([1.0, None, 2.0, 3.0])
-    [[0], [2, 3]]
+    >>> _short(["ds=2026-11-08", "ds=2026-11-09"]), _short(["ds=1/hour=9", "ds=1/hour=10"])
+    (['08', '09'], ['9', '10'])
     """
-    runs: list[list[int]] = [[]]
-    for number, value in enumerate(values):
-        if value is None:
-            runs.append([])
-        else:
-            runs[-1].append(number)
-    return [run for run in runs if run]
+    first, last = min(names), max(names)  # between them the others lie
+    same = "".join(
+        a for a, _ in itertools.takewhile(lambda ab: ab[0] == ab[1], zip(first, last, strict=False))
+    )
+    common = same.rstrip(string.ascii_letters + string.digits)
+    return [name.removeprefix(common) for name in names]

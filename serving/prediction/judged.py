@@ -72,8 +72,13 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         line += f"; {summary['errors']:,} with an error ({why}): column error"
     if "drift" not in summary:
         return [line]
-    alarms = ", ".join(summary["drift"]["alarms"])
-    return [line, f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
+    drift = summary["drift"]
+    moved = [drift["columns"][name] for name in drift["alarms"]]
+    return [
+        line,
+        f"drift: {drift['state']}",
+        *(f"{column['grade']} change: {column['change']}" for column in moved),
+    ]
 
 
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:

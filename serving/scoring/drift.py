@@ -21,6 +21,7 @@ from howdah.models.profile import reference as references
 from howdah.models.profile.profile import PROFILE, Profile, find_reference, reference_of
 from howdah.models.version import open_version
 from howdah.serving.drift import scored
+from howdah.serving.drift.examples import Examples
 from howdah.serving.drift.findings import Findings, Point
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile
@@ -103,6 +104,7 @@ def of_table(
         verdict=judge(reference, newest.profile, config.drift, labelled=labelled),
         limits=config.drift,
         points=points,
+        scored_at=newest.scored_at,
     )
 
 
@@ -134,7 +136,7 @@ def of_source(
     if reference is None:
         raise no_profile(version.path)
     files = source_files(source)
-    current = Profile.like(reference)
+    current, examples = Profile.like(reference), Examples(reference)
     unpredicted: dict[str, list[str]] = {}
     predicted: dict[str, str | None] | None = {} if labels is not None else None
     if all(_are_predictions(path) for path in files.paths):
@@ -143,10 +145,11 @@ def of_source(
         )
         while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
             _count(current, chunk, predicted, unpredicted, observed=False)
+            _keep_examples(examples, chunk)
     else:
         _classified(
-            config, version.path, files, current, predicted, unpredicted, text_columns=text_columns,
-            id_column=id_column, framework=framework, threads=threads,
+            config, version.path, files, current, examples, predicted, unpredicted,
+            text_columns=text_columns, id_column=id_column, framework=framework, threads=threads,
         )  # fmt: skip
     if not current.rows:
         raise DataError("the source has no rows", where=source, remedy="check the source")
@@ -168,6 +171,7 @@ def of_source(
         verdict=judge(reference, current, config.drift, labelled=labelled),
         limits=config.drift,
         unpredicted=unpredicted,
+        examples=examples,
     )
 
 
@@ -246,6 +250,7 @@ def _classified(
     path: str,
     files: Files,
     current: Profile,
+    examples: Examples,
     predicted: dict[str, str | None] | None,
     unpredicted: dict[str, list[str]],
     *,
@@ -262,9 +267,17 @@ def _classified(
     rows: Iterator[Row] = read_rows(
         files, columns, csv_options=config.data.csv, id_required=id_column is not None
     )
+    encoded: list[np.ndarray] = []
+
+    def observe(scores_NC: np.ndarray, ids_N: Sequence[np.ndarray]) -> None:
+        current.add(scores_NC, ids_N)
+        encoded.extend(ids_N)
+
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-        predictions = classify(served, chunk, current.add)
+        encoded.clear()
+        predictions = classify(served, chunk, observe)
         _count(current, predictions, predicted, unpredicted, observed=True)
+        _keep_examples(examples, predictions, chunk, encoded)
 
 
 def _count(
@@ -287,6 +300,22 @@ def _count(
         current.add(np.stack(scores))
     if predicted is not None:
         predicted.update({one.id: one.label for one in predictions if isinstance(one.label, str)})
+
+
+def _keep_examples(
+    examples: Examples,
+    predictions: Sequence[Prediction],
+    rows: Sequence[Row] | None = None,
+    ids_N: Sequence[np.ndarray] | None = None,
+) -> None:
+    """Give the predicted rows to the examples; `rows` have their texts, `ids_N` their tokens."""
+    usable = [number for number, one in enumerate(predictions) if one.scores is not None]
+    if usable:
+        examples.add(
+            [(predictions[n].id, None if rows is None else rows[n].text) for n in usable],
+            np.stack([predictions[n].scores for n in usable]),
+            ids_N,
+        )
 
 
 # ---------------------------------------------------------------------------------- predictions

@@ -4,6 +4,7 @@ judged, the page in the way a reader gets it."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -138,9 +139,12 @@ def test_a_scored_partition_is_judged_with_those_before_it(place):
     )
     paths = write(found, str(place.root / "out"), words_of(storage.join(place.run, "export")))
     page = storage.read_text(paths["html"])
-    assert "Alarm: the rows have drifted" in page
+    assert "Drift: these rows are not like the reference" in page
+    assert "large change" in page and "scored <time" in page and "compared <time" in page
+    assert re.search(r"texts are (\d+ % \w+er than|as long as) in training", page)
     assert page.count("<svg") >= 4
-    assert "http" not in page.replace("http-equiv", "")
+    loaded = page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert "http" not in loaded
     assert len(page) < 200_000
     written = storage.read_json(paths["json"])
     assert written["state"] == "alarm"
@@ -259,8 +263,38 @@ def test_rows_without_a_prediction_are_named(place):
     path.write_bytes(b"id,text\r\n" + b"".join(f"{a},{b}\r\n".encode() for a, b in lines))
     found = of_source(place.config, place.run, str(path), id_column="id")
     said = found.rows_without()
-    assert "4 rows, of which 2 have no text and 0 failed otherwise" in said[0]
+    assert said[0] == "2 of 4 rows have no prediction: 2 have no text, 0 failed otherwise"
     assert "k1" in " ".join(said) and "k3" in " ".join(said) and "k2" not in " ".join(said)
+
+
+def test_the_page_shows_the_rows_that_moved_and_masks_or_hides_their_texts(place):
+    from howdah.serving.drift.page import render
+    from howdah.serving.scoring.drift import of_source
+
+    path = place.root / "moved.jsonl"
+    rows = texts(place, 150, 3)
+    lines = [json.dumps({"id": f"m{n}", "text": text}) for n, text in enumerate(rows)]
+    written = " ".join(rows[0].split()[:2])
+    # The longest and the shortest text: one of them shows in which way the lengths have moved.
+    for times, row_id in ((5, "x1"), (1, "x1")):
+        text = f"{written} zoe@example.com 0170 1234567 " * times
+        lines.append(json.dumps({"id": row_id, "text": text}))
+    path.write_text("\n".join(lines))
+    found = of_source(place.config, place.run, str(path), id_column="id", threads=1)
+    assert found.verdict.column("length").state == "alarm"
+    shown = found.rows_shown()
+    assert "x1" in [one.id for rows in shown.values() for one in rows]
+    page = render(found, {})
+    assert "x1" in page and written in page and "[mail]" in page and "[phone]" in page
+    assert "zoe@example.com" not in page and "1234567" not in page
+    assert "zoe@example.com" in render(found, {}, texts="plain")
+    hidden = render(found, {}, texts="none")
+    assert "x1" in hidden and "[mail]" not in hidden and rows[1] not in hidden
+    assert "zoe" not in json.dumps(found.as_dict())
+    # The console says it in the page's words, the largest change first.
+    said = found.lines()
+    assert said[0].startswith(f"{found.verdict.alarms[0].grade} change: ")
+    assert found.verdict.alarms[0].change in page and found.verdict.alarms[0].change in said[0]
 
 
 def test_a_model_without_a_profile_says_how_to_make_it(place):
@@ -337,7 +371,7 @@ def test_labels_and_tokens_are_escaped_on_the_page(place):
         current=current, verdict=verdict, limits=place.config.drift, points=points,
     )  # fmt: skip
     page = render(found, dict.fromkeys(range(60), evil))
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the pages' own
     assert page.count("</style>") == 1
     assert "&lt;script&gt;" in page
 

@@ -1,5 +1,7 @@
 """Verdicts: how often chance alone alarms, and that shifts are found (simulated rows)."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from howdah.config.options.drift import DriftSection
 from howdah.errors import DataError
 from howdah.models.profile import reference as references
 from howdah.models.profile.profile import Profile
+from howdah.serving.drift.examples import Examples
 from howdah.serving.drift.judge import Column, Verdict, judge
 
 VOCABULARY = 3000
@@ -144,7 +147,10 @@ def test_labels_that_are_joined_give_the_accuracy(reference):
     assert good.column("accuracy").state == "ok"
     bad = judge(reference, profile, labelled=(400, 240)).column("accuracy")
     assert (bad.state, bad.value) == ("alarm", 0.6)
-    assert "fewer predictions are right" in bad.sentence
+    assert bad.sentence == (
+        "60.0 % of the labelled answers are right; 87.6 % on held-out rows of training"
+        " (limit 0.8202)"
+    )
     assert judge(reference, profile, labelled=(20, 1)).column("accuracy").state == "too few rows"
 
 
@@ -205,7 +211,58 @@ def test_calibration_is_finite_without_a_wrong_row_and_flat_where_it_would_fall(
     assert (slope, 1 / (1 + np.exp(-intercept))) == (0.0, pytest.approx(0.5))
 
 
-def test_an_alarm_is_said_in_words_the_furthest_first():
+WORDS = {
+    "label": ({"classes": (0.1, 0.3, 0.2, 0.4)}, r"“d” is predicted for 3\d.\d % of the rows, 1\d"),
+    "length": ({"cut": 6}, r"texts are \d\d % shorter than in training \(\d tokens on average, 2"),
+    "tokens": (
+        {"other": True},
+        r"other words occur than in training, or in other numbers: \d\d",
+    ),
+    "confidence": (
+        {"unsure": 0.5},
+        r"the model is less sure of its answers: its confidence is",
+    ),
+    "estimated_accuracy": (
+        {"unsure": 0.5},
+        r"judging by the model's confidence, 60.2 % of its an",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_what_moved_is_said_in_plain_words_with_a_grade(reference, name):
+    shift, words = WORDS[name]
+    column = judge(reference, partition(reference, 100, 300, **shift)).column(name)
+    assert re.match(words, column.change), column.change
+    assert column.grade == ("large" if column.excess >= 3 else "moderate")
+    same = judge(reference, partition(reference, 5, 300)).column(name)
+    assert same.grade == "none" and same.change != column.change
+    assert not re.search("less sure|other words|vary otherwise", same.change)
+
+
+def test_the_rows_that_show_best_what_moved_are_kept(reference):
+    scores_NC, ids_N, _ = source(np.random.default_rng(4), 900, other=True, classes=(0, 0, 0, 1))
+    examples = Examples(reference)
+    for begin in range(0, 900, 300):
+        part = slice(begin, begin + 300)
+        rows = [(f"r{begin + n}", f"text {begin + n}") for n in range(300)]
+        examples.add(rows, scores_NC[part], ids_N[part])
+    profile = Profile.like(reference)
+    profile.add(scores_NC, ids_N)
+    shown = examples.shown(judge(reference, profile), "d", True)
+    assert {"The least sure predictions", "Predicted as “d”, the surest"} <= set(shown)
+    top_N = scores_NC.max(axis=1)
+    unsure = [one.confidence for one in shown["The least sure predictions"]]
+    assert unsure[0] == pytest.approx(top_N.min()) and unsure == sorted(unsure)
+    every = [one for rows in shown.values() for one in rows]
+    assert len({one.id for one in every}) == len(every)
+    assert all(one.text == f"text {one.id[1:]}" for one in every)
+    assert all(one.tokens == len(ids_N[int(one.id[1:])]) for one in every)
+    surest = shown["Predicted as “d”, the surest"]
+    assert {one.answer for one in surest} == {"d"}
+
+
+def test_the_furthest_alarm_is_first_and_has_the_larger_grade():
     columns = (
         Column(name="length", state="alarm", value=0.5, reference=0.02, limit=0.2),
         Column(name="label", state="alarm", value=2.1, reference=0.02, limit=0.2),
@@ -214,8 +271,7 @@ def test_an_alarm_is_said_in_words_the_furthest_first():
     )
     verdict = Verdict(rows=300, columns=columns)
     assert [one.name for one in verdict.alarms] == ["label", "estimated_accuracy", "length"]
-    assert verdict.alarms[0].sentence == (
-        "the mix of predicted labels has changed (PSI 2.1000, limit 0.2000; chance alone gives"
-        " 0.0200)"
-    )
-    assert "0.6000 instead of 0.9000" in verdict.alarms[1].sentence
+    assert [one.grade for one in verdict.alarms] == ["large", "large", "moderate"]
+    assert [one.name for one in verdict.by_size][3] == "confidence"
+    assert verdict.alarms[0].sentence.endswith(" (PSI 2.1000, limit 0.2000)")
+    assert verdict.alarms[1].sentence.endswith(" (limit 0.8500)")
