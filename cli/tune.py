@@ -18,6 +18,7 @@ from howdah.cli.common import (
 )
 from howdah.cli.models import evaluator
 from howdah.errors import UsageError
+from howdah.pages.figures import duration
 
 if TYPE_CHECKING:
     from howdah.config.model import Config
@@ -81,5 +82,10 @@ def _lines(study: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
     if best is None:
         return [*lines, "best: none has finished yet"]
     lines.append(f"best: trial {best['trial']}, {study['metric']} {best['value']:.4f}")
-    lines += [f"    {key}: {value}" for key, value in best["params"].items()]
+    for key, value in best["params"].items():
+        share = study["importance"].get(key)
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        lines.append(f"    {key}: {shown}" + (f" (importance {share:.0%})" if share else ""))
+    if study["seconds_left"] is not None:
+        lines.append(f"about {duration(study['seconds_left'])} left")
     return [*lines, f"run: {best['run']}"]

@@ -48,7 +48,6 @@ EXTRAS = {
                 "serving/prediction/", "serving/scoring/"),
     "ray": ("jobs/clusters/ray_place.py", "serving/deployment/"),
     "optuna": ("tuning/",),
-    "matplotlib": ("tuning/",),
     "deepspeed": (),
 }  # fmt: skip
 """Packages of an extra, or of a peer alone: who may import them. Everything else works without."""

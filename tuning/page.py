@@ -1,19 +1,24 @@
-"""study.html: one self-contained page of a study, in the style of a run's report."""
+"""study.html: what matters in a study, the best trial, and all others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from howdah import storage
 from howdah.config.metric_table import METRICS
+from howdah.models.runs.run_json import CONFIG
 from howdah.pages import page as pages
-from howdah.pages.figures import number
-from howdah.tuning import plots
+from howdah.pages.charts import Axis, Frame, cut
+from howdah.pages.figures import duration, number
 from howdah.tuning.summary import Study, Trial
 
 PAGE = "study.html"
-_GREY = "#b8c1cc"
-_BEST, _OTHERS = plots.COLOURS[1], plots.COLOURS[0]
+_FEW_TRIALS = 20
+"""Fewer finished trials give an importance that is only a hint."""
+_BEST, _FINISHED, _OTHERS = "c1", "c0", "faint"
 
 
 def render(study: Study, config: str) -> str:
@@ -22,159 +27,193 @@ def render(study: Study, config: str) -> str:
     Args:
         config: the study's configuration as YAML.
     """
-    from markupsafe import Markup
-
-    best = study.best
+    best, left = study.best, study.seconds_left
     tiles = [(f"best {study.metric}", number(best and best.value))]
-    tiles += [("best trial", "–" if best is None else str(best.number))]
+    tiles += [("time left", f"about {duration(left)}")] if left is not None else []
     tiles += [(f"trials {state}", str(study.count(state)))
               for state in ("finished", "pruned", "failed", "running", "waiting")]  # fmt: skip
-    drawn = [one for one in study.trials if one.last is not None]
-    figures: list[str] = []
-    if drawn:
-        figures += [_history(study, drawn), _evaluations(study, drawn)]
-        figures += [_parameter(study, drawn, key) for key in study.keys]
-        if len(study.keys) > 1:
-            figures.append(_parallel(study, drawn))
+    evaluated = [one for one in study.trials if one.last is not None]
+    plots = [_evaluations(study, evaluated)] if evaluated else []
+    if any(one.value is not None for one in study.trials):
+        plots = [_history(study), *plots]
+        plots += [_by_key(study, key) for key in study.keys]
+        plots += [_parallel(study)] if len(study.keys) > 1 else []
     return pages.render(
         __package__,
         "study.html.j2",
         study=study,
         best=best,
         better=METRICS[study.metric].better,
+        headline=_headline(study),
+        is_hint=study.count("finished") < _FEW_TRIALS,
+        unfinished=study.count("running") + study.count("waiting"),
         tiles=tiles,
+        plots=plots,
+        commands=[] if best is None else _commands(study, best),
         config=config,
-        figures=[Markup(svg) for svg in figures],
     )
 
 
-def _colour(study: Study, trial: Trial) -> str:
+def _headline(study: Study) -> str:
+    if not study.importance:
+        return "Too few finished trials to say what matters"
+    key, share = next(iter(study.importance.items()))
+    name = key.rpartition(".")[2]
+    if len(study.importance) == 1:
+        return f"The best {name} of {study.count('finished')}"
+    return f"{name} matters most" if share >= 0.4 else "No key alone decides"
+
+
+def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
+    """Return (purpose, command) of what one does with the best trial."""
+    config = shlex.quote(storage.join(study.directory, CONFIG))
+    run = shlex.quote(storage.join(study.directory, "trials", str(best.number)))
+    values = " ".join(
+        f"--set {key}={shlex.quote(_plain(value))}" for key, value in best.params.items()
+    )
+    return [
+        ("Publish its model", f"howdah publish --config {config} --set run.directory={run}"),
+        (
+            "Train with its values in your own configuration",
+            f"howdah train --config run.yaml {values}",
+        ),
+    ]
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _kind(study: Study, trial: Trial) -> str:
+    """Return the class of a trial's colour."""
     best = study.best
     if best is not None and trial.number == best.number:
         return _BEST
-    return _OTHERS if trial.state == "finished" else _GREY
+    return _FINISHED if trial.value is not None else _OTHERS
 
 
-def _history(study: Study, trials: list[Trial]) -> str:
+def _tip(study: Study, trial: Trial) -> str:
+    """Say a trial's value; one without a value has a newest evaluation, perhaps on fewer rows."""
+    if trial.value is not None:
+        return f"trial {trial.number}: {number(trial.value)}"
+    text = f"trial {trial.number}: {trial.state}"
+    if trial.last is None:
+        return text
+    rows = "" if study.max_rows is None else f" on {study.max_rows:,} rows"
+    return f"{text}, {number(trial.last)}{rows} at evaluation {max(trial.evaluations)}"
+
+
+def _values(study: Study) -> list[float]:
+    return [one.value for one in study.trials if one.value is not None]
+
+
+def _drawn(study: Study, frame: Frame, place: Callable[[Trial], float | None]) -> str:
+    """Draw the trials: finished ones at their value, others as marks on the lower edge.
+
+    A pruned trial's newest evaluation may be on fewer rows than a finished trial's value, so that
+    it has no place on their axis.
+    """
+    parts = []
+    for one in sorted(study.trials, key=lambda trial: trial.value is not None):
+        across = place(one)
+        if across is None or one.state == "waiting":
+            continue
+        up = frame.y.ends[0] if one.value is None else one.value
+        parts.append(frame.dot(across, up, _kind(study, one), _tip(study, one), 4))
+    return "".join(parts)
+
+
+def _legend(study: Study) -> list[tuple[str, str]]:
+    others = [one for one in study.trials if one.value is None and one.state != "waiting"]
+    return [
+        (_BEST, "best"), (_FINISHED, "finished"),
+        *([(_OTHERS, "pruned, failed or running")] if others else []),
+    ]  # fmt: skip
+
+
+def _frame(study: Study, title: str, x: Axis) -> Frame:
+    return Frame(title, x, _metric_axis(study, _values(study), 0.12))
+
+
+def _metric_axis(study: Study, values: Sequence[float], room: float) -> Axis:
+    low, high = min(values), max(values)
+    if low == high:
+        return Axis(study.metric, (low - 0.5, high + 0.5))
+    return Axis.of(values, study.metric, room=room)
+
+
+def _history(study: Study) -> Any:
     """Plot of the values by trial, with the best value so far."""
     score = METRICS[study.metric].score
-
-    def draw(figure: Any, axes: Any) -> None:
-        _dots(axes, study, trials, [one.number for one in trials])
-        finished = [one for one in trials if one.value is not None]
-        best, so_far = None, []
-        for one in finished:
-            best = one.value if best is None or score(one.value) > score(best) else best
-            so_far.append(best)
-        if finished:
-            axes.step([one.number for one in finished], so_far, where="post", color=_BEST,
-                      linewidth=1.2, label="best so far")  # fmt: skip
-            axes.legend(frameon=False)
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _label(axes, "Trials", "trial", study.metric)
-
-    return plots.svg("study-history", 4.6, 2.9, draw)
+    last = max(len(study.trials) - 1, 1)
+    frame = _frame(study, "Trials", Axis("trial", (-0.04 * last, 1.04 * last), whole=True))
+    steps: list[tuple[float, float]] = []
+    for one in study.trials:
+        if one.value is not None and (not steps or score(one.value) > score(steps[-1][1])):
+            steps += [(one.number, steps[-1][1])] if steps else []
+            steps.append((one.number, one.value))
+    steps.append((last, steps[-1][1]))
+    inside = frame.path(steps, f"line {_BEST}") + _drawn(study, frame, lambda one: one.number)
+    return frame.svg(inside, legend=_legend(study))
 
 
-def _evaluations(study: Study, trials: list[Trial]) -> str:
+def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     """Plot of each trial's evaluations, which the pruner compares."""
+    points = [point for one in trials for point in _finite(one)]
+    if not points:
+        return ""
+    title = "Evaluations during training"
+    if study.max_rows is not None:
+        title += f", each on at most {study.max_rows:,} rows"
+    up = _metric_axis(study, [value for _, value in points], 0.06)
+    ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
+    frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []
+    for one in sorted(trials, key=lambda trial: (trial.value is not None, _kind(study, trial))):
+        kind, seen = _kind(study, one), _finite(one)
+        if len(seen) > 1:
+            parts.append(frame.path(seen, f"line {kind}"))
+        parts += [
+            frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in seen
+        ]
+    return frame.svg("".join(parts), legend=_legend(study))
 
-    def draw(figure: Any, axes: Any) -> None:
-        for one in sorted(trials, key=lambda trial: trial.state == "finished"):
-            points = sorted(one.evaluations.items())
-            axes.plot([at for at, _ in points], [value for _, value in points], linewidth=1.2,
-                      marker="o", markersize=3, color=_colour(study, one))  # fmt: skip
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        _label(axes, "Evaluations (grey: pruned, failed or running)", "evaluation", study.metric)
 
-    return plots.svg("study-evaluations", 4.6, 2.9, draw)
+def _finite(trial: Trial) -> list[tuple[int, float]]:
+    return sorted(one for one in trial.evaluations.items() if math.isfinite(one[1]))
 
 
-def _parameter(study: Study, trials: list[Trial], key: str) -> str:
+def _axis(study: Study, key: str) -> tuple[Axis, Callable[[Trial], float | None]]:
+    """Return the axis of a tuned key, and the place of a trial on it."""
+    values = [one.params[key] for one in study.trials if key in one.params]
+    if key not in study.choices:
+        axis = Axis.of(values, key, room=0.05, log=key in study.log_scaled)
+        return axis, lambda one: one.params.get(key)
+    numeric = all(isinstance(value, int | float) for value in values)
+    names = [_plain(value) for value in sorted(set(values), key=None if numeric else str)]
+    return (
+        Axis.choices(names, key),
+        lambda one: names.index(_plain(one.params[key])) if key in one.params else None,
+    )
+
+
+def _by_key(study: Study, key: str) -> Any:
     """Plot of the values by one tuned key."""
-    having = [one for one in trials if key in one.params]
-
-    def draw(figure: Any, axes: Any) -> None:
-        values = [one.params[key] for one in having]
-        if _all_numbers(values):
-            at = values
-            if key in study.log_scaled:
-                _logarithmic(axes)
-        else:
-            names = sorted({str(value) for value in values})
-            at = [names.index(str(value)) for value in values]
-            axes.set_xticks(range(len(names)), [_cut(name) for name in names])
-        _dots(axes, study, having, at)
-        _label(axes, key, key, study.metric)
-
-    return plots.svg(f"study-parameter-{key}", 4.6, 2.9, draw)
+    axis, place = _axis(study, key)
+    frame = _frame(study, key.rpartition(".")[2], axis)
+    return frame.svg(_drawn(study, frame, place), legend=_legend(study))
 
 
-def _parallel(study: Study, trials: list[Trial]) -> str:
-    """Parallel coordinates: an axis for each tuned key and the metric, a line for each trial."""
-    import math
-
-    axes_of: list[tuple[str, Callable[[Trial], Any]]] = [
-        (key, lambda trial, key=key: trial.params.get(key)) for key in study.keys
-    ]
-    axes_of.append((study.metric, lambda trial: trial.last))
-    whole = [one for one in trials if all(key in one.params for key in study.keys)]
-
-    def draw(figure: Any, axes: Any) -> None:
-        columns = []
-        for place, (name, of) in enumerate(axes_of):
-            values = [of(one) for one in whole]
-            if _all_numbers(values):
-                log = name in study.log_scaled
-                scaled = [math.log(value) if log else float(value) for value in values]
-                ends = [f"{min(values):.4g}", f"{max(values):.4g}"] if values else ["", ""]
-            else:
-                names = sorted({str(value) for value in values})
-                scaled = [float(names.index(str(value))) for value in values]
-                ends = [_cut(names[0]), _cut(names[-1])] if names else ["", ""]
-            low, high = min(scaled, default=0.0), max(scaled, default=1.0)
-            columns.append([(v - low) / (high - low) if high > low else 0.5 for v in scaled])
-            axes.axvline(place, color=_GREY, linewidth=1)
-            for end, (text, align) in enumerate(zip(ends, ("top", "bottom"), strict=True)):
-                axes.text(place, end * 1.04 - 0.02, text, ha="center", va=align, fontsize=8)
-        order = sorted(range(len(whole)), key=lambda n: _colour(study, whole[n]) != _GREY)
-        for n in order:
-            axes.plot(range(len(columns)), [column[n] for column in columns], alpha=0.8,
-                      color=_colour(study, whole[n]), linewidth=1.4)  # fmt: skip
-        axes.set_xticks(range(len(axes_of)), [name.rpartition(".")[2] for name, _ in axes_of])
-        axes.set_yticks([])
-        axes.spines["left"].set_visible(False)
-        axes.set_ylim(-0.12, 1.12)
-        axes.set_title("Parallel coordinates", loc="left")
-
-    return plots.svg("study-parallel", max(4.6, 1.6 * len(axes_of)), 3.2, draw)
-
-
-def _dots(axes: Any, study: Study, trials: list[Trial], x: list[Any]) -> None:
-    for at, one in zip(x, trials, strict=True):
-        axes.plot([at], [one.last], "o", markersize=5, color=_colour(study, one))
-
-
-def _logarithmic(axes: Any) -> None:
-    """Give a plot a logarithmic x axis with plain numbers; matplotlib's labels are formulas."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _label(axes: Any, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.25)
-
-
-def _all_numbers(values: list[Any]) -> bool:
-    return all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 24 else "…" + text[-23:]
+def _parallel(study: Study) -> Any:
+    """Parallel coordinates: a column for each tuned key and the metric, a line for each trial."""
+    columns = [_axis(study, key) for key in study.keys]
+    columns.append((Axis.of(_values(study), study.metric), lambda trial: trial.value))
+    names = [*(key.rpartition(".")[2] for key in study.keys), study.metric]
+    short = [cut(name, max(4, 48 // len(names))) for name in names]
+    frame = Frame("All keys together", Axis.choices(short), Axis.choices(["least", "most"]))
+    parts = []
+    finished = [one for one in study.trials if one.value is not None]
+    for one in sorted(finished, key=lambda trial: _kind(study, trial)):
+        places = [(axis, place(one)) for axis, place in columns]
+        points = [(n, axis.part(at)) for n, (axis, at) in enumerate(places) if at is not None]
+        parts.append(frame.path(points, f"line {_kind(study, one)}"))
+    return frame.svg("".join(parts), legend=_legend(study)[:2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,12 @@ def tune(
             f"study {summary.name}: {len(summary.trials)} trials, {config.tune.parallel} at once"
             f" {where}; {summary.metric}, {config.tune.sampler}, pruner {config.tune.pruner}"
         )
-        Worker(config, study, way=way, say=say).run()
+
+        def changed() -> None:
+            with contextlib.suppress(HowdahError):  # the next trial's end writes it again
+                _write_page(config, _summary(config, study))
+
+        Worker(config, study, way=way, say=say, changed=changed if not join else lambda: None).run()
         return _conclude(config, study, publish=not join, evaluate=evaluate, say=say)
 
 
@@ -122,8 +128,16 @@ def _summary(config: Config, study: optuna.Study) -> Study:
     return summarise(
         study, name=config.run.name, directory=config.run.directory,
         metric=space.objective_of(config).metric,
-        most=config.tune.trials, space=config.tune.space,
+        most=config.tune.trials, space=config.tune.space, max_rows=config.evaluation.max_rows,
     )  # fmt: skip
+
+
+def _write_page(config: Config, summary: Study) -> str:
+    """Write the page of the study as it is now, and return its path."""
+    text = storage.read_text(storage.join(config.run.directory, CONFIG))
+    path = storage.join(config.run.directory, page.PAGE)
+    storage.write_whole(path, page.render(summary, text).encode())
+    return path
 
 
 def _conclude(
@@ -138,9 +152,7 @@ def _conclude(
     directory = config.run.directory
     with studies.failures_of_storage(config):
         summary = _summary(config, study)
-    text = storage.read_text(storage.join(directory, CONFIG))
-    path = storage.join(directory, page.PAGE)
-    storage.write_whole(path, page.render(summary, text).encode())
+    path = _write_page(config, summary)
     made = {**summary.as_dict(_run_of(config)), "page": path}
     best = summary.best
     if best is None:

@@ -53,6 +53,7 @@ class Worker:
         study: Optuna's study.
         way: the way to train trials.
         say: takes lines of progress.
+        changed: called when a trial has ended.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class Worker:
         *,
         way: Way,
         say: Callable[[str], None],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._changed = changed
         self._config, self._study, self._way, self._say = config, study, way, say
         self._directory = config.run.directory
         self._metric = space.objective_of(config).metric
@@ -245,6 +248,7 @@ class Worker:
             self._say(f"trial {number}: its earlier training still runs: {outcome.error.got}")
             self._in_use.add(number)
         self._leases.end(number, "lost" if kind == "lost" else "released")
+        self._changed()
 
     def _tell_failed(self, trial: optuna.Trial, why: str) -> None:
         trial.set_user_attr("error", why)
