@@ -12,6 +12,8 @@ from howdah.jobs.driver.job import Job
 
 _EVENTS = 50
 _LINES = 200
+_EVALUATIONS = 100
+"""Evaluations that the status keeps, the newest ones."""
 _STEPPING = ("compute", "wait", "input")
 """Phases of rank 0 that belong to a step; it also waits for others at an evaluation's end."""
 _CURVE = 500
@@ -39,6 +41,7 @@ class JobStatus:
         self._checkpoint: dict[str, Any] | None = None
         self._saving: int | None = None
         self._mlflow_run: str | None = None
+        self._evaluations: deque[dict[str, Any]] = deque(maxlen=_EVALUATIONS)
         self.page: str | None = None
 
     def event(self, what: str, *, routine: bool = False) -> None:
@@ -55,11 +58,14 @@ class JobStatus:
             self._serial += 1
             self._lines.append((self._serial, str(message["line"])))
         elif message["type"] == "checkpoint":
-            self._checkpoint = {"step": message["step"], "path": message["path"]}
+            saved = {"step": message["step"], "path": message["path"], "time": time.time()}
+            self._checkpoint = saved
             self._saving = None
             self.event(f"checkpoint of step {message['step']}", routine=True)
         elif message["type"] == "saving":
             self._saving = message["step"]
+        elif message["type"] == "evaluation":
+            self._evaluations.append({name: message[name] for name in ("step", "split", "metrics")})
         elif message["type"] == "tracking":
             self._mlflow_run = message["mlflow_run_id"]
         else:
@@ -129,6 +135,7 @@ class JobStatus:
             "eta_seconds": self._eta(job),
             "last_checkpoint": self._checkpoint,
             "saving": self._saving,
+            "evaluations": list(self._evaluations),
             "restarts": job.budget.restarts,
             "preemptions": job.budget.preemptions,
             "tries": job.budget.tries,

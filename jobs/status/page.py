@@ -1,90 +1,131 @@
-"""The job's page: status.json as HTML. Read-only, one file, no assets."""
+"""The job's page: status.json as HTML. Read-only, one file that loads nothing."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from jinja2 import Template
+from howdah.pages import charts
+from howdah.pages.figures import DASH, duration, number
+from howdah.pages.page import render
+
+_MOST_EVALUATIONS, _MOST_FIGURES = 10, 8
+_MOODS = {"running": "good", "finished": "good", "failed": "bad", "killed": "bad"}
+_SENTENCES = {
+    "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
+    "starting": "The workers are there and start the training.",
+    "etl": "The dataset is made first; the training begins after it.",
+    "running": "The training makes progress.",
+    "resizing": "Workers came or went: the ranks form a new world and go on from the last"
+    " committed step.",
+    "restarting": "A rank was lost: the ranks start again and go on from the last checkpoint.",
+    "stopping": "The job was asked to end and saves its state.",
+    "finished": "All steps are trained, and the model is exported.",
+    "killed": "The job was ended on request. Submitted again, it goes on from its last checkpoint.",
+    "failed": "The job has ended with the error below. Submitted again, it goes on from its last"
+    " checkpoint.",
+}
 
 
-def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], title: str) -> str:
-    """The page of a job.
+def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) -> str:
+    """Render the page of a job.
 
     Args:
         status: the contents of status.json.
         curve: pairs of (step, loss).
-        title: the run's name.
+        name: the run's name.
     """
-    step, total = status["step"], status["total_steps"]
-    fraction = min(1.0, step / total) if step is not None and total else 0.0
-    return _template().render(
-        title=title,
+    step, total, left = status["step"], status["total_steps"], status["eta_seconds"]
+    saved = status["last_checkpoint"] or {}
+    evaluations = list(status["evaluations"])
+    names = ", ".join(
+        f"{one['rank']} on {one['node']}" for one in status["ranks"] if one["stopped"]
+    )
+    stopped = f"The process of rank {names} is stopped, and the others wait." if names else ""
+    return render(
+        __package__,
+        "page.html.j2",
+        links=[("status.json", "status.json")],
+        run_name=name,
         status=status,
-        fraction=fraction,
+        mood="unknown" if stopped else _MOODS.get(status["state"], "unknown"),
+        headline=_headline(status),
+        sentence=stopped or _SENTENCES[status["state"]],
+        done_at=None if left is None else status["updated"] + left,
+        fraction=min(1.0, step / total) if step is not None and total else 0.0,
+        saved_ago=status["updated"] - saved.get("time", status["updated"]),
         problem=_problem(status["error"]),
-        curve=_curve(curve) if len(curve) > 1 else None,
+        tiles=_tiles(status, evaluations),
+        plots=_plots(curve, evaluations),
+        evaluations=evaluations[: -_MOST_EVALUATIONS - 1 : -1],
+        figures=list(dict.fromkeys(key for one in evaluations for key in one["metrics"]))[
+            :_MOST_FIGURES
+        ],
     )
 
 
-@cache
-def _template() -> Template:
-    """The template, made at the first request so that jinja2's import does not delay the start."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {
-        "or_dash": _or_dash,
-        "milliseconds": _milliseconds,
-        "duration": _duration,
-        "utc": _utc,
-    }
-    source = files(__package__).joinpath("page.html.j2").read_text("utf-8")
-    return environment.from_string(source)
+def _headline(status: Mapping[str, Any]) -> str:
+    """Return the state with how far the job is and how long it still takes."""
+    words = status["state"].capitalize()
+    if status["step"] is not None:
+        words += f": step {number(status['step'])}"
+        if status["total_steps"]:
+            words += f" of {number(status['total_steps'])}"
+    if status["eta_seconds"] is not None:
+        words += f", about {duration(status['eta_seconds'])} left"
+    return words
 
 
-def _problem(error: dict[str, Any] | None) -> str:
-    """The error that ended the job, as lines; "" without an error."""
+def _tiles(
+    status: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, str]]:
+    epoch, loss, rate = status["epoch"], status["loss"], status["examples_per_second"]
+    tiles = [
+        ("training loss", number(loss)),
+        ("epoch", DASH if epoch is None else f"{epoch:.2f}"),
+        ("rows a second", number(None if rate is None else float(rate))),
+        ("ranks", f"{status['world_size']} of {status['wanted']}"),
+        ("restarts", str(status["restarts"])),
+    ]
+    if status["preemptions"]:
+        tiles.append(("preemptions", str(status["preemptions"])))
+    if evaluations:
+        newest = evaluations[-1]
+        tiles += [
+            (f"{key} ({newest['split']}, step {newest['step']})", number(value))
+            for key, value in [one for one in newest["metrics"].items() if one[0] != "loss"][:2]
+        ]
+    return tiles
+
+
+def _plots(
+    curve: Sequence[tuple[int, float]], evaluations: Sequence[Mapping[str, Any]]
+) -> list[Any]:
+    plots = []
+    if len(curve) > 1:
+        plots.append(charts.lines("Training loss", [("loss", _drawn(curve))]))
+    split = evaluations[-1]["split"] if evaluations else None
+    during = [one for one in evaluations if one["split"] == split]
+    if len(during) > 1:
+        newest = during[-1]["metrics"]
+        shares = [key for key, value in newest.items() if key != "loss" and 0 <= value <= 1]
+        series = [
+            (key, _drawn([(one["step"], one["metrics"].get(key, math.nan)) for one in during]))
+            for key in shares[:4]
+        ]
+        plots.append(charts.lines(f"Evaluations on {split}", series, marked=True))
+    return plots
+
+
+def _drawn(points: Sequence[tuple[int, float]]) -> list[tuple[int, float | None]]:
+    """Return points with a gap where a value is not finite: a loss that has diverged."""
+    return [(step, value if math.isfinite(value) else None) for step, value in points]
+
+
+def _problem(error: Mapping[str, Any] | None) -> str:
+    """Return the error that ended the job, as lines; "" without an error."""
     if not error:
         return ""
     names = ("where", "expected", "got", "remedy")
     return "\n".join([error["what"], *(f"{n}: {error[n]}" for n in names if error.get(n))])
-
-
-def _curve(curve: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """The curve's range, and its points in a field of 1000 by 200."""
-    steps, losses = [point[0] for point in curve], [point[1] for point in curve]
-    width = max(1, steps[-1] - steps[0])
-    top, bottom = max(losses), min(losses)
-    height = (top - bottom) or 1.0
-    points = " ".join(
-        f"{1000 * (step - steps[0]) / width:.1f},{200 - 200 * (loss - bottom) / height:.1f}"
-        for step, loss in curve
-    )
-    ends = {"first": steps[0], "last": steps[-1]}
-    return {"points": points, "top": top, "bottom": bottom, **ends}
-
-
-def _or_dash(value: Any, form: str = "") -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.0f}"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}"
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))

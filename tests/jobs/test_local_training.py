@@ -88,8 +88,14 @@ def test_a_job_over_torch_distributed_divides_a_model(job):
     one = job("torch", steps=12, **{"training.comm": "torch", "training.parallel.shard": "full"})
     code, verdict, status = one.end(200)
     assert (code, verdict["status"], status["step"]) == (0, "SUCCEEDED", 12)
-    assert "torch.distributed" in json.dumps(RunFile(str(one.run_directory)).values)
+    values = RunFile(str(one.run_directory)).values
+    assert "torch.distributed" in json.dumps(values)
     assert len(check_metrics(one)) == 12
+    # The job's page has the evaluations, those during training and those of the exported model.
+    newest = status["evaluations"][-1]
+    assert newest["metrics"]["accuracy"] == values["metrics"][newest["split"]]["accuracy"]
+    assert {one["split"] for one in status["evaluations"]} >= set(values["metrics"])
+    assert status["started"] < status["last_checkpoint"]["time"] <= status["updated"]
 
 
 def test_an_elastic_job_over_torch_distributed_survives_and_changes_its_size(job):

@@ -65,7 +65,7 @@ def test_a_second_submission_attaches_or_is_refused_and_a_kill_is_in_time(jobs, 
     for url in (status["job"]["page"], again["tracking_url"], status["tracking_url"]):
         with opener.open(url, timeout=30) as response:
             shown = response.read().decode()
-        assert "<dt>examples/s</dt>" in shown and first["application"] in shown, url
+        assert "<span>rows a second</span>" in shown and first["application"] in shown, url
     texts = jobs.json("logs", first["application"])["logs"]
     assert len(texts) == 3  # the driver's container and two workers'
     began = time.monotonic()

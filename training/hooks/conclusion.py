@@ -82,7 +82,7 @@ def conclude(
                 job, comm, run, split, served, sample if split == scored else None
             )
             of_step = replace(state, step=step, epochs=epochs)
-            run.metrics.evaluated(of_step, split, metrics[split], exported=True)
+            run.evaluated(of_step, split, metrics[split], exported=True)
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters if they are divided
     # Every rank enters, even one without rows.

@@ -81,7 +81,7 @@ class Evaluator:
                 task=self._job.task,
             )
             if metrics is not None:
-                run.metrics.evaluated(state, VALIDATION, metrics)
+                run.evaluated(state, VALIDATION, metrics)
         if metrics is None:  # on every rank
             self._saver.save_and_stop()
         metric = config.evaluation.metric

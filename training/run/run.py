@@ -281,6 +281,16 @@ class Run:
             "versions": versions(self.config.training.framework),
         }
 
+    def evaluated(
+        self, state: TrainState, split: str, metrics: dict[str, Any], *, exported: bool = False
+    ) -> None:
+        """Log an evaluation during training, or that of the exported model, and report it to the
+        job's driver."""
+        self.metrics.evaluated(state, split, metrics, exported=exported)
+        if self.rank == 0:
+            figures = {key: value for key, value in metrics.items() if isinstance(value, float)}
+            self.heartbeat.send("evaluation", step=state.step, split=split, metrics=figures)
+
     # ----------------------------------------------------------------------------- stepping
     def begin(self, state: TrainState, *, total_steps: int) -> None:
         """Begin the steps: from now on a stop request waits for a step's end.
