@@ -236,7 +236,7 @@ class _Server:
         url = f"http://{listening.shown(self._settings.host)}:{port}"
         self._say(
             f"serving {generation.version.title} ({generation.model.framework}) at {url}"
-            f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
+            f"/v1/classify (page: {url}/; Ctrl-C ends it)"
         )
         has_tokens = self.state.tokens is not None
         if warning := listening.reached_by_others(self._settings.host, has_tokens):

@@ -109,7 +109,7 @@ def serve(
     with own_ray(cores):
         ingress = _deploy(variants, share, section, replicas, queue, port)
         titles = " and ".join(one.title for one in variants)
-        say(f"serving {titles} at {url}/v1/classify (page: {url}/docs; Ctrl-C ends it)")
+        say(f"serving {titles} at {url}/v1/classify (page: {url}/; Ctrl-C ends it)")
         if warning := listening.reached_by_others(section.host, section.token_file is not None):
             say(warning)
         models = [one.as_dict() for one in variants]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from howdah import __version__
 from howdah.serving.compute.batcher import Work
@@ -21,6 +21,7 @@ from howdah.serving.compute.refusals import DeadlinePassed, Draining, Gone, Unkn
 from howdah.serving.compute.requests import Refusal, UnknownRoute, WrongMethod
 from howdah.serving.http import faces, oip, pages
 from howdah.serving.http.answers import json_response, refused
+from howdah.serving.http.front import asks_for_login
 from howdah.serving.http.question import Question
 from howdah.serving.http.reading import deadline_ms, header, read_body
 from howdah.serving.http.state import MAX_BYTES, READ_SECONDS, REQUEST_SECONDS, State
@@ -93,8 +94,12 @@ def build(state: State) -> FastAPI:
         text, media = state.metrics.text(request.headers.get("accept", ""))
         return Response(text, media_type=None, headers={"Content-Type": media})
 
-    async def docs() -> Response:
-        return HTMLResponse(pages.docs(state.compute.generations, state.settings))
+    async def page(request: Request) -> Response:
+        if state.tokens is not None and asks_for_login(request.scope):
+            return pages.html(pages.login())
+        host = header(request.scope, b"host") or b""
+        address = f"{request.url.scheme}://{host.decode('latin-1')}"
+        return pages.html(pages.page(state, address))
 
     add("/v1/classify", classify, "POST", summary="Classify texts", openapi_extra=pages.PLAIN)
     add("/predict", predict, "POST", summary="Text Embeddings Inference's format",
@@ -111,7 +116,7 @@ def build(state: State) -> FastAPI:
             openapi_extra=pages.OIP)  # fmt: skip
     add("/health", health, "GET", summary="Which model answers")
     add("/metrics", metrics, "GET", summary="For Prometheus")
-    add("/docs", docs, "GET", summary="A page for people", include_in_schema=False)
+    add("/", page, "GET", summary="A page that classifies a text", include_in_schema=False)
 
     async def by_refusal(request: Request, error: Exception) -> Response:
         return refused(error)
@@ -154,7 +159,9 @@ def _of_routing(request: Request, error: Any) -> Refusal:
         return WrongMethod(
             f"{path} does not accept this method", expected=allowed, got=request.method[:20]
         )
-    return UnknownRoute("there is no such path", expected="one of /docs", got=path)
+    return UnknownRoute(
+        "there is no such path", expected="a path that the page at / lists", got=path
+    )
 
 
 # --------------------------------------------------------------------------- one request

@@ -28,10 +28,11 @@ _MOST_HEADERS = 100
 _VERSIONS = ("1.0", "1.1")
 _OPEN = ("/v2/health/live", "/v2/health/ready", "/health")
 """Paths that need no token, for load balancers and kubelets."""
+_CLASSIFYING = ("classify", "predict", "oip")
 _FACES = (
     ("/v1/classify", "classify"), ("/predict", "predict"), ("/v2/health", "health"),
-    ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"), ("/docs", "docs"),
-    ("/openapi.json", "docs"),
+    ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"),
+    ("/openapi.json", "page"),
 )  # fmt: skip
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::([0-9]{1,5}))?")
 
@@ -57,7 +58,7 @@ class Front:
         scope["howdah.began"] = began
         face = next((name for at, name in _FACES if scope["path"].startswith(at)), "other")
         if scope["path"] == "/":
-            face = "predict"
+            face = "predict" if scope["method"] == "POST" else "page"
 
         async def counted(message: dict[str, Any]) -> None:
             nonlocal code
@@ -89,8 +90,11 @@ class Front:
         finally:
             state.running -= 1
             state.metrics.requests.labels(face, str(code)).inc()
-            if face in ("classify", "predict", "oip"):
-                state.metrics.latency.labels(face).observe(time.monotonic() - began)
+            if face in _CLASSIFYING:
+                seconds = time.monotonic() - began
+                state.metrics.latency.labels(face).observe(seconds)
+                if scope["method"] == "POST":
+                    state.last_hour.add(seconds, answered=code == 200)
 
     def _admit(self, scope: dict[str, Any]) -> None:
         """Check the request's head, host, token and origin.
@@ -101,7 +105,7 @@ class Front:
         _check_head(scope)
         self._check_host(scope)
         if self._state.tokens is not None:
-            if scope["path"] not in _OPEN:
+            if scope["path"] not in _OPEN and not asks_for_login(scope):
                 self._check_token(scope)
         elif scope["method"] == "POST":
             _check_origin(scope)
@@ -131,6 +135,15 @@ class Front:
             expected="Bearer and a token of serve.token_file",
             got="another one" if kind else "none",
         )
+
+
+def asks_for_login(scope: dict[str, Any]) -> bool:
+    """Return whether this is a request for the page without a token.
+
+    A browser sends none when it opens an address, so the page then has nothing but a field for it.
+    """
+    is_page = scope["path"] == "/" and scope["method"] in ("GET", "HEAD")
+    return is_page and header(scope, b"authorization") is None
 
 
 def _check_head(scope: dict[str, Any]) -> None:

@@ -1,15 +1,20 @@
-"""The server's page /docs, and the bodies that /openapi.json describes."""
+"""The server's page, and the bodies that /openapi.json describes."""
 
 from __future__ import annotations
 
-import html
 import json
-from collections.abc import Sequence
+import os
+import shlex
+from functools import cache
+from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
-from howdah.config.options.serve import ServeSection
+from starlette.responses import HTMLResponse, Response
+
+from howdah.pages.page import render
 from howdah.serving.compute.generation import Generation
-from howdah.serving.http.state import MAX_BYTES
+from howdah.serving.http.state import MAX_BYTES, State
 
 
 def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
@@ -17,6 +22,7 @@ def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": media}}}
 
 
+_EXAMPLE = "The parcel has not arrived."
 _TEXT = {
     "oneOf": [
         {"type": "string"},
@@ -33,7 +39,7 @@ PLAIN = _body(
         },
         "oneOf": [{"required": ["text"]}, {"required": ["texts"]}],
     },
-    {"texts": ["stocks fell sharply"]},
+    {"texts": [_EXAMPLE]},
 )
 TEI = _body(
     {
@@ -46,9 +52,9 @@ TEI = _body(
         },
         "required": ["inputs"],
     },
-    {"inputs": "stocks fell sharply"},
+    {"inputs": _EXAMPLE},
 )
-_TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["stocks fell sharply"]}
+_TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [_EXAMPLE]}
 OIP = _body({"type": "object", "required": ["inputs"]}, {"inputs": [_TENSOR]})
 
 _CODES = (
@@ -62,41 +68,68 @@ _CODES = (
 )  # fmt: skip
 
 
-def docs(generations: Sequence[Generation], settings: ServeSection) -> str:
-    """Render the page: the models that answer, and example calls; it loads nothing else."""
-    generation = generations[0]
-    name = html.escape(generation.name)
+_ASKS = "connect-src 'self'"
+"""What the page may do besides: ask the server that it came from."""
+_KINDS = {
+    "single_label": "gives each text one label",
+    "multi_label": "gives each text any number of labels",
+    "regression": "gives each text a number",
+}
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def page(state: State, address: str) -> str:
+    """Render the page: a text box, the last hour, the models and example calls.
+
+    Args:
+        address: the server's address as the client wrote it: http://127.0.0.1:8000.
+    """
+    models, hour = state.compute.generations, state.last_hour.hour()
+    first = models[0]
+    return render(
+        __package__, "page.html.j2", script=_script(), allow=_ASKS,
+        needs_token=state.tokens is not None, models=models, share=state.share, kinds=_KINDS,
+        sides=("First text", "Second text") if first.model.pairs else ("Text",),
+        hour=hour,
+        process=os.getpid(), calls=_calls(first, address), codes=_CODES, settings=state.settings,
+        most_bytes=MAX_BYTES,
+    )  # fmt: skip
+
+
+@cache
+def login() -> str:
+    """Render the page without anything of the model: a field for the token."""
+    return render(__package__, "page.html.j2", script=_script(), allow=_ASKS, models=())
+
+
+def html(text: str) -> Response:
+    """Return a page that no other site may frame and that no cache keeps."""
+    return HTMLResponse(text, headers=_HEADERS)
+
+
+def _script() -> str:
+    return files(__package__).joinpath("page.js").read_text("utf-8")
+
+
+def _calls(generation: Generation, address: str) -> list[str]:
+    """Return a command for each way to ask, about a text that names one of the model's labels."""
+    labels = generation.outputs.labels
+    topic = f" about {labels[0]}" if generation.outputs.has_scores and labels else ""
+    text = f"a message{topic}"
+    one: Any = [text, "another one"] if generation.model.pairs else text
+    tensor = {**_TENSOR, "data": [one]}
+    if generation.model.pairs:
+        tensor |= {"shape": [1, 2], "data": one}
     examples = {
-        "/v1/classify": {"texts": ["stocks fell sharply"]},
-        "/predict": {"inputs": "stocks fell sharply"},
-        f"/v2/models/{generation.name}/infer": {"inputs": [_TENSOR]},
+        "/v1/classify": {"text": one},
+        "/predict": {"inputs": one},
+        f"/v2/models/{quote(generation.name)}/infer": {"inputs": [tensor]},
     }
-    calls = "".join(
-        f"<pre>curl -s http://HOST:PORT{html.escape(path)} "
-        f"-d '{html.escape(json.dumps(body))}'</pre>"
+    return [
+        f"curl -s {shlex.quote(address + path)} -d {shlex.quote(json.dumps(body))}"
         for path, body in examples.items()
-    )
-    rows = "".join(f"<tr><td>{code}<td>{html.escape(text)}" for code, text in _CODES)
-    heads = "".join(_head(one) for one in generations)
-    return f"""<!doctype html><html lang="en"><meta charset="utf-8">
-<meta name="viewport" content="width=device-width"><title>{name}</title>
-<style>body{{font:16px/1.5 sans-serif;max-width:50em;margin:2em auto;padding:0 1em}}
-pre{{background:#8881;padding:.6em;overflow:auto}}td{{padding:.1em 1em .1em 0}}
-:root{{color-scheme:light dark}}</style>
-{heads}
-<h2>Ask</h2>{calls}
-<p>At most {settings.max_texts} texts and {MAX_BYTES:,} bytes a request;
-<code>X-Timeout-Ms</code> bounds the wait for the answer. With a token:
-<code>Authorization: Bearer ...</code>.</p>
-<h2>Refusals</h2><p>JSON: error, error_type, what, where, expected, got, remedy.</p>
-<table>{rows}</table>
-<p><a href="/openapi.json">/openapi.json</a> <a href="/metrics">/metrics</a>
-<a href="/v2/models/{name}">/v2/models/{name}</a></p></html>"""
-
-
-def _head(generation: Generation) -> str:
-    version = "" if generation.version.number is None else f", version {generation.version.number}"
-    labels = ", ".join(generation.outputs.labels[:50])
-    return f"""<h1>{html.escape(generation.name)}{version}</h1>
-<p>run {html.escape(generation.model.run_id)}; {html.escape(generation.model.task)};
-labels: {html.escape(labels)}</p>"""
+    ]

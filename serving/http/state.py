@@ -11,6 +11,7 @@ from howdah.config.options.serve import ServeSection
 from howdah.core.processes import limit
 from howdah.serving.compute.batcher import Work
 from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.last_hour import LastHour
 from howdah.serving.compute.metrics import Metrics
 from howdah.serving.http.reading import Held
 from howdah.serving.http.tokens import TokenFile
@@ -84,6 +85,8 @@ class State:
     """Takes the number of a request's empty texts, and of its texts with another error."""
     running: int = 0
     """Number of requests that are read, wait or are computed."""
+    last_hour: LastHour = field(default_factory=LastHour)
+    """Requests of this process for classification, for the page."""
     held: Held = field(default_factory=lambda: Held(most=_HELD_BYTES))
 
     @property

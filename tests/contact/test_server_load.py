@@ -132,7 +132,7 @@ def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
     path.chmod(0o600)
     server = start("--set", f"serve.token_file={path}", limits={"reload_seconds": 0.1})
 
-    def status(token: str, at: str = "/docs") -> int:
+    def status(token: str, at: str = "/openapi.json") -> int:
         return server.ask(at, Authorization=f"Bearer {token}")[0]
 
     assert (status(old), status(new), status(metrics)) == (200, 401, 401)

@@ -3,6 +3,7 @@
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from howdah.cli import app, run
+from tests.fixtures.airflow import browser  # noqa: F401
 from tests.runs.servers import LIMIT, Server
 from tests.support.waiting import wait_until
 
@@ -121,10 +123,24 @@ def test_tritons_own_client_is_answered(server):
 
 
 def test_the_page_loads_nothing_from_elsewhere_and_the_schema_names_the_paths(server):
-    status, headers, page = server.whole("/docs")
+    server.ask(body={"text": "the cat"})
+    server.ask(body=b"{")
+    status, headers, page = server.whole("/")
     assert status == 200 and headers["Content-Type"].startswith("text/html")
-    assert "/v1/classify" in page and "zoo" in page
+    assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+    assert headers["Cache-Control"] == "no-store"
+    # The commands are those that work here, about one of the model's labels.
+    text = "a message about cat"
+    assert f"curl -s http://127.0.0.1:{server.port}/v1/classify" in page and "zoo" in page
+    assert server.ask(body={"text": text})[0] == 200 and text in page
     assert "src=" not in page and "https://" not in page
+    # The last hour: one request at least was answered, one refused, of this process alone.
+    tiles = re.findall(r"<b>([^<]*)</b><span>(?:<abbr[^>]*>)?([^<]+)", page)
+    figures = {name.strip(): value for value, name in tiles}
+    assert int(figures["requests answered"]) >= 1 and int(figures["refused or failed"]) >= 1
+    assert figures["median latency (p50)"].endswith(" ms")
+    assert f"number {server.process.pid}" in page
+    assert server.ask("/docs")[0] == 404
     _, schema = server.ask("/openapi.json")
     assert {"/v1/classify", "/predict", "/v2/models/{name}/infer", "/metrics"} <= set(
         schema["paths"]
@@ -398,7 +414,36 @@ def test_a_token_is_asked_for_but_not_by_probes(start, token):
     for line in token.read_text().split():
         assert server.ask(body=body, Authorization=f"Bearer {line}")[0] == 200
     assert server.ask("/metrics")[0] == server.ask("/docs")[0] == 401
+    # A browser cannot send the token when it opens the address: it gets a field for it, no more.
+    status, _, page = server.whole("/")
+    assert status == 200 and 'id="token"' in page and "<textarea" not in page
+    assert not re.search(r"\b(zoo|run-2|cat|dog)\b", page)
+    assert server.ask("/", Authorization="Bearer nonsense")[0] == 401
+    line = token.read_text().split()[0]
+    assert "<textarea" in server.whole("/", Authorization=f"Bearer {line}")[2]
     assert server.ask("/v2/health/ready")[0] == server.ask("/v2/health/live")[0] == 200
+
+
+@pytest.mark.airflow  # Chromium is there where Airflow's tests run
+def test_a_person_types_a_text_and_sees_its_label(server, start, token, browser):  # noqa: F811
+    def classified(text: str) -> None:
+        browser.fill("#text-1", text)
+        browser.click("#ask button")
+        assert browser.find("#predicted").text == "cat"
+        assert "dog" in browser.find("#answer table").text
+        assert browser.driver.get_log("browser") == []
+
+    browser.open(f"http://127.0.0.1:{server.port}/")
+    classified("the cat")
+    guarded = start("--set", f"serve.token_file={token}")
+    browser.open(f"http://127.0.0.1:{guarded.port}/")
+    browser.fill("#token", "nonsense")
+    browser.click("#login button")
+    browser.see("no token of this server")
+    browser.driver.get_log("browser")  # it names the refusal
+    browser.fill("#token", token.read_text().split()[0])
+    browser.click("#login button")
+    classified("the cat")
 
 
 def refused(capsys, zoo, *words):
