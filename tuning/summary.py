@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -166,8 +167,11 @@ def _seconds(trial: optuna.trial.FrozenTrial) -> float | None:
 
 
 def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, float]:
-    """Return the keys' importance by fANOVA; {} with too few trials or where all are equal."""
+    """Return the keys' importance by fANOVA; {} with too few trials, where all are equal, or
+    without scikit-learn."""
     finished = [one for one in trials if one.value is not None]
+    if importlib.util.find_spec("sklearn") is None:
+        return {}
     if len(finished) < _LEAST_FINISHED or len({one.value for one in finished}) == 1:
         return {}
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,8 @@ def tune(
         )
 
         def changed() -> None:
-            _write_page(config, _summary(config, study))
+            with contextlib.suppress(HowdahError):  # the next trial's end writes it again
+                _write_page(config, _summary(config, study))
 
         Worker(config, study, way=way, say=say, changed=changed if not join else lambda: None).run()
         return _conclude(config, study, publish=not join, evaluate=evaluate, say=say)

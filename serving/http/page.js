@@ -2,7 +2,7 @@
 // needs a token, the page first asks for it and replaces itself by the page that the token opens.
 (() => {
   const make = (name, text, of = {}) => Object.assign(document.createElement(name), { textContent: text }, of);
-  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+  const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
   let token = null;
 
   const ask = (path, more = {}) => fetch(path, {
@@ -20,7 +20,7 @@
     const best = Object.entries(of).sort((a, b) => b[1] - a[1]).slice(0, 10);
     for (const [label, score] of best) {
       const bar = make("i", "");
-      bar.style.width = percent(score);
+      bar.style.width = `${100 * score}%`;
       const name = make("th", "", { scope: "row" });
       name.append(make("bdi", label, { className: chosen.includes(label) ? "good" : "" }));
       const cell = make("td", "", { className: "bar" });

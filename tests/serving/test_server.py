@@ -431,6 +431,8 @@ def test_a_person_types_a_text_and_sees_its_label(server, start, token, browser)
         browser.click("#ask button")
         assert browser.find("#predicted").text == "cat"
         assert "dog" in browser.find("#answer table").text
+        width = "return document.querySelector('#answer td.bar i').offsetWidth"
+        assert browser.driver.execute_script(width) > 20
         assert browser.driver.get_log("browser") == []
 
     browser.open(f"http://127.0.0.1:{server.port}/")

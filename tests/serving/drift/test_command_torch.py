@@ -276,21 +276,19 @@ def test_the_page_shows_the_rows_that_moved_and_masks_or_hides_their_texts(place
     lines = [json.dumps({"id": f"m{n}", "text": text}) for n, text in enumerate(rows)]
     written = " ".join(rows[0].split()[:2])
     # The longest and the shortest text: one of them shows in which way the lengths have moved.
-    for times, row_id in ((5, "x1"), (1, "x1")):
-        text = f"{written} zoe@example.com 0170 1234567 " * times
-        lines.append(json.dumps({"id": row_id, "text": text}))
+    for text in ("me@x.de", f"{written} me@x.de " * 5):
+        lines.append(json.dumps({"id": "x1", "text": text}))
     path.write_text("\n".join(lines))
     found = of_source(place.config, place.run, str(path), id_column="id", threads=1)
     assert found.verdict.column("length").state == "alarm"
     shown = found.rows_shown()
     assert "x1" in [one.id for rows in shown.values() for one in rows]
     page = render(found, {})
-    assert "x1" in page and written in page and "[mail]" in page and "[phone]" in page
-    assert "zoe@example.com" not in page and "1234567" not in page
-    assert "zoe@example.com" in render(found, {}, texts="plain")
+    assert "x1" in page and written in page and "[mail]" in page and "me@x.de" not in page
+    assert "me@x.de" in render(found, {}, texts="plain")
     hidden = render(found, {}, texts="none")
     assert "x1" in hidden and "[mail]" not in hidden and rows[1] not in hidden
-    assert "zoe" not in json.dumps(found.as_dict())
+    assert "me@x.de" not in json.dumps(found.as_dict())
     # The console says it in the page's words, the largest change first.
     said = found.lines()
     assert said[0].startswith(f"{found.verdict.alarms[0].grade} change: ")
