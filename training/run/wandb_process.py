@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _INIT_SECONDS = 30.0
@@ -66,6 +67,9 @@ def _follow(answer: Callable[..., None]) -> None:
         answer(warning=f"the run is kept offline: {reason[0]}")
         wandb.teardown()
         run = _begun(first, "offline")
+    for file in Path(first["directory"], "wandb").glob("*run-*/logs/*"):
+        if file.is_symlink():  # to a log in the cache, which does not stay
+            file.unlink()
     directory = os.path.dirname(os.path.abspath(run.dir))
     answer(unsent=run.offline, directory=directory, address=run.url)
     run.config.update(first["config"], allow_val_change=True)
