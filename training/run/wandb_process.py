@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _INIT_SECONDS = 30.0
@@ -66,7 +67,11 @@ def _follow(answer: Callable[..., None]) -> None:
         answer(warning=f"the run is kept offline: {reason[0]}")
         wandb.teardown()
         run = _begun(first, "offline")
-    answer(offline=run.offline, directory=os.path.dirname(run.dir), address=run.url)
+    for file in Path(first["directory"], "wandb").glob("*run-*/logs/*"):
+        if file.is_symlink():  # to a log in the cache, which does not stay
+            file.unlink()
+    directory = os.path.dirname(os.path.abspath(run.dir))
+    answer(unsent=run.offline, directory=directory, address=run.url)
     run.config.update(first["config"], allow_val_change=True)
     # Steps that a resumed attempt repeats would be refused as W&B's own step.
     run.define_metric("step", hidden=True)
@@ -81,7 +86,10 @@ def _follow(answer: Callable[..., None]) -> None:
     run.summary.update(last.get("summary") or {})
     if last.get("handed_over"):
         run.mark_preempting()
-    run.finish(exit_code=last.get("code", 1))
+    try:
+        run.finish(exit_code=last.get("code", 1))
+    except TimeoutError:
+        answer(warning="the server did not take all in time", unsent=True, directory=directory)
 
 
 def _begun(first: dict[str, Any], mode: Any) -> Any:

@@ -59,7 +59,7 @@ class WandbTracker(ServerTracker):
         super().__init__("W&B", say, check)
         self._published = published
         self._ending = provenance.ending
-        self._offline_directory: str | None = None
+        self._unsent_directory: str | None = None
         self._last_lines: deque[str] = deque(maxlen=2)
         entity, _, name = project.rpartition("/")
         facts = _plain_names(provenance.tags)
@@ -93,8 +93,8 @@ class WandbTracker(ServerTracker):
         answer = json.loads(line)
         if warning := answer.get("warning"):
             self._warn(f"W&B: {redact.text(warning)}")
-        if answer.get("offline"):
-            self._offline_directory = answer["directory"]
+        if answer.get("unsent"):
+            self._unsent_directory = answer["directory"]
         elif address := answer.get("address"):
             self._say(f"W&B run: {address}")
 
@@ -131,12 +131,12 @@ class WandbTracker(ServerTracker):
             return
         self._child.wait(CLOSE_SECONDS)
         self._child.read_rest()
-        if (directory := self._offline_directory) is not None:
+        if (directory := self._unsent_directory) is not None:
             copied = ""
             if not storage.is_local(self._published):
                 published = storage.join(self._published, os.path.basename(directory))
                 copied, directory = f"copy {published} to a local directory DIR; ", "DIR"
-            self._say(f"W&B run, offline: {copied}`wandb sync {directory}` sends it")
+            self._say(f"W&B run, not sent: {copied}`wandb sync {directory}` sends it")
 
     def abandon(self) -> None:
         """Stop sending, because a later attempt has W&B's run: the process must not end it."""
