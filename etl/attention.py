@@ -167,6 +167,16 @@ def _listed(names: Sequence[str]) -> str:
     return few + (f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else "")
 
 
+def one_name_each(
+    counts: Counter[str], twins: Sequence[Sequence[str]], missing: Sequence[str]
+) -> dict[str, str]:
+    """{label: its name}: twins have that of the most frequent; missing values are left out."""
+    same = {
+        name: max(group, key=lambda one: (counts[one], one)) for group in twins for name in group
+    }
+    return {name: same.get(name, name) for name in counts if name not in missing}
+
+
 def _yaml(
     names: Sequence[str],
     rows: Counter[int],
@@ -174,22 +184,16 @@ def _yaml(
     missing: Sequence[str],
 ) -> list[str]:
     """The mapping that makes twins one class and rejects missing values."""
-    number = {name: n for n, name in enumerate(names)}
-    same = {
-        name: max(group, key=lambda one: (rows[number[one]], one))
-        for group in twins
-        for name in group
-    }
-    kept = [name for name in names if name not in missing]
-    if len(kept) > _MOST_IN_YAML:
+    counts = Counter({name: rows[number] for number, name in enumerate(names)})
+    mapping = one_name_each(counts, twins, missing)
+    if len(mapping) > _MOST_IN_YAML:
         return ["data:", "  labels: {LABEL: ITS NAME, ...}   # of all labels"]
     yaml = ["data:"]
     if missing:
         yaml.append("  quality: {unknown_label: reject}")
     yaml.append("  labels:")
-    for name in kept:
-        written = (json.dumps(one, ensure_ascii=False) for one in (name, same.get(name, name)))
-        yaml.append("    " + ": ".join(written))
+    for pair in mapping.items():
+        yaml.append("    " + ": ".join(json.dumps(one, ensure_ascii=False) for one in pair))
     return yaml
 
 

@@ -248,9 +248,6 @@ def tidied(counts: Counter[str]) -> dict[str, Any]:
     twins, missing = labels.similar(counts), attention.missing_values(list(counts))
     if not twins and not missing:
         return {}
-    same = {
-        name: max(group, key=lambda one: (counts[one], one)) for group in twins for name in group
-    }
-    mapping = {name: same.get(name, name) for name in sorted(counts) if name not in missing}
+    mapping = attention.one_name_each(Counter(dict(sorted(counts.items()))), twins, missing)
     reject = {"quality": {"unknown_label": "reject"}} if missing else {}
     return {**reject, "labels": mapping}

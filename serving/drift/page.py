@@ -63,7 +63,9 @@ def render(findings: Findings, words: Mapping[int, str], *, texts: str = "masked
         advice=list(dict.fromkeys(ADVICE[column.name] for column in verdict.alarms))[:3],
         without=findings.rows_without(),
         examples={
-            headline: [(one, _shown(one.text, texts)) for one in rows]
+            headline: [
+                (one, one.text and personal.sample(clean.shown(one.text), texts)) for one in rows
+            ]
             for headline, rows in findings.rows_shown().items()
         },
         plots=_histograms(findings),
@@ -75,12 +77,6 @@ def render(findings: Findings, words: Mapping[int, str], *, texts: str = "masked
             (words.get(number, f"#{number}"), old, new) for number, old, new in findings.tokens()
         ],
     )
-
-
-def _shown(text: str | None, texts: str) -> str | None:
-    if text is None or texts == "none":
-        return None
-    return clean.shown(text) if texts == "plain" else personal.masked(clean.shown(text))
 
 
 def _histograms(findings: Findings) -> list[Any]:
