@@ -59,6 +59,7 @@ def test_commands_are_in_one_of_two_lists():
         (["evaluate", "--model", "/root"], ["--model"]),
         (["evaluate", "--baseline", "--set", "run.directory=/etc"], ["run.directory"]),
         (["report", "/etc", "/srv/run", "--output", "/etc/x"], ["RUN", "--output"]),
+        (["runs", "/etc"], ["DIRECTORY"]),
         (["train", "--folds", "3", "--config", "-"], ["data.source", "run.user"]),
         (["evaluate", "--baseline", "--folds", "3", "--config", "-"], ["data.source", "run.user"]),
         (["export", "--checkpoint", "/a", "--output", "/b"], ["--checkpoint", "--output"]),

@@ -178,11 +178,11 @@ def _ended(done: subprocess.CompletedProcess, code: int) -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("config check >&-", 0),
+        ("config check --set run.name=a >&-", 0),
         ("--version >&-", 0),
         ("config check --set a.b=1 --json >&-", 2),
         ("config check --set a.b=1 <&- >&- 2>&-", 2),
-        ("config check <&- >&- 2>&-", 0),
+        ("config check --set run.name=a <&- >&- 2>&-", 0),
     ],
 )
 def test_a_command_without_a_standard_stream_has_its_own_exit_code(words, code):
@@ -215,7 +215,14 @@ def test_a_command_that_needs_a_closed_stdin_says_so(words):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "words", ["config check", "config check --json", "config init", "--version", "--help"]
+    "words",
+    [
+        "config check --set run.name=a",
+        "config check --set run.name=a --json",
+        "config init",
+        "--version",
+        "--help",
+    ],
 )
 def test_a_full_disk_behind_stdout_is_an_error_of_storage(words, unbuffered):
     done = shell(f"{HOWDAH} {words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
@@ -242,7 +249,7 @@ def test_predictions_end_where_stdout_takes_no_more():
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("config check", 0),
+        ("config check --set run.name=a", 0),
         ("config init", 0),
         ("--version", 0),
         ("--help", 0),

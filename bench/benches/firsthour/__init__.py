@@ -26,7 +26,7 @@ import yaml
 from bench import harness
 from tools.demo import corpus
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("networkx", "numpy", "scipy", "sqlalchemy")
 ROUNDS = 3  # of commands that take a second or two
 _STAGE = re.compile(r"=== \[\d+/\d+\] (.*)")
