@@ -66,8 +66,8 @@ app.add_typer(jobs.app)
 _UNDER_POLICY = {
     "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
     "logs", "model lineage", "model published", "model register", "model threshold", "partition",
-    "plan", "predict", "ps", "publish", "report", "runs", "scale", "score", "status", "submit", "train",
-    "tune",
+    "plan", "predict", "ps", "publish", "report", "runs", "scale", "score", "status", "submit",
+    "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 
