@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from howdah.packaging import package
 from tests import ROOT
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.ports import free_port
@@ -49,9 +50,7 @@ def environment(tmp_path_factory):
     run(uv, "venv", "--python", sys.executable, home / "env")
     install = (uv, "pip", "install", "--offline", "--python", python, "--link-mode", "symlink")
     run(*install, "--require-hashes", "-r", lock)
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation",
-        "--no-index", "-w", home, ROOT)  # fmt: skip
-    run(*install, "--no-deps", *home.glob("howdah-*.whl"))
+    run(*install, "--no-deps", package.wheel(str(home)).path)
     yield home
     shutil.rmtree(home)
 
