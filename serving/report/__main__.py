@@ -16,7 +16,7 @@ def main(run_directory: str, path: str) -> None:
         file.write(report.page(run_directory))
     answer = {}
     if (judged := report.judged(run_directory)) is not None:
-        answer = {"verdict": judged[0].title, "verdict_reason": judged[0].sentence}
+        answer = {"verdict": judged.verdict.title, "verdict_reason": judged.verdict.sentence}
     print(json.dumps(answer))
 
 
