@@ -129,10 +129,8 @@ def test_a_rank_that_has_failed_and_does_not_end_is_ended(tmp_path, monkeypatch)
 
 
 # ------------------------------------------------------------------------------------ requests
-@pytest.mark.parametrize(("number", "request"), [(2, "SIGUSR1"), (15, "SIGUSR2"), (1, "SIGUSR2")])
-def test_a_signal_is_passed_on_as_an_orderly_request_and_the_end_is_awaited(
-    tmp_path, number, request
-):
+@pytest.mark.parametrize(("number", "kind"), [(2, "SIGUSR1"), (15, "SIGUSR2"), (1, "SIGUSR2")])
+def test_a_signal_is_passed_on_as_an_orderly_request_and_the_end_is_awaited(tmp_path, number, kind):
     script = f"""
     def stop(number, frame):
         time.sleep(0.5)  # the checkpoint
@@ -147,7 +145,7 @@ def test_a_signal_is_passed_on_as_an_orderly_request_and_the_end_is_awaited(
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert json.loads(out.splitlines()[-1]) == [130, number, False], err
-    assert (tmp_path / "saved").read_text() == request
+    assert (tmp_path / "saved").read_text() == kind
     assert "saving a checkpoint, at most 60 s" in err
 
 
