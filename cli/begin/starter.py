@@ -112,7 +112,7 @@ def _lines(
     yield "  num_train_epochs: 3"
     yield ""
     yield "gate:"
-    yield "  # `howdah publish` needs a model that beats the baseline (TF-IDF and logistic regression)."
+    yield "  # `howdah publish` needs a model that beats TF-IDF with logistic regression."
     yield "  min_over_baseline: 0"
 
 
