@@ -31,7 +31,8 @@ def render(study: Study, config: str) -> str:
     tiles = [(f"best {study.metric}", number(best and best.value))]
     tiles += [("time left", f"about {duration(left)}")] if left is not None else []
     tiles += [(f"trials {state}", str(study.count(state)))
-              for state in ("finished", "pruned", "failed", "running", "waiting")]  # fmt: skip
+              for state in ("finished", "pruned", "failed", "running", "waiting")
+              if study.count(state) or state == "finished"]  # fmt: skip
     evaluated = [one for one in study.trials if one.last is not None]
     plots = [_evaluations(study, evaluated)] if evaluated else []
     if any(one.value is not None for one in study.trials):

@@ -52,7 +52,7 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) 
         mood="unknown" if stopped else _MOODS.get(status["state"], "unknown"),
         headline=_headline(status),
         sentence=stopped or _SENTENCES[status["state"]],
-        done_at=None if left is None else status["updated"] + left,
+        done_at=None if left is None or stopped else status["updated"] + left,
         fraction=min(1.0, step / total) if step is not None and total else 0.0,
         saved_ago=status["updated"] - saved.get("time", status["updated"]),
         problem=_problem(status["error"]),
