@@ -164,8 +164,6 @@ def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     if not points:
         return ""
     title = "Evaluations during training"
-    if study.max_rows is not None:
-        title += f", each on at most {study.max_rows:,} rows"
     up = _metric_axis(study, [value for _, value in points], 0.06)
     ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
     frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []

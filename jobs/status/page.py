@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from howdah.config.metric_table import METRICS, SHOWN
 from howdah.pages import charts
 from howdah.pages.figures import DASH, duration, number
 from howdah.pages.page import render
 
 _MOST_EVALUATIONS, _MOST_FIGURES = 10, 8
+_CURVES = [name for name in SHOWN if not METRICS[name].lower]
 _MOODS = {"running": "good", "finished": "good", "failed": "bad", "killed": "bad"}
 _SENTENCES = {
     "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
@@ -94,7 +96,8 @@ def _tiles(
         newest = evaluations[-1]
         tiles += [
             (f"{key} ({newest['split']}, step {newest['step']})", number(value))
-            for key, value in [one for one in newest["metrics"].items() if one[0] != "loss"][:2]
+            for key, value in newest["metrics"].items()
+            if key in _CURVES
         ]
     return tiles
 
@@ -108,11 +111,10 @@ def _plots(
     split = evaluations[-1]["split"] if evaluations else None
     during = [one for one in evaluations if one["split"] == split]
     if len(during) > 1:
-        newest = during[-1]["metrics"]
-        shares = [key for key, value in newest.items() if key != "loss" and 0 <= value <= 1]
         series = [
             (key, _drawn([(one["step"], one["metrics"].get(key, math.nan)) for one in during]))
-            for key in shares[:4]
+            for key in during[-1]["metrics"]
+            if key in _CURVES
         ]
         plots.append(charts.lines(f"Evaluations on {split}", series, marked=True))
     return plots
