@@ -108,12 +108,15 @@ def _plots(
     plots = []
     if len(curve) > 1:
         plots.append(charts.lines("Training loss", [("loss", _drawn(curve))]))
-    split = evaluations[-1]["split"] if evaluations else None
-    during = [one for one in evaluations if one["split"] == split]
+    split = evaluations[0]["split"] if evaluations else None
+    during: dict[int, Mapping[str, Any]] = {}
+    for one in evaluations:  # the last ones, of the best weights, are of an earlier step
+        if one["split"] == split and one["step"] > max(during, default=-1):
+            during[one["step"]] = one["metrics"]
     if len(during) > 1:
         series = [
-            (key, _drawn([(one["step"], one["metrics"].get(key, math.nan)) for one in during]))
-            for key in during[-1]["metrics"]
+            (key, _drawn([(step, metrics.get(key, math.nan)) for step, metrics in during.items()]))
+            for key in evaluations[0]["metrics"]
             if key in _CURVES
         ]
         plots.append(charts.lines(f"Evaluations on {split}", series, marked=True))
