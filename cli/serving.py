@@ -55,7 +55,7 @@ def serve(
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
-    """Serve a model over HTTP: /v1/classify, /predict, /v2 (Open Inference), /metrics, /docs.
+    """Serve a model over HTTP: /v1/classify, /predict, /v2 (Open Inference), /metrics, a page at /.
 
     A later version of a published model is taken up while it serves. SIGTERM and Ctrl-C end it
     after what was asked is answered. --json prints one object once requests are answered.

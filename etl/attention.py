@@ -148,7 +148,8 @@ def _of_persons(texts: Sequence[str]) -> Iterator[_Parts]:
         yield (
             "personal",
             f"Texts hold personal data: {' and '.join(shares)} of a sample of {len(texts):,} rows."
-            " These lines keep texts out of the run's pages; the shards have them.",
+            " Pages mask them by default; these lines keep all texts out of them. The shards have"
+            " all texts.",
             ["report:", "  texts: none"],
         )
 

@@ -31,7 +31,8 @@ def render(study: Study, config: str) -> str:
     tiles = [(f"best {study.metric}", number(best and best.value))]
     tiles += [("time left", f"about {duration(left)}")] if left is not None else []
     tiles += [(f"trials {state}", str(study.count(state)))
-              for state in ("finished", "pruned", "failed", "running", "waiting")]  # fmt: skip
+              for state in ("finished", "pruned", "failed", "running", "waiting")
+              if study.count(state) or state == "finished"]  # fmt: skip
     evaluated = [one for one in study.trials if one.last is not None]
     plots = [_evaluations(study, evaluated)] if evaluated else []
     if any(one.value is not None for one in study.trials):
@@ -163,8 +164,6 @@ def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     if not points:
         return ""
     title = "Evaluations during training"
-    if study.max_rows is not None:
-        title += f", each on at most {study.max_rows:,} rows"
     up = _metric_axis(study, [value for _, value in points], 0.06)
     ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
     frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []

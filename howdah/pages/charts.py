@@ -81,7 +81,7 @@ class Axis:
         low, high = self.ends
         if self.names:
             every = -(-len(self.names) // 8)
-            longest = max(3, 60 // -(-len(self.names) // every))
+            longest = max(3, 52 // -(-len(self.names) // every))
             named = list(enumerate(self.names))[::every]
             return [(n, cut(name, longest)) for n, name in named]
         if not high > low:

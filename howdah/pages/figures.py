@@ -60,13 +60,13 @@ def size(count: int | None) -> str:
 def duration(seconds: float | None) -> str:
     """Format a length of time.
 
-    >>> duration(0.25), duration(59), duration(192), duration(7_500), duration(200_000)
-    ('0.2 s', '59 s', '3 min 12 s', '2 h 5 min', '2 d 7 h')
+    >>> duration(0.003), duration(0.25), duration(59), duration(192), duration(7_500)
+    ('0 s', '0.2 s', '59 s', '3 min 12 s', '2 h 5 min', '2 d 7 h')
     """
     if seconds is None:
         return DASH
     if seconds < 10:
-        return f"{seconds:.1f} s" if seconds % 1 else f"{seconds:.0f} s"
+        return f"{round(seconds, 1):g} s"
     whole = round(seconds)
     for large, small, parts, unit, rest in (
         (86_400, 3_600, 24, "d", "h"), (3_600, 60, 60, "h", "min"), (60, 1, 60, "min", "s"),

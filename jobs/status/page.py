@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from howdah.config.metric_table import METRICS, SHOWN
 from howdah.pages import charts
 from howdah.pages.figures import DASH, duration, number
 from howdah.pages.page import render
 
 _MOST_EVALUATIONS, _MOST_FIGURES = 10, 8
+_CURVES = [name for name in SHOWN if not METRICS[name].lower]
 _MOODS = {"running": "good", "finished": "good", "failed": "bad", "killed": "bad"}
 _SENTENCES = {
     "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
@@ -52,7 +54,7 @@ def page(status: dict[str, Any], curve: Sequence[tuple[int, float]], name: str) 
         mood="unknown" if stopped else _MOODS.get(status["state"], "unknown"),
         headline=_headline(status),
         sentence=stopped or _SENTENCES[status["state"]],
-        done_at=None if left is None else status["updated"] + left,
+        done_at=None if left is None or stopped else status["updated"] + left,
         fraction=min(1.0, step / total) if step is not None and total else 0.0,
         saved_ago=status["updated"] - saved.get("time", status["updated"]),
         problem=_problem(status["error"]),
@@ -94,7 +96,8 @@ def _tiles(
         newest = evaluations[-1]
         tiles += [
             (f"{key} ({newest['split']}, step {newest['step']})", number(value))
-            for key, value in [one for one in newest["metrics"].items() if one[0] != "loss"][:2]
+            for key, value in newest["metrics"].items()
+            if key in _CURVES
         ]
     return tiles
 
@@ -105,14 +108,16 @@ def _plots(
     plots = []
     if len(curve) > 1:
         plots.append(charts.lines("Training loss", [("loss", _drawn(curve))]))
-    split = evaluations[-1]["split"] if evaluations else None
-    during = [one for one in evaluations if one["split"] == split]
+    split = evaluations[0]["split"] if evaluations else None
+    during: dict[int, Mapping[str, Any]] = {}
+    for one in evaluations:  # the last ones, of the best weights, are of an earlier step
+        if one["split"] == split and one["step"] > max(during, default=-1):
+            during[one["step"]] = one["metrics"]
     if len(during) > 1:
-        newest = during[-1]["metrics"]
-        shares = [key for key, value in newest.items() if key != "loss" and 0 <= value <= 1]
         series = [
-            (key, _drawn([(one["step"], one["metrics"].get(key, math.nan)) for one in during]))
-            for key in shares[:4]
+            (key, _drawn([(step, metrics.get(key, math.nan)) for step, metrics in during.items()]))
+            for key in evaluations[0]["metrics"]
+            if key in _CURVES
         ]
         plots.append(charts.lines(f"Evaluations on {split}", series, marked=True))
     return plots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from howdah import storage
@@ -16,7 +16,7 @@ from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import CONFIG
 from howdah.pages import charts, figures
 from howdah.pages import page as pages
-from howdah.run_files import REPORT
+from howdah.run_files import REPORT, RUNS
 from howdah.serving.report import paired, report
 from howdah.serving.report.findings.material import figures as figures_of
 
@@ -24,14 +24,14 @@ MOST = 12
 """Largest number of runs on a page: the colours of more curves could not be distinguished."""
 
 _FIGURES = (
-    ("status", "status", "{}"),
-    ("framework", "framework", "{}"),
-    ("world_size", "ranks", "{}"),
-    ("steps", "steps", "{:,}"),
-    ("best_step", "step of the best weights", "{:,}"),
-    ("train_seconds", "training, s", "{:,.0f}"),
-    ("examples_per_second", "examples/s", "{:,.1f}"),
-    ("tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("status", "status", str),
+    ("framework", "framework", str),
+    ("world_size", "ranks", str),
+    ("steps", "steps", figures.number),
+    ("best_step", "step of the best weights", figures.number),
+    ("train_seconds", "training", figures.duration),
+    ("examples_per_second", "rows a second", "{:,.1f}".format),
+    ("tokens_per_second", "tokens a second", "{:,.0f}".format),
 )
 _OWN_PAGE = re.compile(rb"\s*<!DOCTYPE html>.{0,1000}?<title>\d+ runs compared</title>", re.DOTALL)
 """Matches the beginning of a page that `compare` has written, by comparison.html.j2."""
@@ -44,7 +44,7 @@ _POINTS = 300
 @dataclass(frozen=True)
 class _Run:
     title: str
-    """Number and name, since two runs may have the same name."""
+    """Name, after a number where two runs have the same name."""
     directory: str
     values: Mapping[str, Any]
     """run.json."""
@@ -79,13 +79,18 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     if len(directories) > MOST:
         raise UsageError(f"a page cannot show more than {MOST} runs", got=f"{len(directories)}")
     _refuse_to_replace(output)
-    runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
+    runs = [_read(directory) for directory in directories]
+    if len({run.title for run in runs}) < len(runs):
+        runs = [replace(run, title=f"{n} {run.title}") for n, run in enumerate(runs, 1)]
     differing = _differing(runs)
     datasets = {run.dataset for run in runs}
     tested = _tested(runs) if len(datasets) == 1 else None
     page = pages.render(
         __package__,
         "comparison.html.j2",
+        links=report.links_to(
+            storage.parent(output), [("All runs", storage.join(storage.parent(output), RUNS))]
+        ),
         runs=runs,
         reports=[_report(output, run) for run in runs],
         one_dataset=len(datasets) == 1,
@@ -226,7 +231,7 @@ def _refuse_to_replace(output: str) -> None:
     )
 
 
-def _read(number: int, directory: str) -> _Run:
+def _read(directory: str) -> _Run:
     values = report.read_run(directory)
     path = storage.join(directory, CONFIG)
     try:
@@ -237,7 +242,7 @@ def _read(number: int, directory: str) -> _Run:
         raise DataError(
             "the run's configuration cannot be read", where=error.where, got=error.got
         ) from None
-    title = f"{number} {values.get('name') or storage.name(directory)}"
+    title = values.get("name") or storage.name(directory)
     return _Run(title, directory, values, _leaves(config), text, read_metrics(directory))
 
 
@@ -264,7 +269,7 @@ def _figures(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
     for key, name, shape in _FIGURES:
         values = [run.values.get(key) for run in runs]
         if any(value is not None for value in values):
-            cells = [_UNDEFINED if value is None else shape.format(value) for value in values]
+            cells = [_UNDEFINED if value is None else shape(value) for value in values]
             rows.append((name, cells))
     datasets = [(run.values.get("attempts") or [{}])[-1].get("dataset") for run in runs]
     if any(datasets):
@@ -326,5 +331,5 @@ def _curves(runs: Sequence[_Run]) -> list[Any]:
             if lines:
                 series.append((run.title, lines))
         if series:
-            drawn.append(charts.lines(f"{VALIDATION} {metric}", series, marked=True))
+            drawn.append(charts.lines(f"{VALIDATION.capitalize()} {metric}", series, marked=True))
     return drawn

@@ -189,11 +189,16 @@ def _links(
     if material is not None and material.manifest is not None:
         dataset = run.get("dataset") or (run.get("attempts") or [{}])[-1].get("dataset")
         targets.insert(0, ("Data report", storage.join(dataset, REPORT)))
+    return links_to(run_directory, targets)
+
+
+def links_to(directory: str, targets: Sequence[tuple[str, str]]) -> list[pages.Link]:
+    """Return links from a page in a directory to those of (text, path) that exist."""
     links = []
     for text, target in targets:
         try:
             with storage.waiting_at_most(5.0):
-                address = storage.exists(target) and pages.link(run_directory, target)
+                address = storage.exists(target) and pages.link(directory, target)
         except HowdahError:  # a link is no reason to leave a run without its report
             continue
         if address:

@@ -19,8 +19,9 @@ from howdah.models.runs import record
 from howdah.models.runs.run_json import CONFIG
 from howdah.pages import figures
 from howdah.pages import page as pages
-from howdah.run_files import REPORT, RUN_JSON, RUNS
+from howdah.run_files import COMPARISON, REPORT, RUN_JSON, RUNS
 from howdah.serving.report.findings.material import figures as figures_of
+from howdah.serving.report.report import links_to
 
 COLUMNS = (
     "run", "started", "state", "metric", "verdict", "dataset", "framework", "ranks", "steps",
@@ -221,6 +222,7 @@ def page(directory: str, runs: Sequence[Run]) -> str:
     return pages.render(
         __package__,
         "runs.html.j2",
+        links=links_to(directory, [("Comparison", storage.join(directory, COMPARISON))]),
         directory=directory,
         runs=runs,
         columns=COLUMNS,

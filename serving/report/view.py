@@ -101,15 +101,12 @@ def _errs(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list
         errs.append({"text": text, "at": "classes"})
     slices = material.findings.slices if material.findings is not None else ()
     for one in [each for each in slices if each.worse][:2]:
-        is_right = "mean absolute error" if material.task == "regression" else "right"
         value = (
-            figures.number(one.value)
+            f"mean absolute error {figures.number(one.value)}"
             if material.task == "regression"
-            else figures.percent(one.value)
+            else f"{figures.percent(one.value)} right"
         )
-        text = (
-            f"{one.group} {one.name}: {is_right} {value} in {one.rows:,} rows, worse than elsewhere"
-        )
+        text = f"{one.group} {one.name}: {value} in {one.rows:,} rows, worse than elsewhere"
         errs.append({"text": text, "at": "slices"})
     if material.findings is not None and (count := len(material.findings.suspects)):
         errs.append({"text": f"{count} rows may have a wrong label", "at": "suspects"})

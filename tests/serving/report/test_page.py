@@ -13,12 +13,24 @@ import yaml
 
 from howdah import storage
 from howdah.config.metric_table import SELECTABLE, metrics_of
+from howdah.config.options.drift import DriftSection
 from howdah.data.manifest import load_dataset
 from howdah.etl import report as data
+from howdah.jobs.driver.job_status import JobStatus
+from howdah.jobs.status import page as job_page
+from howdah.models.profile.profile import Profile
+from howdah.serving.drift import page as drift_page
+from howdah.serving.drift.examples import Examples
+from howdah.serving.drift.findings import Findings, Point
+from howdah.serving.drift.judge import judge
 from howdah.serving.report import runs
 from howdah.serving.report.comparison import compare
 from howdah.serving.report.report import write
+from howdah.tuning import page as study_page
+from howdah.tuning.summary import Study, Trial
 from tests.fixtures.airflow import browser  # noqa: F401
+from tests.runs.jobs.driver_world import World
+from tests.serving.drift import samples
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
 
@@ -156,7 +168,60 @@ def other_pages(run):
     data.write(f"{top}/data", manifest, samples)
     pages = [f"{top}/comparison.html", runs.write(top, rows), f"{top}/data/report.html"]
     write(run)
-    return pages
+    return [*pages, *pages_without_a_run(top)]
+
+
+def pages_without_a_run(top):
+    """The pages of drift, of a study and of a job, with long and hostile words in each."""
+    long = "word" * 40
+    reference = samples.reference(labels=(HOSTILE[1], long, "c"))
+    reference.add(*samples.rows(1, 400))
+    current, shown = Profile.like(reference), Examples(reference)
+    scores_NC, ids_N = samples.rows(2, 300)
+    scores_NC = (scores_NC + np.eye(3, dtype=np.float32)[0]) / 2  # one label takes over
+    ids_N = [np.repeat(ids, 3) for ids in ids_N]
+    current.add(scores_NC, ids_N)
+    current.add_failed(empty=40)
+    shown.add([(f"{long}{n}", HOSTILE[n % 4]) for n in range(300)], scores_NC, ids_N)
+    verdict = judge(reference, current)
+    assert {"label", "length", "empty"} <= {column.name for column in verdict.alarms}
+    points = [Point(name=f"ds={long}{n}", version=n, verdict=verdict) for n in (1, 2)]
+    findings = Findings(
+        model=long, directory=long, version=1, run_id=long, what=long, reference=reference,
+        current=current, verdict=verdict, limits=DriftSection(), points=points, examples=shown,
+    )  # fmt: skip
+    drift_page.write(findings, f"{top}/drift", dict.fromkeys(range(60), HOSTILE[1]))
+
+    params = {"training.learning_rate": 2.987039212644e-05, "model.base": f"/models/{long}"}
+    trials = [
+        Trial(number=n, state="finished", value=0.5 + n / 10, params=params, evaluations={1: 0.5})
+        for n in range(4)
+    ] + [Trial(number=4, state="failed", params=params, error=f"{HOSTILE[1]} {long}")]
+    study = Study(
+        name=long, directory=f"/{long}", metric="macro_f1", trials=tuple(trials),
+        choices=frozenset({"model.base"}), importance={"training.learning_rate": 0.9},
+    )  # fmt: skip
+
+    world = World()
+    world.train("a", "b")
+    job_status = JobStatus("application_1_0001", 1)
+    job_status.take({"type": "checkpoint", "step": 100, "path": f"hdfs://nn/{long}/step-100"})
+    for step in (50, 100):
+        metrics = dict.fromkeys(("loss", *metrics_of("single_label")), step / 200)
+        job_status.take(
+            {"type": "evaluation", "step": step, "split": "validation", "metrics": metrics}
+        )
+    job_status.event(f"{HOSTILE[1]} {long}")
+    status = job_status.status(world.job) | {"step": 120, "total_steps": 1000, "eta_seconds": 7.0}
+    status["error"] = {"what": "rank 1 was lost", "where": f"/{long}"}
+    status["ranks"][0] |= {"node": f"{long}.example.com", "stopped": True}
+    texts = {
+        "study": study_page.render(study, f"run: {{name: {long}}}\n"),
+        "job": job_page.page(status, [(1, 2.0), (2, 1.0)], long),
+    }
+    for name, text in texts.items():
+        storage.write_whole(f"{top}/{name}.html", text.encode())
+    return [f"{top}/drift/drift.html", *(f"{top}/{name}.html" for name in texts)]
 
 
 def test_what_users_wrote_is_text(tmp_path):
