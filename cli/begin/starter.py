@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from howdah import storage
 from howdah.config.data import CsvOptions, DataSection
+from howdah.config.model import ModelSection
 from howdah.config.yaml_text import flow
 from howdah.core.cache import cache_root
 from howdah.data.files import peek
@@ -20,9 +21,9 @@ from howdah.errors import DataError
 from howdah.etl import peek as etl_peek
 from howdah.etl.sources import source as sources
 
-_OFFLINE = "minilm-l6-distilbert-*"
+_OFFLINE = "minilm-l6-*"
 """Directory of the cache into which set-up puts the demo's base model."""
-_HUB = "distilbert-base-uncased"
+_HUB = ModelSection().base
 _PLAIN = re.compile("[^A-Za-z0-9._-]+")
 
 
