@@ -157,11 +157,9 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
 
     from howdah.errors import UsageError
 
+    path = usual(path)
     if path is not None or overrides:
         return path
-    if os.path.isfile(_USUAL):
-        say(f"no --config: {os.path.abspath(_USUAL)} is used")
-        return _USUAL
     raise UsageError(
         f"no --config, and this directory has no {_USUAL}",
         where=os.getcwd(),
@@ -170,11 +168,22 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     )
 
 
+def usual(path: str | None) -> str | None:
+    """The configuration that is named, else ./run.yaml, with a line that says so; None: neither."""
+    import os
+
+    if path is None and os.path.isfile(_USUAL):
+        say(f"no --config: {os.path.abspath(_USUAL)} is used")
+        return _USUAL
+    return path
+
+
 def load(path: str | None, overrides: list[str] | None):
     """The checked configuration, if the policies allow it; its `run` section configures storage."""
     from howdah import storage
     from howdah.config import loader
 
+    path = usual(path)
     allowed(("--config", "path", None if path == "-" else path))
     checked = loader.load(path, overrides or [])
     for judge in _JUDGES:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from howdah import storage
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say, usual
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -51,6 +51,7 @@ def lineage(
     allowed(("--model", "model", model))
     datasets, runs, models = list(dataset or []), list(runs or []), list(models or [])
     checked = None
+    config = usual(config) if row is not None and not datasets else config
     if config is not None or set:
         checked = load(config, set)
         runs = runs or [storage.parent(checked.run.directory)]

@@ -106,7 +106,7 @@ def _refused(what: str, where: str, remedy: str) -> DataError:
 def _of_sheet(path: str) -> str:
     output = storage.name(path).rpartition(".")[0] + ".csv"
     return (
-        "save the sheet as CSV UTF-8 (File > Save As), or write it with pandas:\n"
+        "save the sheet as CSV UTF-8 (File > Save As), or write it with pandas and openpyxl:\n"
         + _python(_SHEET, file=path, output=output)
         + f"\nand set data.source: {output}"
     )

@@ -240,6 +240,12 @@ def test_run_yaml_of_the_directory_is_used_and_said(finished):
         f"no --config: {finished.directory}/run.yaml is used" in done.stderr
         and "is finished" in done.stderr
     )
+    done = subprocess.run(
+        [HOWDAH, "config", "check", "--set", "training.seed=7"], cwd=finished.directory,
+        capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert "run.yaml is used" in done.stderr and str(finished.run) in done.stdout
+    assert "seed: 7" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
