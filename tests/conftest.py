@@ -22,6 +22,7 @@ pytest_plugins = [
         "storage",
         "httpfs",
         "airflow",
+        "wheel",
     )
     if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]

@@ -5,32 +5,10 @@ import subprocess
 import sys
 import zipfile
 
-import pytest
-
 import howdah
 from howdah.packaging import package
-from tests import ROOT
 
 ROOMS = ("cli", "data", "etl", "jobs", "models", "serving", "training", "tuning", "yarn")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel that `pip wheel` builds from the sources that git keeps."""
-    folder = tmp_path_factory.mktemp("wheel")
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        source = ROOT / name
-        if source.is_file() and not name.startswith(("tests/", "docs/", "bench/")):
-            target = folder / "src" / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(source.read_bytes())
-    argv = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*argv, "--wheel-dir", folder, folder / "src"], check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    return path
 
 
 def test_its_only_top_level_name_is_howdah(wheel):

@@ -11,7 +11,6 @@ import sys
 
 import pytest
 
-from howdah.packaging import package
 from tests import ROOT
 from tests.support.models.tiny_model import write_tiny_model
 from tests.support.ports import free_port
@@ -26,7 +25,7 @@ PROGRAMS = (
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+def environment(tmp_path_factory, wheel):
     """A virtual environment with howdah[torch,etl,serve] from the lock and set-up's download cache.
 
     Tests reach no package index, so pip's part of the README's command is this installation.
@@ -50,7 +49,7 @@ def environment(tmp_path_factory):
     run(uv, "venv", "--python", sys.executable, home / "env")
     install = (uv, "pip", "install", "--offline", "--python", python, "--link-mode", "symlink")
     run(*install, "--require-hashes", "-r", lock)
-    run(*install, "--no-deps", package.wheel(str(home)).path)
+    run(*install, "--no-deps", wheel)
     yield home
     shutil.rmtree(home)
 
@@ -62,6 +61,8 @@ def readme_lines() -> list[str]:
     return [line.split("  #")[0].rstrip() for line in section.splitlines()]
 
 
+# `full`: an ETL, a training and a server with cold caches take minutes.
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_csv_becomes_a_served_model_without_root(environment, tmp_path):
     programs = tmp_path / "bin"
