@@ -123,5 +123,5 @@ def test_training_prints_what_it_does(place, framework, np):
     # The first run on the dataset version measures the baseline; the others find it.
     measures = "measuring the baseline, TF-IDF with logistic regression"
     expect(lines, [*_TRAIN, *([measures] if measures in lines else [])])
-    (beside,) = place[0].glob("dataset/baselines/*/*")
+    (beside,) = place[0].glob("datasets/*/baselines/*/*")
     assert sorted(os.listdir(beside)) == ["baseline.json", "baseline.npz"]
