@@ -100,8 +100,10 @@ def etl(
     if compact:
         _compact(checked, json)
         return
+    from howdah.config.loader import require_secrets
     from howdah.etl import attention, peek
 
+    require_secrets(checked, "data")
     with login(checked.data.spark):
         look = peek.look(checked.data)
     if check:

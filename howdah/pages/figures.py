@@ -34,11 +34,11 @@ def percent(share: float | None) -> str:
     """Format a share.
 
     >>> percent(0.4047), percent(0.00004), percent(0.0), percent(None)
-    ('40.5\xa0%', '0.004\xa0%', '0.0\xa0%', '–')
+    ('40.5 %', '0.004 %', '0.0 %', '–')
     """
     if share is None:
         return DASH
-    return f"{100 * share:.1g}\xa0%" if 0 < abs(share) < 5e-4 else f"{100 * share:.1f}\xa0%"
+    return f"{100 * share:.1g} %" if 0 < abs(share) < 5e-4 else f"{100 * share:.1f} %"
 
 
 def size(count: int | None) -> str:
@@ -60,8 +60,8 @@ def size(count: int | None) -> str:
 def duration(seconds: float | None) -> str:
     """Format a length of time.
 
-    >>> duration(0.003), duration(0.25), duration(59), duration(192), duration(7_500)
-    ('0 s', '0.2 s', '59 s', '3 min 12 s', '2 h 5 min', '2 d 7 h')
+    >>> duration(0.003), duration(0.25), duration(59), duration(7_500), duration(198_000)
+    ('0 s', '0.2 s', '59 s', '2 h 5 min', '2 d 7 h')
     """
     if seconds is None:
         return DASH

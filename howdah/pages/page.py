@@ -55,6 +55,8 @@ def render(
         figures.moment,
     ):  # fmt: skip
         environment.filters[each.__name__] = each
+    # In a table's cell a figure and its sign stay on one line.
+    environment.filters["percent"] = lambda share: figures.percent(share).replace(" ", "\u00a0")
     environment.globals["meanings"] = MEANINGS
     common = files(__package__)
     whole = common.joinpath("page.js").read_text("utf-8") + script
