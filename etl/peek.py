@@ -38,7 +38,7 @@ class Look:
     size: int
     """Bytes of all files."""
     samples: list[Sample]
-    """Of the first file of the source, and of each official set."""
+    """Samples of the first file of the source, and of that of each official set."""
     rows: int = 0
     whole: bool = False
     """True if the source has no other rows."""

@@ -61,16 +61,16 @@ def _source(config: Config) -> Check:
     look = peek.look(data)
     if look is None:
         return Check("source", "skip", f"{data.source or data.query_file}: Spark alone can look")
-    found = f"{look.samples[0].path}, {len(look.labels)} labels in {look.rows:,} rows"
+    rows = f"{look.samples[0].path}, {len(look.labels)} labels in {look.rows:,} rows"
     warnings = [*look.warnings, *look.advice]
-    return Check("source", "warn" if warnings else "ok", found, "; ".join(warnings) or None)
+    return Check("source", "warn" if warnings else "ok", rows, "; ".join(warnings) or None)
 
 
 def _dataset(config: Config) -> Check:
     path = config.data.dataset
     if not storage.exists(path):
-        found = f"{storage.absolute(path)} does not exist yet: `howdah etl` makes it"
-        return Check("dataset", "skip", found)
+        missing = f"{storage.absolute(path)} does not exist yet: `howdah etl` makes it"
+        return Check("dataset", "skip", missing)
     dataset = load_dataset(path)
     rows = ", ".join(f"{name} {dataset.manifest.rows(name):,}" for name in dataset.manifest.splits)
     return Check("dataset", "ok", f"{storage.absolute(dataset.path)} ({rows} rows)")

@@ -17,7 +17,7 @@ _BLOCK_BYTES = 2**20
 _OTHER = "windows-1252"
 """What spreadsheet programs on Windows save as "CSV" in Europe and America."""
 _ANY = "ISO-8859-1"
-"""In which any bytes decode."""
+"""An encoding in which any bytes decode."""
 
 
 def explained(paths: Sequence[str], encoding: str) -> str | None:

@@ -69,8 +69,7 @@ def _path(home: str, java: str) -> str:
 
 
 def _whole(path: str) -> bool:
-    """Whether a JVM has finished the file: it writes the header, which begins with a magic number,
-    last."""
+    """Return True if a JVM has finished the file, whose first bytes it writes last."""
     try:
         with open(path, "rb") as file:
             return file.read(4).strip(b"\0") != b""

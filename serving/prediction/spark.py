@@ -89,9 +89,9 @@ def predict_spark(
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
-        chosen = serving_framework(version, framework)
+        runtime = serving_framework(version, framework)
         with sessions.explained(config):
-            made = _predict(request, config, chosen, progress)
+            made = _predict(request, config, runtime, progress)
         return {"model": model, "version": version.number, **made}
 
 

@@ -177,21 +177,21 @@ def _tested(runs: Sequence[_Run]) -> dict[str, Any] | None:
 def _summary(rows: Sequence[Mapping[str, Any]], name: str, split: str) -> dict[str, str]:
     """Return {state, word, sentence} about the best run (the first row) and the others."""
     best, others = rows[0], rows[1:]
-    known = [row for row in others if row["real"] is not None]
-    if not known:
+    tested = [row for row in others if row["real"] is not None]
+    if not tested:
         return {
             "state": "unknown",
             "word": "Not tested",
             "sentence": f"{best['title']} has the best {name}. Whether that is more than chance is"
             f" not known: the runs have no predictions of the same rows of {split}.",
         }
-    real = [row for row in known if row["real"]]
+    real = [row for row in tested if row["real"]]
     if len(others) == 1:
-        low, high = sorted(abs(end) for end in known[0]["interval"]) if real else (0.0, 0.0)
+        low, high = sorted(abs(end) for end in tested[0]["interval"]) if real else (0.0, 0.0)
         more = f" (95 %: {low:.4f} to {high:.4f})" if real else ""
         sentence = (
-            f"{best['title']} is better by {abs(known[0]['difference']):.4f} {name}{more} on"
-            f" {known[0]['rows']:,} rows of {split}: "
+            f"{best['title']} is better by {abs(tested[0]['difference']):.4f} {name}{more} on"
+            f" {tested[0]['rows']:,} rows of {split}: "
         )
         sentence += "more than chance explains." if real else "chance alone explains that."
     else:

@@ -63,7 +63,7 @@ def text_folder(folder) -> str:
 
 
 def saved_to_disk(folder) -> str:
-    """As `Dataset.save_to_disk` writes it: an Arrow stream and two files of JSON."""
+    """Write what `Dataset.save_to_disk` does: an Arrow stream and two files of JSON."""
     table = pa.table({"message": [r[2] for r in ROWS],
                       "category": [LABELS.index(r[3]) for r in ROWS]})  # fmt: skip
     (folder / "saved").mkdir()
@@ -292,7 +292,7 @@ def test_labels_that_need_a_look_come_with_the_lines_to_paste(tmp_path):
 
 
 def test_rows_without_an_id_are_not_judged_by_their_labels(tmp_path):
-    """As in the ETL, which fails of unknown labels and takes a few rows without an id."""
+    """The peek judges as the ETL does: unknown labels fail, a few rows without an id do not."""
     path = write(tmp_path / "m.csv", lines(rows=[*ROWS, ["", "mail", "some text", "other"]]))
     seen = look(path, labels=LABELS)
     assert seen.reasons == {"no_id": 1} and seen.labels.total() == 60
