@@ -76,8 +76,17 @@ class _Frame:
         seconds = time.monotonic() - self.began
         if not self.done or not self.total or self.done >= self.total or seconds < _SHORT_SECONDS:
             return ""
-        left = seconds * (self.total - self.done) / self.done
-        return f", about {left:.0f} s left" if left < 120 else f", about {left / 60:.0f} min left"
+        return ", " + time_left(seconds, self.done, self.total)
+
+
+def time_left(seconds: float, done: int, total: int) -> str:
+    """Say how long the rest of counted work takes at the speed so far.
+
+    >>> time_left(10.0, 5, 10), time_left(60.0, 1, 11)
+    ('about 10 s left', 'about 10 min left')
+    """
+    left = seconds * (total - done) / done
+    return f"about {left:,.0f} s left" if left < 120 else f"about {left / 60:,.0f} min left"
 
 
 class Activity:

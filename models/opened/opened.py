@@ -235,22 +235,22 @@ def open_model(
     """
     version = open_version(path)
     directory = version.path
-    chosen = serving_framework(version, framework)
-    patterns = patterns_of(chosen)
+    runtime = serving_framework(version, framework)
+    patterns = patterns_of(runtime)
     local = modelfiles.fetch(directory, patterns=patterns)
     files = files or integrity.files_of(directory)
     with integrity.unchanged(directory, files, local, patterns):
-        return _opened(version, local, chosen, threads)
+        return _opened(version, local, runtime, threads)
 
 
-def _opened(version: Version, local: str, chosen: str, threads: int | None) -> ServedModel:
+def _opened(version: Version, local: str, runtime: str, threads: int | None) -> ServedModel:
     """The model in `local`, which is a copy of the version's directory or that directory."""
     directory = version.path
     info_path = storage.join(directory, INFO)
     copied = replace(version, path=local)
     info, labels, task = copied.info, list(copied.labels), copied.task
-    count = prepare(chosen, threads)
-    unread = without_weights(chosen, info)
+    count = prepare(runtime, threads)
+    unread = without_weights(runtime, info)
     base = load_base(local, label_names=labels, weights=not unread)
     missing = [name for name in base.family.classifier_names if name not in base.weights]
     if missing and not unread:
@@ -274,11 +274,11 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
     decision = Decision.of(info, labels, task, where=info_path)
     ends = encoder.first_type_ends if pairs else None
     settings = {"classes": len(labels), "threads": count, "first_type_ends": ends}
-    forward, gpu = forward_of(chosen, base, info, local=local, where=directory, **settings)
+    forward, gpu = forward_of(runtime, base, info, local=local, where=directory, **settings)
     cleaned = info.get("clean") or {}
     return ServedModel(
         path=version.address,
-        framework=chosen,
+        framework=runtime,
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),
         max_length=min(info.get("max_length") or limit, limit),
@@ -293,5 +293,5 @@ def _opened(version: Version, local: str, chosen: str, threads: int | None) -> S
         task=task,
         pairs=pairs,
         decision=decision,
-        own_width=chosen in onnx_graph.FILES,
+        own_width=runtime in onnx_graph.FILES,
     )

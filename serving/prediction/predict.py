@@ -11,6 +11,7 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
+from howdah.core.activity import time_left
 from howdah.errors import DataError, UsageError
 from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import Profile, reference_of
@@ -224,11 +225,8 @@ class _Pace:
         self._due = seconds + _PROGRESS_SECONDS
         line = f"{rows:,} rows, {rows / seconds:,.0f} rows/s"
         if self._total is not None and self._total > rows:
-            left = seconds * (self._total - rows) / rows
-            line = f"{rows:,} of about {self._total:,} rows, {rows / seconds:,.0f} rows/s,"
-            line += (
-                f" about {left:,.0f} s left" if left < 120 else f" about {left / 60:,.0f} min left"
-            )
+            line = f"{rows:,} of about {self._total:,} rows, {rows / seconds:,.0f} rows/s, "
+            line += time_left(seconds, rows, self._total)
         self._progress(line)
 
 

@@ -143,8 +143,8 @@ def _tested(runs: Sequence[_Run]) -> dict[str, Any] | None:
         {metric, split, lower, state, word, best, rows: [{title, value, difference, interval,
         rows, real}]}; None: fewer than two runs have the metric.
     """
-    chosen = figures_of(runs[0].values, runs[0].text)
-    name, split = chosen.metric, chosen.split
+    figure = figures_of(runs[0].values, runs[0].text)
+    name, split = figure.metric, figure.split
     metrics = [((run.values.get("metrics") or {}).get(split) or {}) for run in runs]
     values = [each.get(name) for each in metrics]
     scored = [n for n, value in enumerate(values) if value is not None]
@@ -153,7 +153,7 @@ def _tested(runs: Sequence[_Run]) -> dict[str, Any] | None:
     best = max(scored, key=lambda n: METRICS[name].score(values[n]))
     labels = metrics[best].get("labels") or []
     question = paired.Question(
-        metric=name, split=split, task=chosen.task, labels=labels,
+        metric=name, split=split, task=figure.task, labels=labels,
         rows=int(metrics[best].get("rows") or 0),
     )  # fmt: skip
     ours, rows = paired.read(runs[best].directory, question), []

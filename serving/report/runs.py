@@ -79,10 +79,10 @@ def listed(directory: str, state_of: Callable[[str], str], sort: str = "started"
         raise NotFound("there is no such directory", where=directory)
     runs = [_read(directory, path, state_of) for path in _directories(directory)]
     runs.sort(key=lambda run: run.run)
-    known = [run for run in runs if _key(run, sort) is not None]
+    with_value = [run for run in runs if _key(run, sort) is not None]
     texts = sort in ("run", "state", "verdict", "dataset", "framework")
-    known.sort(key=lambda run: _key(run, sort), reverse=not texts)
-    return known + [run for run in runs if _key(run, sort) is None]
+    with_value.sort(key=lambda run: _key(run, sort), reverse=not texts)
+    return with_value + [run for run in runs if _key(run, sort) is None]
 
 
 def _key(run: Run, column: str) -> Any:
@@ -133,8 +133,8 @@ def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
         config = ""
     status = str(values.get("status") or "unknown")
     attempts = values.get("attempts") or [{}]
-    chosen = figures_of(values, config)
-    value = ((values.get("metrics") or {}).get(chosen.split) or {}).get(chosen.metric)
+    figure = figures_of(values, config)
+    value = ((values.get("metrics") or {}).get(figure.split) or {}).get(figure.metric)
     dataset = values.get("dataset") or attempts[-1].get("dataset")
     report = storage.join(directory, REPORT)
     head = _head(report)
@@ -144,8 +144,8 @@ def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
         run=name,
         state=state_of(directory).lower() if status == "running" else status,
         started=values.get("created") or attempts[0].get("started"),
-        metric=chosen.metric if value is not None else None,
-        split=chosen.split if value is not None else None,
+        metric=figure.metric if value is not None else None,
+        split=figure.split if value is not None else None,
         value=value,
         verdict=verdict[1].decode() if verdict else None,
         dataset=storage.name(dataset) if dataset else None,

@@ -42,8 +42,8 @@ class Asked:
         )  # fmt: skip
 
     def files(self) -> dict[str, bytes]:
-        found = sorted(path for path in self.run.rglob("*") if path.is_file())
-        return {str(one): one.read_bytes() for one in found if one.suffix != ".lock"}
+        files = sorted(path for path in self.run.rglob("*") if path.is_file())
+        return {str(one): one.read_bytes() for one in files if one.suffix != ".lock"}
 
     def json(self, name: str) -> dict:
         return json.loads((self.run / name).read_text())
@@ -154,10 +154,10 @@ def test_another_version_of_the_dataset_is_refused(finished, tmp_path, tiny_data
 
 def test_status_of_a_run_directory(finished):
     done = finished.command("status", "--json")
-    found = json.loads(done.stdout)
-    assert (done.returncode, found["state"], found["step"]) == (0, "FINISHED", 4)
-    assert found["metrics"]["validation"]["loss"] > 0
-    assert found["logs"] == str(finished.run / "logs") and found["total_steps"] == 4
+    status = json.loads(done.stdout)
+    assert (done.returncode, status["state"], status["step"]) == (0, "FINISHED", 4)
+    assert status["metrics"]["validation"]["loss"] > 0
+    assert status["logs"] == str(finished.run / "logs") and status["total_steps"] == 4
 
 
 def test_status_of_a_run_that_failed_before_it_had_a_record(tmp_path):
@@ -166,9 +166,9 @@ def test_status_of_a_run_that_failed_before_it_had_a_record(tmp_path):
     (directory / "config.yaml").write_text("run: {name: r}\n")
     assert run_status(str(directory))["state"] == "LOST"
     failure.write(str(directory), failure.of(0, DataError("there is no dataset", where="data")))
-    found = run_status(str(directory))
-    assert (found["state"], found["error"]) == ("FAILED", "there is no dataset")
-    assert lines(found)[1] == "no attempt has begun its first step"
+    status = run_status(str(directory))
+    assert (status["state"], status["error"]) == ("FAILED", "there is no dataset")
+    assert lines(status)[1] == "no attempt has begun its first step"
     assert run_status(str(tmp_path)) is None
 
 

@@ -48,7 +48,7 @@ _TRAIN = [
 ]
 
 _SLOW = r"(starting the framework|reading the dataset|evaluating|exporting|profile|collecting).*"
-"""Phases of which a user is told where the machine needs more than 3 s for them."""
+"""Lines of phases, printed only where the machine needs more than 3 s for them."""
 
 
 def howdah(*words: str, cwd, **env: str) -> list[str]:

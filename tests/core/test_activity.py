@@ -185,14 +185,14 @@ def test_stages_are_numbered_lines_and_one_that_fails_leaves_none():
 
 def test_a_stage_that_takes_long_is_a_line_before_its_end(monkeypatch):
     monkeypatch.setattr(activity.Stages, "LONG", 0.01)
-    told = threading.Event()
+    printed = threading.Event()
     lines: list[str] = []
 
     def say(line: str) -> None:
         lines.append(line)
-        told.set()
+        printed.set()
 
     with activity.Stages(("read", "write"), say) as stages:
         stages.begin("write")
-        assert told.wait(30) and lines == ["2/2 write ..."]
+        assert printed.wait(30) and lines == ["2/2 write ..."]
     assert re.fullmatch(r"2/2 write: \d+\.\d s", lines[1])
