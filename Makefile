@@ -1,11 +1,12 @@
 # Howdah's entry points; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo hadoop airflow test test-all lint format lock bench bench-gpu doctor clean
+.PHONY: help setup setup-gpu demo hadoop airflow lessons test test-all lint format lock bench bench-gpu doctor clean
 
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
 GROUP ?=
 CLUSTER ?=
+ONLY ?=
 CUDA_ARCHS ?=
 PORT ?= 8080
 # 1: a mini cluster is started as root, though other users work on this machine (docs/minicluster.md).
@@ -33,6 +34,9 @@ hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/mi
 
 airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, FRAMEWORK=torch, PORT=8080)
 	@$(PYTHON_ENV) -m tools.local_airflow.run --port $(PORT) --framework $(FRAMEWORK) $(if $(CLUSTER),--cluster)
+
+lessons: setup ## distributed training by short scripts, their figures and pictures on one page (ONLY="07 18")
+	@$(PYTHON_ENV) -m tools.lessons $(ONLY)
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
