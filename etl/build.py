@@ -479,7 +479,7 @@ def _csv_quality(
     most, worst = max(((most, worst) for _, most, worst in lines), default=(0, None))
     if texts:
         progress(
-            f"{texts:,} accepted texts hold line breaks, at most {most:,} (row {worst}); if texts"
+            f"{texts:,} accepted texts have line breaks, at most {most:,} (row {worst}); if texts"
             " of this source have none, a quote is not closed there, and data.csv.multiline: false"
             " reads each line by itself"
         )

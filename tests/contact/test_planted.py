@@ -175,7 +175,9 @@ def test_a_bare_rank_imports_nothing_else_from_it(project):
 
 
 # ----------------------------------------------------------------------------------- PYTHONPATH
-@pytest.mark.parametrize("words", [("train",), ("submit", "--on", "local", "--wait")])
+@pytest.mark.parametrize(
+    "words", [pytest.param(("train",), marks=full), ("submit", "--on", "local", "--wait")]
+)
 def test_packages_of_pythonpath_named_like_rooms_do_no_harm(project, tmp_path, words):
     """Howdah has one import name: a site's `training`, `jobs` or `etl` is another package."""
     folder = plant(tmp_path / "path", "training", "jobs", "etl", "serving", "tuning", "data")

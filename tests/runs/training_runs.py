@@ -65,6 +65,10 @@ class Finished:
     def run_json(self) -> dict:
         return storage.read_json(os.path.join(self.directory, "run.json"))
 
+    def log(self) -> str:
+        """What rank 0 logged."""
+        return storage.read_text(os.path.join(self.directory, "logs", "rank.0"))
+
     def checkpoint(self, step: int) -> str:
         return os.path.join(self.directory, "checkpoints", f"step-{step}")
 

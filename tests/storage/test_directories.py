@@ -78,13 +78,13 @@ def test_storages_without_owners_are_not_checked():
     assert storage.list_dir(directory) == []
 
 
-def test_howdah_train_leaves_a_foreign_directory_as_it_is(tmp_path):
+def test_howdah_train_leaves_a_foreign_directory_as_it_is(tmp_path, tiny_dataset):
     run = tmp_path / "run"
     run.mkdir()
     give_away(run)
     for words in (["-m", "howdah.cli", "train"], ["-m", "howdah.training"]):
         config = tmp_path / "given.yaml"
-        config.write_text(f"run: {{directory: {run}}}\n")
+        config.write_text(f"run: {{directory: {run}}}\ndata: {{dataset: {tiny_dataset.path}}}\n")
         done = subprocess.run(
             [sys.executable, *words, "--config", str(config)],
             cwd=ROOT, capture_output=True, text=True, timeout=120,

@@ -79,7 +79,7 @@ FORMS = [
 def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
     one = trained(framework, dropout=False)
     two = trained(framework, 2, dropout=False, **{"limit.sparse_embeddings": embeddings})
-    assert ("as rows" in two.output) is (embeddings == "sparse")
+    assert ("as rows" in two.log()) is (embeddings == "sparse")
     assert len(one.losses()) == len(two.losses()) == STEPS
     np.testing.assert_allclose(two.losses(), one.losses(), atol=1e-5, rtol=0)
     assert one.losses()[0] != one.losses()[-1]
@@ -130,7 +130,7 @@ def test_a_run_goes_on_over_torch_distributed_bit_by_bit(trained):
     resumed = trained("torch", 2, "torchrun", **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
     assert whole.run_json()["attempts"][-1]["comm"] == "horovod (mpi)"
     assert resumed.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
-    assert "2 ranks with torch.distributed (gloo)" in resumed.output
+    assert "2 ranks with torch.distributed (gloo)" in resumed.log()
     assert resumed.losses() == whole.losses()[MIDDLE:]
     assert_same_bits(whole, resumed)
 

@@ -139,7 +139,7 @@ def test_shards_hold_each_image_once_as_resized_pixels(made, folder, base):
     assert manifest.max_length == encoder.tokens == 5  # four patches and the class
     assert manifest.cleaning == {} and len(manifest.splits["train"]) == 2
     page = storage.read_text(result.report_path)
-    assert "images of\n16 x 16 pixels" in page and "undecodable" in page
+    assert "Images of 16 × 16 pixels" in page and "undecodable" in page
 
 
 def test_the_reader_gathers_the_same_pixels(made):

@@ -69,7 +69,8 @@ def live(jobs, name):
         pytest.param(["set_priority"], signal.SIGTERM, 143, [], marks=pytest.mark.full),
         # Its first question of the application, to which no answer is no failure.
         (["application"], signal.SIGTERM, 143, []),
-        (["job_page", "kill"], signal.SIGTERM, 143, []),  # once more, while it kills
+        # Once more, while it kills.
+        pytest.param(["job_page", "kill"], signal.SIGTERM, 143, [], marks=pytest.mark.full),
         pytest.param(["job_page", "kill"], signal.SIGINT, 130, [], marks=pytest.mark.full),
         (["follow"], signal.SIGTERM, 143, ["--wait"]),
         pytest.param(["follow", "kill"], signal.SIGINT, 130, ["--wait"], marks=pytest.mark.full),

@@ -191,9 +191,9 @@ def test_line_breaks_in_good_files_are_read_and_reported(spark, tmp_path, tiny_m
     assert (about["texts_with_line_breaks"], about["most_line_breaks"]) == (2, 2)
     assert about["stray_quotes"] == 1 and about["stray_quotes_at"] == [f"{path}, line 45"]
     worst = about["most_line_breaks_in"]
-    assert any(f"2 accepted texts hold line breaks, at most 2 (row {worst})" in x for x in lines)
+    assert any(f"2 accepted texts have line breaks, at most 2 (row {worst})" in x for x in lines)
     assert any("quotes that are not escaped" in line and "line 45" in line for line in lines)
-    assert "2 accepted texts hold line breaks" in storage.read_text(result.report_path)
+    assert "2 accepted texts have line breaks" in storage.read_text(result.report_path)
 
 
 @pytest.mark.spark
