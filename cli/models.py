@@ -53,6 +53,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
 
     checked = load(chosen(config, set), set)
     verdict = judge(checked, evaluator(checked))
+    _show_judgement(checked.run.directory)
     verdict.require("gate")
     for check in verdict.checks:
         say(f"{check.metric}: {check.got:.6g} ({check.bound_text}, {check.against})")
@@ -68,29 +69,33 @@ def reviewer(anyway: bool):
     that is Not good if gate.* sets no bounds."""
 
     def review(run, verdict) -> None:
-        from howdah.serving.report import report
-
         for note in verdict.notes:
             say(f"warning: {note}")
-        try:
-            judgement = report.judged(run.directory)
-        except HowdahError as error:
-            say(f"the report's verdict is not known: {error.what} ({error.where})")
-            return
-        if judgement is None:
-            return
-        judged = judgement.verdict
-        say(f"report: {judged.title}. {judged.sentence}")
-        say(judgement.line)
-        if judged.state == "bad" and not verdict.asks and not anyway:
+        judgement = _show_judgement(run.directory)
+        bad = judgement is not None and judgement.verdict.state == "bad"
+        if bad and not verdict.asks and not anyway:
             raise CheckFailed(
                 "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
-                got=judged.sentence,
+                got=judgement.verdict.sentence,
                 remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
             )
 
     return review
+
+
+def _show_judgement(directory: str):
+    """Print the verdict on a run, as `howdah train` did at its end; None: it is not known."""
+    from howdah.serving.report import report
+
+    try:
+        judgement = report.renew(directory, say)
+    except HowdahError as error:
+        say(f"the verdict is not known: {error.what} ({error.where})")
+        return None
+    for line in () if judgement is None else (judgement.verdict.line, judgement.line):
+        say(line)
+    return judgement
 
 
 @app.command()

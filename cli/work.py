@@ -280,14 +280,14 @@ def train(
     if np > 1:
         from howdah.cli.local_job import train as train_by_job
 
-        trained = train_by_job(checked, np=np)
+        train_by_job(checked, np=np)
     else:
         from howdah.training.launch.launch import train as train_in_process
 
-        trained = train_in_process(checked)
+        train_in_process(checked)
     from howdah.cli.training import judgement
 
-    judgement.conclude(checked, judgement.options(path, set), json, measure=trained)
+    judgement.conclude(checked, judgement.options(path, set), json)
 
 
 def _require_dataset(config) -> None:

@@ -11,26 +11,23 @@ from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
 from howdah.config.model import Config
 from howdah.errors import HowdahError
 from howdah.run_files import REPORT
-from howdah.serving.baseline.run import measure_baseline, measure_if_quick
+from howdah.serving.baseline.run import measure_baseline
 from howdah.serving.report import report
 from howdah.training.launch import outcome
 
 
-def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> None:
+def conclude(config: Config, words: list[str], json: bool) -> None:
     """Answer with a finished run and its judgement.
 
     Args:
         words: the options that name the configuration, for the next command.
-        measure: first measure the baseline, if there is none and it takes seconds.
     """
     directory = config.run.directory
-    if measure:
-        measure_if_quick(config, progress=say)
     page = storage.join(directory, REPORT)
     result: dict[str, Any] = {**outcome.summary(directory), "report": storage.absolute(page)}
     lines = []
     try:
-        judged = report.judged(directory)
+        judged = report.renew(directory, say)
     except HowdahError as error:
         say(f"the verdict is not known: {error.what} ({error.where})")
         judged = None
@@ -38,7 +35,7 @@ def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> 
     if judged is not None:
         state = judged.verdict.state
         result |= judged.as_dict()
-        lines = [f"{judged.verdict.title}: {judged.verdict.sentence}", judged.line]
+        lines = [judged.verdict.line, judged.line]
     result["next"] = _next(state, [redact.text(shlex.quote(word)) for word in words])
     answer(result, json, [*lines, f"report: {result['report']}", f"next: {result['next']}"])
 

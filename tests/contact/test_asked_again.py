@@ -92,6 +92,11 @@ def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
     answer = json.loads(done.stdout)
     assert answer["status"] == "finished" and answer["main"]["metric"] == "loss"
     assert answer["verdict"]["title"] in ("Good", "Not good", "Inconclusive")
+    # The rank has recorded this verdict at its end, after it had the baseline.
+    recorded = finished.json("run.json")["verdict"]
+    assert recorded["verdict"] == answer["verdict"]["title"]
+    assert recorded["verdict_reason"] == answer["verdict"]["sentence"]
+    assert "the baseline" in answer["main"]["against"]
     assert answer["report"] == str(finished.run / "report.html")
     assert "howdah publish --config" in answer["next"]
     assert finished.files() == before
