@@ -27,7 +27,7 @@ _ETL = [
     r"rows: train 185, validation 28, test 27",
     r"report: \S+/report\.html",
     r"Look at this:",  # data.max_length is 32 here
-    r"- 100% of the rows \(240 of 240\) have 32 tokens or more: .*",
+    r"- 100\.0 % of the rows \(240 of 240\) have 32 tokens or more: .*",
     r"      data:",
     r"        max_length: 64",
 ]

@@ -298,6 +298,16 @@ def test_rows_without_an_id_are_not_judged_by_their_labels(tmp_path):
     assert seen.reasons == {"no_id": 1} and seen.labels.total() == 60
 
 
+def test_rows_with_an_earlier_rows_id_are_counted_as_the_etl_drops_them(tmp_path):
+    again = [[ROWS[n][0], "mail", f"another text, number {n}", "account"] for n in range(20)]
+    path = write(tmp_path / "m.csv", lines(rows=[*ROWS, *again]))
+    seen = look(path)
+    assert "all 80 rows: 60 pass; rejected: 20 duplicate_id" in seen.lines()
+    assert look(path, columns={**COLUMNS, "id": None}).reasons == {}
+    own = look(path, split={"sources": {"test": write(tmp_path / "t.csv", lines())}})
+    assert own.reasons == {"duplicate_id": 20}  # an official set's keys are its own
+
+
 def test_a_source_that_is_not_files_of_rows_is_not_looked_at():
     assert look("db.messages", format="hive") is None
 
