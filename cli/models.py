@@ -20,6 +20,7 @@ from howdah.cli.common import (
     chosen,
     load,
     say,
+    typed,
 )
 from howdah.cli.groups import ModelCommands
 from howdah.errors import CheckFailed, HowdahError, UsageError
@@ -61,7 +62,8 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
     nothing = "gate: nothing to check: gate.* is empty"
-    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing])
+    following = f"next: {typed('publish', config, set)}"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing, following])
 
 
 def reviewer(anyway: bool):
@@ -156,7 +158,8 @@ def publish(
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
         lines += [f"MLflow: {made['mlflow']['state']}"]
-    answer(made, json, lines)
+    root = storage.parent(storage.absolute(made["path"]))
+    answer(made, json, [*lines, f"next: {typed('serve', None, None, '--model', root)}"])
 
 
 @app.command()

@@ -16,6 +16,7 @@ from howdah.cli.common import (
     login,
     refused,
     say,
+    typed,
 )
 from howdah.cli.models import evaluator
 from howdah.errors import UsageError
@@ -66,6 +67,9 @@ def tune(
     lines = [*_lines(made, []), f"page: {made['page']}"]
     if made["published"] is not None:
         lines.append(f"published: {made['published']['path']}")
+    elif made["best"] is not None:
+        best = [*(set or ()), f"run.directory={made['best']['run']}"]
+        lines.append(f"next: {typed('publish', config, best)}")
     answer(made, json, lines)
 
 

@@ -30,6 +30,7 @@ from howdah.cli.common import (
     pinned,
     policies,
     say,
+    typed,
 )
 from howdah.config import launchers
 from howdah.config.splits import SPLITS, TEST
@@ -126,6 +127,7 @@ def etl(
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
             f"report: {absolute(result.report_path)}",
             *attention.lines(made["look"]),
+            f"next: {typed('train', config, set)}",
         ],
     )
 
@@ -287,7 +289,8 @@ def train(
         train_in_process(checked)
     from howdah.cli.training import judgement
 
-    judgement.conclude(checked, judgement.options(path, set), json)
+    result, lines = judgement.conclude(checked, typed("publish", path, set))
+    answer(result, json, lines)
 
 
 def _require_dataset(config) -> None:
@@ -360,7 +363,8 @@ def export(
 
     path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)
     _add_profile(checked, path)
-    answer({"export": path}, json, [f"export: {path}"])
+    following = typed("serve", None, None, "--model", absolute(path))
+    answer({"export": path}, json, [f"export: {path}", f"next: {following}"])
 
 
 def _add_profile(config, path: str) -> None:

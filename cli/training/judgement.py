@@ -3,10 +3,9 @@ it is compared with: the baseline."""
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
-from howdah import redact, storage
+from howdah import storage
 from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
 from howdah.config.model import Config
 from howdah.errors import HowdahError
@@ -16,11 +15,11 @@ from howdah.serving.report import report
 from howdah.training.launch import outcome
 
 
-def conclude(config: Config, words: list[str], json: bool) -> None:
-    """Answer with a finished run and its judgement.
+def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
+    """A finished run with its judgement, as JSON and in lines.
 
     Args:
-        words: the options that name the configuration, for the next command.
+        publish: the command that publishes it.
     """
     directory = config.run.directory
     page = storage.join(directory, REPORT)
@@ -36,8 +35,8 @@ def conclude(config: Config, words: list[str], json: bool) -> None:
         state = judged.verdict.state
         result |= judged.as_dict()
         lines = [judged.verdict.line, judged.line]
-    result["next"] = _next(state, [redact.text(shlex.quote(word)) for word in words])
-    answer(result, json, [*lines, f"report: {result['report']}", f"next: {result['next']}"])
+    result["next"] = _next(state, publish)
+    return result, [*lines, f"report: {result['report']}", f"next: {result['next']}"]
 
 
 def evaluate_baseline(
@@ -57,14 +56,7 @@ def evaluate_baseline(
     answer(measured, json, [*lines, f"baseline: {storage.absolute(measured['path'])}"])
 
 
-def options(config: str | None, overrides: list[str] | None) -> list[str]:
-    """The options of a command that name its configuration."""
-    words = [] if config is None else ["--config", config]
-    return [*words, *(word for one in overrides or () for word in ("--set", one))]
-
-
-def _next(state: str, words: list[str]) -> str:
-    publish = " ".join(["howdah publish", *words])
+def _next(state: str, publish: str) -> str:
     if state == "good":
         return publish
     if state == "bad":

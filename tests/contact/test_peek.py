@@ -332,9 +332,11 @@ def test_from_a_file_to_a_configuration_and_a_check(tmp_path):
     write(tmp_path / "m.csv", lines(";", [*HEADER[:3], "category "]).encode("cp1252"))
     assert howdah("etl", "--check", cwd=tmp_path).returncode == 2
     done = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, f"written: {tmp_path}/run.yaml\n")
+    written = f"written: {tmp_path}/run.yaml\nnext: howdah etl --config run.yaml\n"
+    assert (done.returncode, done.stderr) == (0, written)
     again = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
     assert again.returncode == 5  # never overwritten
+    assert "remedy:   give another name" in again.stderr
     done = howdah("etl", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"no --config: {tmp_path}/run.yaml is used" in done.stderr

@@ -283,7 +283,7 @@ def test_wait_shows_the_lines_of_a_second_attempt_from_its_first_one_on(job):
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
     job_of(manager, job.directory).wait(say)
-    assert lines[-2:] == [f"{APP} is FINISHED", "resumed"]
+    assert lines[-2:] == ["resumed", f"{APP} is FINISHED"]
 
 
 def test_wait_raises_the_jobs_own_error_with_its_exit_code(job):
