@@ -7,8 +7,12 @@ from typing import Any
 
 from howdah import storage
 from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
+from howdah.config.metric_table import SHOWN
 from howdah.config.model import Config
+from howdah.core.terminal import as_table
 from howdah.errors import HowdahError
+from howdah.models.runs import record
+from howdah.pages.figures import number
 from howdah.run_files import REPORT
 from howdah.serving.baseline.run import measure_baseline
 from howdah.serving.report import report
@@ -46,14 +50,28 @@ def evaluate_baseline(
     if folds is not None:
         cross_validate(load_to_begin(path, overrides), folds, json, baseline=True)
         return
-    measured = measure_baseline(load(path, overrides), progress=say)
-    lines = [
-        f"{split} {name}: {value:.4f}"
-        for split, metrics in measured["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    ]
+    config = load(path, overrides)
+    measured = measure_baseline(config, progress=say)
+    lines = _beside_the_model(config, measured)
     answer(measured, json, [*lines, f"baseline: {storage.absolute(measured['path'])}"])
+
+
+def _beside_the_model(config: Config, measured: dict[str, Any]) -> list[str]:
+    """A table of the baseline's figures and those of the run, if it is on the same dataset."""
+    try:
+        run = record.read(config.run.directory)
+    except HowdahError:
+        run = {}
+    dataset = (run.get("attempts") or [{}])[-1].get("dataset") or ""
+    is_same = storage.name(dataset) == storage.name(measured["dataset"])
+    model = (run.get("metrics") or {}) if is_same else {}
+    table = [
+        (split, name, number(metrics[name]), number((model.get(split) or {}).get(name)))
+        for split, metrics in measured["metrics"].items()
+        for name in SHOWN
+        if metrics.get(name) is not None
+    ]
+    return as_table([("split", "metric", "baseline", "model"), *table])
 
 
 def _next(state: str, publish: str) -> str:
