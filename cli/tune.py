@@ -20,7 +20,7 @@ from howdah.cli.common import (
 )
 from howdah.cli.models import evaluator
 from howdah.errors import UsageError
-from howdah.pages.figures import duration
+from howdah.pages.figures import duration, percent
 
 if TYPE_CHECKING:
     from howdah.config.model import Config
@@ -90,7 +90,7 @@ def _lines(study: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
     for key, value in best["params"].items():
         share = study["importance"].get(key)
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        lines.append(f"    {key}: {shown}" + (f" (importance {share:.0%})" if share else ""))
+        lines.append(f"    {key}: {shown}" + (f" (importance {percent(share)})" if share else ""))
     if study["seconds_left"] is not None:
         lines.append(f"about {duration(study['seconds_left'])} left")
     return [*lines, f"run: {best['run']}"]

@@ -441,7 +441,10 @@ def predict(
     from howdah.serving.prediction import predict as predictor
 
     if source is None or output is None:
-        raise UsageError("predict needs --source and --output, or --stdin")
+        raise UsageError(
+            "predict needs --source and --output, or --stdin",
+            remedy="for example `--source messages.csv --output predictions.csv`",
+        )
     summary = predictor.predict(
         model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,

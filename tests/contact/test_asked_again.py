@@ -248,6 +248,13 @@ def test_run_yaml_of_the_directory_is_used_and_said(finished):
         and "is finished" in done.stderr
     )
     done = subprocess.run(
+        [HOWDAH, "runs", "--json"], cwd=finished.directory,
+        capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    listed = json.loads(done.stdout)
+    assert listed["directory"] == str(finished.directory)  # above run.directory: not ./runs
+    assert [one["run"] for one in listed["runs"]] == ["run"]
+    done = subprocess.run(
         [HOWDAH, "config", "check", "--set", "training.seed=7"], cwd=finished.directory,
         capture_output=True, text=True, timeout=LIMIT,
     )  # fmt: skip

@@ -175,7 +175,9 @@ def test_ps_shows_a_line_a_job():
         "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
         "CPU-H", "GPU-H",
     ]  # fmt: skip
-    assert line.split()[:6] == [APP, "tiny", "me", "default", "SUCCEEDED", "50%"]
+    assert line.split()[:6] == [APP, "tiny", "me", "default", "FINISHED", "50%"]
+    failed = listed(Manager("FINISHED", "FAILED"), user="me", finished=True)
+    assert ps_lines(failed)[1].split()[4] == "FAILED"  # YARN has FINISHED where its driver ended
     assert ps_lines([]) == ["no jobs"]
 
 
