@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as _json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -194,6 +195,20 @@ def load(path: str | None, overrides: list[str] | None):
     )  # fmt: skip
     _LOADED[:] = [checked]
     return checked
+
+
+def typed(
+    command: str, path: str | None = None, overrides: Sequence[str] | None = None, *more: str
+) -> str:
+    """A command with the configuration of this one, as a user types it.
+
+    Args:
+        more: further arguments.
+    """
+    words = [] if path is None else ["--config", path]
+    words += [word for one in overrides or () for word in ("--set", one)]
+    shown = (redact.text(shlex.quote(word)) for word in (*words, *more))
+    return " ".join([f"howdah {command}", *shown])
 
 
 def note_command() -> None:

@@ -15,6 +15,7 @@ from howdah.cli.common import (
     answer,
     load,
     say,
+    usual,
 )
 from howdah.cli.models import group
 from howdah.errors import HowdahError, UsageError
@@ -66,7 +67,8 @@ def report(
 @app.command()
 def runs(
     directory: Annotated[
-        str | None, typer.Argument(help="Any storage; by default runs, or of run.directory.")
+        str | None,
+        typer.Argument(help="Any storage; default: that above run.directory, else runs."),
     ] = None,
     sort: Annotated[
         str, typer.Option(help="Column: the largest, best or newest first.")
@@ -77,6 +79,7 @@ def runs(
 ) -> None:
     """List the runs below a directory, the newest first, and write runs.html into it."""
     if directory is None:
+        config = usual(config)
         above = config is None and not set
         directory = "runs" if above else storage.parent(load(config, set).run.directory)
     allowed(("DIRECTORY", "path", directory))

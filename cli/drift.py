@@ -134,6 +134,7 @@ def _check(
                 if is_chosen
             )
             or "none of them",
+            remedy="`--source FILE` judges a file of texts, or of predictions by `howdah predict`",
         )
     problems = {
         "--partition goes with --table": (partition is None) != (table is None),

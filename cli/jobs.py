@@ -22,6 +22,7 @@ from howdah.cli.common import (
     load_to_begin,
     note_command,
     say,
+    typed,
 )
 from howdah.core.terminal import shown
 from howdah.errors import NotFound, PermissionDenied, UsageError
@@ -191,11 +192,17 @@ def submit(
         if done is not None and not etl and checked.job.on != "yarn":
             answer(settings.of_finished(checked, on=checked.job.on), json, done)
             return
-    submit_to(cluster, wait, dry_run, json)
+    submit_to(cluster, wait, dry_run, json, typed("publish", config, set))
 
 
-def submit_to(cluster: Any, wait: bool = False, dry_run: bool = False, json: bool = False) -> None:
-    """Submit what the cluster was made for, and answer with it."""
+def submit_to(
+    cluster: Any, wait: bool = False, dry_run: bool = False, json: bool = False, publish: str = ""
+) -> None:
+    """Submit what the cluster was made for, and answer with it.
+
+    Args:
+        publish: the command that publishes a training job's run.
+    """
     from howdah.jobs import submit as submission
 
     if dry_run:
@@ -207,7 +214,12 @@ def submit_to(cluster: Any, wait: bool = False, dry_run: bool = False, json: boo
     if wait:
         seconds = cluster.config.checkpoint.grace_seconds
         final = application.follow(seconds, say, page=made.page)
-        answer({**made.as_dict(), "status": final}, json, [f"{application.id} succeeded"])
+        from howdah.cli.training import judgement
+
+        with cluster.session():
+            result, lines = judgement.conclude(cluster.config, publish)
+        result |= {**made.as_dict(), "status": final}
+        answer(result, json, [f"{application.id} succeeded", *lines])
         return
     page = [f"page: {made.page}"] if made.page else []  # none yet while the dataset is made
     answer(made.as_dict(), json, [application.id, *page, f"follow it: {made.follow}"])

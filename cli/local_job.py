@@ -43,8 +43,8 @@ stop, ends its workers and writes its last status."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train(config: Config, *, np: int) -> bool:
-    """Train with `np` ranks and wait for the end; False if the run was finished before.
+def train(config: Config, *, np: int) -> None:
+    """Train with `np` ranks and wait for the end; nothing if the run was finished before.
 
     Args:
         np: ranks, 2 or more.
@@ -57,14 +57,13 @@ def train(config: Config, *, np: int) -> bool:
     done = settings.already_finished(config)
     if done is not None:
         print("\n".join(done), file=sys.stderr, flush=True)
-        return False
+        return
     lock = RunLock(local_directory(directory), ".launch.lock", directory)
     lock.take()
     try:
         _run(config)
     finally:
         lock.release()
-    return True
 
 
 def _job_config(config: Config, np: int) -> Config:

@@ -20,6 +20,7 @@ from howdah.cli.common import (
     chosen,
     load,
     say,
+    typed,
 )
 from howdah.cli.groups import ModelCommands
 from howdah.errors import CheckFailed, HowdahError, UsageError
@@ -53,6 +54,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
 
     checked = load(chosen(config, set), set)
     verdict = judge(checked, evaluator(checked))
+    _show_judgement(checked.run.directory)
     verdict.require("gate")
     for check in verdict.checks:
         say(f"{check.metric}: {check.got:.6g} ({check.bound_text}, {check.against})")
@@ -60,7 +62,8 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
     nothing = "gate: nothing to check: gate.* is empty"
-    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing])
+    following = f"next: {typed('publish', config, set)}"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else nothing, following])
 
 
 def reviewer(anyway: bool):
@@ -68,29 +71,33 @@ def reviewer(anyway: bool):
     that is Not good if gate.* sets no bounds."""
 
     def review(run, verdict) -> None:
-        from howdah.serving.report import report
-
         for note in verdict.notes:
             say(f"warning: {note}")
-        try:
-            judgement = report.judged(run.directory)
-        except HowdahError as error:
-            say(f"the report's verdict is not known: {error.what} ({error.where})")
-            return
-        if judgement is None:
-            return
-        judged = judgement.verdict
-        say(f"report: {judged.title}. {judged.sentence}")
-        say(judgement.line)
-        if judged.state == "bad" and not verdict.asks and not anyway:
+        judgement = _show_judgement(run.directory)
+        bad = judgement is not None and judgement.verdict.state == "bad"
+        if bad and not verdict.asks and not anyway:
             raise CheckFailed(
                 "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
-                got=judged.sentence,
+                got=judgement.verdict.sentence,
                 remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
             )
 
     return review
+
+
+def _show_judgement(directory: str):
+    """Print the verdict on a run, as `howdah train` did at its end; None: it is not known."""
+    from howdah.serving.report import report
+
+    try:
+        judgement = report.renew(directory, say)
+    except HowdahError as error:
+        say(f"the verdict is not known: {error.what} ({error.where})")
+        return None
+    for line in () if judgement is None else (judgement.verdict.line, judgement.line):
+        say(line)
+    return judgement
 
 
 @app.command()
@@ -151,7 +158,8 @@ def publish(
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     if follows:
         lines += [f"MLflow: {made['mlflow']['state']}"]
-    answer(made, json, lines)
+    root = storage.parent(storage.absolute(made["path"]))
+    answer(made, json, [*lines, f"next: {typed('serve', None, None, '--model', root)}"])
 
 
 @app.command()

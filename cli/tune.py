@@ -16,10 +16,11 @@ from howdah.cli.common import (
     login,
     refused,
     say,
+    typed,
 )
 from howdah.cli.models import evaluator
 from howdah.errors import UsageError
-from howdah.pages.figures import duration
+from howdah.pages.figures import duration, percent
 
 if TYPE_CHECKING:
     from howdah.config.model import Config
@@ -66,6 +67,9 @@ def tune(
     lines = [*_lines(made, []), f"page: {made['page']}"]
     if made["published"] is not None:
         lines.append(f"published: {made['published']['path']}")
+    elif made["best"] is not None:
+        best = [*(set or ()), f"run.directory={made['best']['run']}"]
+        lines.append(f"next: {typed('publish', config, best)}")
     answer(made, json, lines)
 
 
@@ -86,7 +90,7 @@ def _lines(study: dict[str, Any], trials: list[dict[str, Any]]) -> list[str]:
     for key, value in best["params"].items():
         share = study["importance"].get(key)
         shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-        lines.append(f"    {key}: {shown}" + (f" (importance {share:.0%})" if share else ""))
+        lines.append(f"    {key}: {shown}" + (f" (importance {percent(share)})" if share else ""))
     if study["seconds_left"] is not None:
         lines.append(f"about {duration(study['seconds_left'])} left")
     return [*lines, f"run: {best['run']}"]

@@ -30,6 +30,7 @@ from howdah.cli.common import (
     pinned,
     policies,
     say,
+    typed,
 )
 from howdah.config import launchers
 from howdah.config.splits import SPLITS, TEST
@@ -126,6 +127,7 @@ def etl(
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
             f"report: {absolute(result.report_path)}",
             *attention.lines(made["look"]),
+            f"next: {typed('train', config, set)}",
         ],
     )
 
@@ -280,14 +282,15 @@ def train(
     if np > 1:
         from howdah.cli.local_job import train as train_by_job
 
-        trained = train_by_job(checked, np=np)
+        train_by_job(checked, np=np)
     else:
         from howdah.training.launch.launch import train as train_in_process
 
-        trained = train_in_process(checked)
+        train_in_process(checked)
     from howdah.cli.training import judgement
 
-    judgement.conclude(checked, judgement.options(path, set), json, measure=trained)
+    result, lines = judgement.conclude(checked, typed("publish", path, set))
+    answer(result, json, lines)
 
 
 def _require_dataset(config) -> None:
@@ -360,7 +363,8 @@ def export(
 
     path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)
     _add_profile(checked, path)
-    answer({"export": path}, json, [f"export: {path}"])
+    following = typed("serve", None, None, "--model", absolute(path))
+    answer({"export": path}, json, [f"export: {path}", f"next: {following}"])
 
 
 def _add_profile(config, path: str) -> None:
@@ -437,7 +441,10 @@ def predict(
     from howdah.serving.prediction import predict as predictor
 
     if source is None or output is None:
-        raise UsageError("predict needs --source and --output, or --stdin")
+        raise UsageError(
+            "predict needs --source and --output, or --stdin",
+            remedy="for example `--source messages.csv --output predictions.csv`",
+        )
     summary = predictor.predict(
         model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,

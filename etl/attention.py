@@ -13,8 +13,9 @@ from typing import Any
 
 from howdah.config.data import DataSection
 from howdah.data.manifest import ShardEntry
-from howdah.etl.rows import labels
+from howdah.etl.rows import gate, labels
 from howdah.pages import personal
+from howdah.pages.figures import percent
 
 Finding = dict[str, Any]
 """{"kind": a word, "text": one or two sentences, "yaml": lines to paste into the configuration}"""
@@ -32,6 +33,16 @@ _FEW_IN_ALL = 100
 _FEW_OF_A_CLASS = 10
 _MUCH_CUT = 0.05
 _MUCH_WRONG = 0.01
+"""Share of the rows read that have another encoding, or an earlier row's id: fewer are single rows
+that were damaged, or delivered twice."""
+_MUCH_ALIKE = 0.2
+"""Share of the usable rows that are near duplicates: templates and replies that quote make up a few
+percent of ordinary messages."""
+_LESS_ALIKE = 0.85
+"""Value of data.dedup.threshold that keeps texts of a template with other words filled in."""
+_MUCH_LEAKED = 0.05
+"""Share of the evaluation rows with a near copy in training: a figure may be too good by as much,
+more than most changes of a model bring."""
 _SOME_PERSONAL = 0.005
 _LONGEST = 512
 """Positions of the usual encoders."""
@@ -49,13 +60,15 @@ def findings(
     Args:
         names: of the labels, by number.
         splits: all shards, of each split.
-        quality: what was counted: read, kept, drops, at_max_length.
+        quality: what was counted: read, kept, drops, leakage, at_max_length.
         texts: a sample of the texts.
     """
     rows = sum(shard.rows for shards in splits.values() for shard in shards)
     parts = list(_of_rows(rows, quality, data))
     if data.task != "regression":
         parts += _of_labels(names, splits, data, few=rows < _FEW_IN_ALL)
+    if rows >= _FEW_IN_ALL:
+        parts += _of_copies(quality, data)
     parts += [*_of_length(quality, data), *_of_persons(texts)]
     return [{"kind": kind, "text": text, "yaml": yaml} for kind, text, yaml in parts]
 
@@ -85,6 +98,49 @@ def _of_rows(rows: int, quality: Mapping[str, Any], data: DataSection) -> Iterat
             " encoding than they were written with. Convert the source to UTF-8; these lines keep"
             " the rows as they are.",
             ["data:", "  quality: {reject_wrong_encoding: false}"],
+        )
+
+    again = quality["drops"].get("duplicate_id", 0)
+    if again > _MUCH_WRONG * read:
+        name = data.columns.id
+        yield (
+            "duplicate_ids",
+            f"{again:,} of {read:,} rows were dropped: an earlier row has the same {name}"
+            " (data.columns.id). Name a column that tells rows apart, or keep them all with these"
+            " lines.",
+            ["data:", "  columns: {id: null}"],
+        )
+
+
+def _of_copies(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts]:
+    """Findings about texts that are alike. Rows that leak do not go with lines that keep more near
+    duplicates: the figures would be even better than they are."""
+    near = quality["drops"].get("near_duplicate", 0)
+    usable = quality["kept"] + sum(quality["drops"].get(one, 0) for one in gate.DUPLICATES)
+    looked_up = quality.get("leakage") or {"splits": {}}  # of images nothing is looked up
+    counts = looked_up["splits"].values()
+    found, sampled = (sum(one[key] for one in counts) for key in ("found", "sampled"))
+    leaked, threshold = found > _MUCH_LEAKED * sampled, data.dedup.threshold
+    if near > _MUCH_ALIKE * usable:
+        raised = not leaked and threshold < _LESS_ALIKE
+        yield (
+            "near_duplicates",
+            f"{percent(near / usable)} of the usable rows ({near:,} of {usable:,}) were dropped as"
+            f" near duplicates (data.dedup.threshold {threshold:g}): texts come from few templates"
+            " or quote each other." + " These lines keep more of them." * raised,
+            ["data:", f"  dedup: {{threshold: {_LESS_ALIKE}}}"] if raised else [],
+        )
+    if leaked:
+        least = looked_up["similarity"]
+        lowered = threshold > least or not data.dedup.near
+        yield (
+            "leakage",
+            f"{percent(found / sampled)} of the evaluation rows that were looked up ({found:,} of"
+            f" {sampled:,}) have a training row with similarity >= {least:g}: figures may be too"
+            " good. Where a column tells which rows belong together, name it in data.split.group."
+            + " These lines drop such rows."
+            * lowered,
+            ["data:", f"  dedup: {{near: true, threshold: {least:g}}}"] if lowered else [],
         )
 
 
@@ -131,8 +187,8 @@ def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts
         longer = min(_LONGEST, 2 * data.max_length)
         yield (
             "cut",
-            f"{cut / kept:.0%} of the rows ({cut:,} of {kept:,}) have {data.max_length} tokens or"
-            " more: the rest of their text is cut off. Longer rows take more time to train.",
+            f"{percent(cut / kept)} of the rows ({cut:,} of {kept:,}) have {data.max_length} tokens"
+            " or more: the rest of their text is cut off. Longer rows take more time to train.",
             ["data:", f"  max_length: {longer}"] if longer > data.max_length else [],
         )
 
@@ -140,7 +196,7 @@ def _of_length(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts
 def _of_persons(texts: Sequence[str]) -> Iterator[_Parts]:
     kinds = Counter(kind for text in texts for kind in personal.kinds(text))
     shares = [
-        f"{words} in {kinds[kind] / len(texts):.1%}"
+        f"{words} in {percent(kinds[kind] / len(texts))}"
         for kind, words in (("mail", "mail addresses"), ("phone", "phone numbers"))
         if kinds[kind] > _SOME_PERSONAL * len(texts)
     ]

@@ -116,7 +116,7 @@ def _add_guess(error: DataError, one: Sample) -> None:
 
 
 def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
-    rows = [row for one in samples for row in _rows(one, data)]
+    rows = [(*row, part) for part, one in enumerate(samples) for row in _rows(one, data)]
     files = [*source.files, *(entry for part in source.parts.values() for entry in part.files)]
     whole = all(one.whole for one in samples) and len(files) == len(samples)
     if whole and not rows and source.kind != "orc" and source.kind != "avro":
@@ -130,12 +130,18 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
     counts: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     rules = labels.rules(data)
-    for text, label, lacks in rows:
+    keys: set[tuple[str | None, int]] = set()
+    for text, label, lacks, *key in rows:
         if lacks is not None:
             reasons[lacks] += 1
             continue
         verdict = gate.judge(text, label, data.clean, data.quality, rules)
         if verdict.reason is None:
+            if tuple(key) in keys:
+                reasons["duplicate_id"] += 1
+                continue
+            if key[0] is not None:
+                keys.add(tuple(key))
             counts[verdict.label or ""] += 1
             continue
         reasons[verdict.reason] += 1
@@ -178,24 +184,28 @@ def _mapping(data: DataSection) -> str:
     return ", ".join(keys)
 
 
-def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, str | None, str | None]]:
-    """(text, label, why it is rejected unseen) of each row, as etl/sources/reading.py has them."""
+def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, ...]]:
+    """(text, label, why it is rejected unseen, key) of each row, as etl/sources/reading.py has
+    them."""
     columns = data.columns
     lacks: list[str | None] = [None] * len(one.rows)
     for name, reason in ((columns.id, "no_id"), (data.split.time.column, "bad_time")):
         for at, value in enumerate(one.column(name) if name else ()):
             lacks[at] = lacks[at] or _problem(value, reason)
+    keys = one.column(columns.id) if columns.id else [None] * len(lacks)
     sides = [one.texts(columns.text)]
     if columns.text_pair is not None:
         sides.append(one.texts(columns.text_pair))
     listed = [name.strip() for name in data.labels or ()]
-    for *texts, label, lack in zip(*sides, one.column(columns.label), lacks, strict=True):
+    for *texts, label, lack, key in zip(
+        *sides, one.column(columns.label), lacks, keys, strict=True
+    ):
         both = [columns.separator.join(parts) for parts in texts]
         text = joined(*both) if len(both) > 1 else both[0]
         if label is not None and one.form == "jsonl" and label.strip() not in listed:
             label = _WHOLE_NUMBER.sub(r"\1", label)
         lack = lack or (_problem(label, None) if label else None)
-        yield replaced(text), label, lack
+        yield replaced(text), label, lack, key
 
 
 def _problem(value: str | None, missing: str | None) -> str | None:

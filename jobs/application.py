@@ -211,11 +211,10 @@ class Application(ABC):
         while True:
             state, over = self.look()
             lines, position = new_lines(self.driver_status(), position)
-            if state != last:
-                progress(f"{self.id} is {state}")
-                last = state
-            for line in lines:
+            changed = [f"{self.id} is {state}"] if state != last else []
+            for line in (*lines, *changed) if over else (*changed, *lines):
                 progress(line)
+            last = state
             if over:
                 break
             time.sleep(_POLL_SECONDS)

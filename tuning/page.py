@@ -21,11 +21,12 @@ _FEW_TRIALS = 20
 _BEST, _FINISHED, _OTHERS = "c1", "c0", "faint"
 
 
-def render(study: Study, config: str) -> str:
+def render(study: Study, config: str, links: Sequence[pages.Link] = ()) -> str:
     """The page as HTML.
 
     Args:
         config: the study's configuration as YAML.
+        links: pages of the best trial.
     """
     best, left = study.best, study.seconds_left
     tiles = [(f"best {study.metric}", number(best and best.value))]
@@ -42,6 +43,7 @@ def render(study: Study, config: str) -> str:
     return pages.render(
         __package__,
         "study.html.j2",
+        links=links,
         study=study,
         best=best,
         better=METRICS[study.metric].better,

@@ -11,9 +11,10 @@ from howdah import storage
 from howdah.config.loader import Config, require_secrets
 from howdah.errors import ConfigError, HowdahError, TrainingError
 from howdah.models.runs.run_json import CONFIG, NEEDED, freeze_config
-from howdah.run_files import RUN_JSON
+from howdah.run_files import REPORT, RUN_JSON
 from howdah.serving.registry import publish as publishing
 from howdah.serving.registry.gate import Evaluate
+from howdah.serving.report.report import links_to
 from howdah.storage import directories
 from howdah.training.run.local_dir import RunLock, local_directory
 from howdah.tuning import page, space
@@ -136,7 +137,13 @@ def _write_page(config: Config, summary: Study) -> str:
     """Write the page of the study as it is now, and return its path."""
     text = storage.read_text(storage.join(config.run.directory, CONFIG))
     path = storage.join(config.run.directory, page.PAGE)
-    storage.write_whole(path, page.render(summary, text).encode())
+    links = []
+    if summary.best is not None:
+        run = _run_of(config)(summary.best.number)
+        card = storage.join(run, "export", "README.md")
+        targets = [("Best run", storage.join(run, REPORT)), ("Its model card", card)]
+        links = links_to(config.run.directory, targets)
+    storage.write_whole(path, page.render(summary, text, links).encode())
     return path
 
 

@@ -19,6 +19,7 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.core.processes import limit
 from howdah.errors import HowdahError, Interrupted, Terminated
+from howdah.models.runs.run_json import RunFile
 from howdah.tuning import space
 from howdah.tuning import study as studies
 from howdah.tuning.leases import Leases
@@ -237,6 +238,9 @@ class Worker:
                 self._say(f"trial {number}: finished, {self._metric} {value:.4f}")
         elif kind == "pruned":
             studies.end_without_value(self._study, trial.trial, "PRUNED")
+            run = RunFile(trial.directory)
+            if run.values:  # its rank or job has written how it ended, not why
+                run.update(status="pruned")
         elif kind == "failed":
             self._tell_failed(trial.trial, reason)
         elif kind == "lost":

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, chosen, load, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    chosen,
+    load,
+    say,
+    typed,
+)
 
 app = typer.Typer(help="Write, check and explain the run configuration.", no_args_is_help=True)
 
@@ -38,6 +48,9 @@ def config_init(
         say(f"written: {storage.absolute(path)}")
     for note in notes:
         say(note)
+    if path is not None:
+        first = "" if source is not None else "name your rows as data.source in it, then "
+        say(f"next: {first}{typed('etl', path)}")
 
 
 @app.command("explain")

@@ -3,34 +3,34 @@ it is compared with: the baseline."""
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
-from howdah import redact, storage
+from howdah import storage
 from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
+from howdah.config.metric_table import SHOWN
 from howdah.config.model import Config
+from howdah.core.terminal import as_table
 from howdah.errors import HowdahError
+from howdah.models.runs import record
+from howdah.pages.figures import number
 from howdah.run_files import REPORT
-from howdah.serving.baseline.run import measure_baseline, measure_if_quick
+from howdah.serving.baseline.run import measure_baseline
 from howdah.serving.report import report
 from howdah.training.launch import outcome
 
 
-def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> None:
-    """Answer with a finished run and its judgement.
+def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
+    """A finished run with its judgement, as JSON and in lines.
 
     Args:
-        words: the options that name the configuration, for the next command.
-        measure: first measure the baseline, if there is none and it takes seconds.
+        publish: the command that publishes it.
     """
     directory = config.run.directory
-    if measure:
-        measure_if_quick(config, progress=say)
     page = storage.join(directory, REPORT)
     result: dict[str, Any] = {**outcome.summary(directory), "report": storage.absolute(page)}
     lines = []
     try:
-        judged = report.judged(directory)
+        judged = report.renew(directory, say)
     except HowdahError as error:
         say(f"the verdict is not known: {error.what} ({error.where})")
         judged = None
@@ -38,9 +38,9 @@ def conclude(config: Config, words: list[str], json: bool, *, measure: bool) -> 
     if judged is not None:
         state = judged.verdict.state
         result |= judged.as_dict()
-        lines = [f"{judged.verdict.title}: {judged.verdict.sentence}", judged.line]
-    result["next"] = _next(state, [redact.text(shlex.quote(word)) for word in words])
-    answer(result, json, [*lines, f"report: {result['report']}", f"next: {result['next']}"])
+        lines = [judged.verdict.line, judged.line]
+    result["next"] = _next(state, publish)
+    return result, [*lines, f"report: {result['report']}", f"next: {result['next']}"]
 
 
 def evaluate_baseline(
@@ -50,24 +50,31 @@ def evaluate_baseline(
     if folds is not None:
         cross_validate(load_to_begin(path, overrides), folds, json, baseline=True)
         return
-    measured = measure_baseline(load(path, overrides), progress=say)
-    lines = [
-        f"{split} {name}: {value:.4f}"
-        for split, metrics in measured["metrics"].items()
-        for name, value in metrics.items()
-        if isinstance(value, float)
-    ]
+    config = load(path, overrides)
+    measured = measure_baseline(config, progress=say)
+    lines = _beside_the_model(config, measured)
     answer(measured, json, [*lines, f"baseline: {storage.absolute(measured['path'])}"])
 
 
-def options(config: str | None, overrides: list[str] | None) -> list[str]:
-    """The options of a command that name its configuration."""
-    words = [] if config is None else ["--config", config]
-    return [*words, *(word for one in overrides or () for word in ("--set", one))]
+def _beside_the_model(config: Config, measured: dict[str, Any]) -> list[str]:
+    """A table of the baseline's figures and those of the run, if it is on the same dataset."""
+    try:
+        run = record.read(config.run.directory)
+    except HowdahError:
+        run = {}
+    dataset = (run.get("attempts") or [{}])[-1].get("dataset") or ""
+    is_same = storage.name(dataset) == storage.name(measured["dataset"])
+    model = (run.get("metrics") or {}) if is_same else {}
+    table = [
+        (split, name, number(metrics[name]), number((model.get(split) or {}).get(name)))
+        for split, metrics in measured["metrics"].items()
+        for name in SHOWN
+        if metrics.get(name) is not None
+    ]
+    return as_table([("split", "metric", "baseline", "model"), *table])
 
 
-def _next(state: str, words: list[str]) -> str:
-    publish = " ".join(["howdah publish", *words])
+def _next(state: str, publish: str) -> str:
     if state == "good":
         return publish
     if state == "bad":

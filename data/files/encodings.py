@@ -90,7 +90,10 @@ def remedy(form: str, other: str) -> str:
     """How such rows are read."""
     if form == "jsonl":
         return f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
-    return f"paste into the configuration: data: {{csv: {{encoding: {other}}}}}"
+    return (
+        f"add `--set data.csv.encoding={other}`, or to the configuration"
+        f" data: {{csv: {{encoding: {other}}}}}"
+    )
 
 
 def _is_utf8(line: bytes) -> bool:

@@ -306,7 +306,11 @@ def guessed(sample: Sample) -> dict[str, str]:
         lengths[name] = sum(present) / len(column) if present else 0.0
     longest = max(lengths, key=lambda name: lengths[name], default="")
     if not longest or not lengths[longest]:
-        raise DataError("the source has no text", where=sample.path, got=", ".join(sample.names))
+        raise DataError(
+            "the source has no text", where=sample.path,
+            got=f"columns {', '.join(sample.names)}" if sample.names else "no column",
+            remedy="name a file of rows with a column of texts: CSV, JSON lines or Parquet",
+        )  # fmt: skip
     named = [name for name in _by_name(values, _TEXT) if lengths[name] >= lengths[longest] / 2]
     text = next(iter(named), longest)
     columns = {"text": text}

@@ -99,7 +99,10 @@ def require(name: str, *, where: str | None = None) -> Launcher:
         UsageError: no launcher has it.
     """
     if name not in LAUNCHERS:
-        raise UsageError("unknown launcher", where=where, expected=either(), got=repr(name))
+        remedy = f"name one of them, or leave {where} out" if where else None
+        raise UsageError(
+            "unknown launcher", where=where, expected=either(), got=repr(name), remedy=remedy
+        )
     return LAUNCHERS[name]
 
 

@@ -14,12 +14,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from howdah import redact
+from howdah import redact, storage
 from howdah.config import yaml_text
 from howdah.config.model import Config
 from howdah.config.options.removed import replacement
 from howdah.config.types import GROUPS, Group, described, group_of
-from howdah.errors import ConfigError, HowdahError, UsageError
+from howdah.errors import ConfigError, HowdahError, NotFound, StorageError, UsageError
 
 __all__ = [
     "Config",
@@ -37,6 +37,8 @@ __all__ = [
     "to_yaml",
     "type_text",
 ]
+_ROWS = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".gz")
+"""Ends of the names of files with rows, which no configuration has."""
 
 
 def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Config:
@@ -47,8 +49,8 @@ def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) ->
         overrides: "section.key=value". The value is read as YAML, but a text for a key that takes
             texts stays as it is typed, unless it is in quotes.
     Raises:
-        ConfigError: with every problem at once; an unknown key names the nearest known one.
-        NotFound: no such file.
+        ConfigError: with every problem at once; an unknown key names the nearest known one. Or
+            there is no such file.
     """
     if isinstance(path, Mapping):
         raw, path = copy.deepcopy(dict(path)), "the sections"
@@ -65,10 +67,24 @@ def read(path: str) -> dict[str, Any]:
     """The sections in `path`, unchecked; "-" is stdin.
 
     Raises:
-        ConfigError: it is not a YAML mapping, or not UTF-8.
-        NotFound: no such file. UsageError: stdin is closed.
+        ConfigError: there is no such file, or it is not a YAML mapping, or not UTF-8.
+        UsageError: stdin is closed.
     """
-    raw = yaml_text.read(path)
+    remedy = "`howdah config init run.yaml --source ROWS` writes one"
+    if path.lower().endswith(_ROWS):
+        raise ConfigError(
+            "a file of rows is not a configuration", where=path, expected="a file of YAML",
+            remedy=remedy.replace("ROWS", path) + ", which names these rows as data.source",
+        )  # fmt: skip
+    try:
+        raw = yaml_text.read(path)
+    except StorageError as error:
+        if not (isinstance(error, NotFound) or storage.is_dir(path)):
+            raise
+        raise ConfigError(
+            "there is no such configuration", where=storage.absolute(path),
+            expected="a file of YAML", got=error.what, remedy=remedy,
+        ) from None  # fmt: skip
     if raw is None:
         return {}
     if not isinstance(raw, dict):
@@ -76,8 +92,8 @@ def read(path: str) -> dict[str, Any]:
             "the configuration is not a mapping of sections",
             where="stdin" if path == "-" else path,
             expected=f"sections {', '.join(Config.model_fields)}",
-            got=type(raw).__name__,
-            remedy="`howdah config init` writes one to start from",
+            got="a list" if isinstance(raw, list) else f"the text {str(raw)[:40]!r}",
+            remedy=remedy,
         )
     return raw
 

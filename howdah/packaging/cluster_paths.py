@@ -89,10 +89,12 @@ def refuse_local(paths: Mapping[str, str]) -> None:
     """
     local = {key: path for key, path in paths.items() if "://" not in path}
     if local:
+        unknown = "; set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml as well"
+        unknown *= hadoop_conf.directory() is None
         raise ConfigError(
             "on YARN a path must be one that every node sees",
             where=", ".join(local),
             expected="hdfs://..., or file://... on a file system that all nodes mount",
             got=", ".join(local.values()),
-            remedy="put it on HDFS (hdfs dfs -put), and name its URL",
+            remedy="put it on HDFS (hdfs dfs -put), and name its URL" + unknown,
         )

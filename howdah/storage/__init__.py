@@ -386,7 +386,10 @@ def create_exclusive(path: str, data: bytes) -> None:
     try:
         backend_of(path).put(path, lambda file: file.write(data), replace=False, size=len(data))
     except AlreadyExists:
-        raise AlreadyExists("it is there already and is never overwritten", where=path) from None
+        remedy = "give another name, or remove it first"
+        raise AlreadyExists(
+            "it is there already and is never overwritten", where=path, remedy=remedy
+        ) from None
 
 
 def rename_dir(source: str, target: str) -> None:

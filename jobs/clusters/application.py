@@ -11,6 +11,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.core.activity import Progress
+from howdah.core.user import user
 from howdah.errors import ClusterError, HowdahError, NotFound
 from howdah.jobs import record
 from howdah.jobs.application import TAIL_BYTES, Application
@@ -151,7 +152,7 @@ def listed(*, finished: bool) -> list[dict[str, Any]]:
         rows.append(
             row(
                 application=job.application, state=facts["state"],
-                final_status=facts["final_status"], driver=driver, name=_name(job), user=None,
+                final_status=facts["final_status"], driver=driver, name=_name(job), user=user(),
                 queue=job.on, elapsed_seconds=facts["elapsed_seconds"], hours=hours,
                 progress=round(100 * (driver.get("step") or 0) / total, 1) if total else 0.0,
                 run_directory=job.run_directory,

@@ -83,8 +83,8 @@ def ps_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return ["no jobs"]
     table = [_HEADLINES]
     for job in rows:
-        over = job["state"] in OVER
-        state = job["final_status"] if over and job["state"] == "FINISHED" else job["state"]
+        failed = job["state"] == "FINISHED" and job["final_status"] != "SUCCEEDED"
+        state = job["final_status"] if failed else job["state"]
         hours = job.get("hours") or {}
         table.append(
             (

@@ -30,8 +30,12 @@ _EVALUATION = ("every_steps", "metric", "max_rows")
 """Keys of `evaluation` that choose the step whose weights are exported, or end the training."""
 _GOALS = ("training.max_steps", "training.num_train_epochs")
 _STOPPING = ("training.early_stopping.patience",)
-_AFTERWARDS = {"evaluation.splits": "howdah evaluate --split", "export.formats": "howdah export"}
-"""{key that only affects the use of the best weights: its command for a finished run}."""
+_AFTERWARDS = {
+    "evaluation.splits": "use `howdah evaluate --split`",
+    "export.formats": "use `howdah export`",
+    "training.framework": "either framework trains further steps, from the same checkpoints",
+}
+"""{key that changes nothing about the steps that are trained: what a user does about it}."""
 _CONFIG = "config.yaml"
 _EPSILON = 1e-9
 
@@ -78,7 +82,8 @@ def already_finished(config: Config) -> list[str] | None:
         changed.discard("training.num_train_epochs")  # max_steps overrides it
     if _goes_on(run, changed, config):
         return None
-    differences = [_difference(key, then.get(key), now[key]) for key in sorted(changed)]
+    learnt = sorted(changed - {*_AFTERWARDS})
+    differences = [_difference(key, then.get(key), now[key]) for key in learnt]
     differences += _other_dataset(run, before, config)
     steps = run.get("steps")
     if differences:
@@ -168,11 +173,11 @@ def _same(then: Any, now: Any) -> bool:
 def _afterwards(before: Config, config: Config) -> list[str]:
     """Lines about changed keys that have no effect on a finished run."""
     notes = []
-    for key, command in _AFTERWARDS.items():
+    for key, remedy in _AFTERWARDS.items():
         section, leaf = key.split(".")
         then, now = (getattr(getattr(one, section), leaf) for one in (before, config))
         if then != now:
-            notes.append(f"no effect: {_difference(key, then, now)} (use `{command}`)")
+            notes.append(f"no effect: {_difference(key, then, now)} ({remedy})")
     return notes
 
 

@@ -87,7 +87,7 @@ def measure_baseline(config: Config, *, progress: Progress) -> dict:
 
 
 def measure_if_quick(config: Config, *, progress: Progress) -> None:
-    """Measure the baseline of a run that has ended, unless it is known, or would take minutes.
+    """Measure the baseline of a run that ends, unless it is known, or would take minutes.
 
     A line says why there is none; training has succeeded in any case.
     """

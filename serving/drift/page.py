@@ -10,13 +10,16 @@ from typing import Any
 
 from howdah import storage
 from howdah.data import clean
+from howdah.models.registry import manifest_of
 from howdah.pages import page as pages
 from howdah.pages import personal
 from howdah.pages.charts import Axis, Frame, lines
 from howdah.pages.figures import percent
+from howdah.run_files import REPORT
 from howdah.serving.drift.findings import Findings
 from howdah.serving.drift.judge import COLUMNS, QUANTILE
 from howdah.serving.drift.sentences import ADVICE, where_of
+from howdah.serving.report.report import links_to
 
 _TITLES = {
     "alarm": "Drift: these rows are not like the reference",
@@ -42,19 +45,37 @@ def write(
     """
     paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
     text = json.dumps(findings.as_dict(), indent=1, ensure_ascii=False) + "\n"
-    html = render(findings, words or {}, texts=texts)
+    html = render(findings, words or {}, texts=texts, links=_links(findings.directory, directory))
     storage.make_dirs(directory)
     storage.write_whole(paths["html"], html.encode("utf-8", "replace"))
     storage.write_whole(paths["json"], text.encode("utf-8", "replace"))
     return paths
 
 
-def render(findings: Findings, words: Mapping[int, str], *, texts: str = "masked") -> str:
+def _links(model: str, directory: str) -> list[pages.Link]:
+    """Return the addresses of the model's card and of its run's report, where these exist."""
+    published = manifest_of(model) or {}
+    run = published.get("run_directory") or storage.parent(model)
+    targets = [
+        ("Model card", storage.join(model, "README.md")),
+        ("Run report", storage.join(run, REPORT)),
+    ]
+    return links_to(directory, targets)
+
+
+def render(
+    findings: Findings,
+    words: Mapping[int, str],
+    *,
+    texts: str = "masked",
+    links: Sequence[pages.Link] = (),
+) -> str:
     """Render the page."""
     verdict = findings.verdict
     return pages.render(
         __package__,
         "drift.html.j2",
+        links=links,
         findings=findings,
         verdict=verdict,
         title=_TITLES[verdict.state],

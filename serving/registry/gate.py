@@ -200,6 +200,14 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: metrics[name] for name in METRICS if name in metrics}
 
 
+def better_by(
+    margin: float, key: str, metric: str, got: float | None, name: str, value: float
+) -> Check:
+    """Return the check that a metric is better than another model's value by a key's margin."""
+    bound = value - margin if METRICS[metric].lower else value + margin
+    return Check(metric, bound, got, f"{name} ({value:.6g}), {key} {margin:g}")
+
+
 def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> tuple[Check, ...]:
     """Check one split's metrics by {metric: bound}.
 
@@ -312,9 +320,8 @@ def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
     if margin is None:
         return ()
     value = baseline.require(run.directory, run.dataset, config, split, name)
-    bound = value - margin if METRICS[name].lower else value + margin
-    against = f"baseline ({value:.6g}), gate.min_over_baseline {margin:g}"
-    return (Check(name, bound, run.metrics().get(split, {}).get(name), against),)
+    got = run.metrics().get(split, {}).get(name)
+    return (better_by(margin, "gate.min_over_baseline", name, got, "baseline", value),)
 
 
 def _judged(
@@ -351,12 +358,11 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
     if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:
         model = Published(config.model_directory).path_of(now["version"])
         theirs = evaluate(model, run.dataset["path"], split)
-    value, sign = theirs.get(name), -1 if METRICS[name].lower else 1
-    against = f"published v={now['version']}"
+    value, published = theirs.get(name), f"published v={now['version']}"
     if value is None:
-        return f"{name} of {against} is undefined on {split}: this run is not compared with it"
-    against += f" ({value:.6g}), gate.margin {config.gate.margin:g}"
-    return Check(name, value + sign * config.gate.margin, metrics.get(name), against)
+        return f"{name} of {published} is undefined on {split}: this run is not compared with it"
+    margin = config.gate.margin
+    return better_by(margin, "gate.margin", name, metrics.get(name), published, value)
 
 
 def _stored(path: str, key: str) -> Verdict | None:

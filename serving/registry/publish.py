@@ -74,8 +74,8 @@ def publish(
         return _result(model, version, None, changed=False)
     _refuse_forgotten(run.dataset, run.run.get("base"), run.directory, config.data.dataset)
     verdict = judge(config, evaluate, run=run)
-    verdict.require("gate")
     review(run, verdict)
+    verdict.require("gate")
     if version is None:
         version = _add_version(model, run, progress)
     if challenger:

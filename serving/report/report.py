@@ -13,10 +13,11 @@ from importlib.resources import files
 from typing import Any
 
 from howdah import storage
+from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
-from howdah.models.runs.run_json import CONFIG
+from howdah.models.runs.run_json import CONFIG, RunFile
 from howdah.models.runs.settings import described
 from howdah.pages import figures as forms
 from howdah.pages import page as pages
@@ -31,7 +32,8 @@ from howdah.serving.report.findings.verdict import Verdict, Versus
 def write(
     run_directory: str, check: Callable[[], None] = lambda: None, *, texts: str | None = None
 ) -> str:
-    """Write report.html into a run directory (any storage) and return its path.
+    """Write report.html into a run directory (any storage), and a finished run's verdict into its
+    run.json; return the page's path.
 
     Args:
         check: called before the page is written; raises if this process must not write any more.
@@ -43,7 +45,32 @@ def write(
     check()
     path = storage.join(run_directory, REPORT)
     storage.write_whole(path, contents)
+    judgement = judged(run_directory)
+    if judgement is not None and not _is_recorded(judgement, run_directory):
+        RunFile(run_directory, check).update(verdict=judgement.recorded)
     return path
+
+
+def renew(run_directory: str, progress: Progress) -> Judgement | None:
+    """Judge a run as it is now, after its gate or baseline, and write its page and run.json again
+    where they have another verdict. None: no evaluated split.
+
+    Raises:
+        DataError: not a run directory.
+    """
+    judgement = judged(run_directory)
+    if judgement is not None and not _is_recorded(judgement, run_directory):
+        try:
+            progress(f"report renewed: {storage.absolute(write(run_directory))}")
+        except HowdahError as error:  # another user's run
+            progress(f"the report keeps its earlier verdict: {error.what} ({error.where})")
+    return judgement
+
+
+def _is_recorded(judgement: Judgement, run_directory: str) -> bool:
+    """True if run.json has this verdict, or belongs to the run that is under way."""
+    run = read_run(run_directory)
+    return run.get("status") != "finished" or run.get("verdict") == judgement.recorded
 
 
 def page(run_directory: str, *, texts: str | None = None) -> bytes:
@@ -89,6 +116,11 @@ class Judgement:
             shown += f" (95 %: {ends[0]:.4f} to {ends[1]:.4f})"
         others = [f"{one.name} {one.value:.4f}" for one in self.against if not one.trivial]
         return "; ".join([f"{self.split} {self.metric} {shown}", *(others or ["no baseline"])])
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The verdict as run.json and trackers have it."""
+        return {"verdict": self.verdict.title, "verdict_reason": self.verdict.sentence}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""

@@ -23,13 +23,14 @@ def howdah(*arguments: str, cwd=None, **env: str) -> subprocess.CompletedProcess
     [
         (["nope"], 2, "No such command"),
         (["train", "--np", "0"], 2, "greater than or equal to 1"),
-        (["train", "--launcher", "ssh"], 2, "unknown launcher"),
+        (["train", "--launcher", "ssh"], 2, "leave --launcher out"),
         (["config", "check", "--set", "data.max_lenght=3"], 2, "did you mean data.max_length?"),
-        (["config", "check", "--config", "none.yaml"], 5, "no such file"),
+        (["config", "check", "--config", "none.yaml"], 2, "no such configuration"),
         (["config", "check", "--set", "training.max_steps={{x}}"], 2, "has to be filled in"),
         (["config", "check", "--set", ".=1"], 2, "not section.key=value"),
         (["train", "--set", 'run.directory=""'], 2, "run.directory"),
-        (["predict", "--model", "m"], 2, "--source and --output"),
+        (["predict", "--model", "m"], 2, "--output predictions.csv"),
+        (["drift", "--model", "m"], 2, "`--source FILE` judges a file"),
     ],
 )
 def test_refusals_have_a_message_an_exit_code_and_no_traceback(arguments, code, message, tmp_path):

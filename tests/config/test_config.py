@@ -9,7 +9,7 @@ import yaml
 from howdah import storage
 from howdah.config import loader, yaml_text
 from howdah.config.types import named_by, parse_bytes
-from howdah.errors import ConfigError, NotFound, UsageError
+from howdah.errors import ConfigError, UsageError
 
 
 def load_text(tmp_path, text: str, overrides=()):
@@ -233,16 +233,25 @@ def test_stdin(monkeypatch):
         loader.load("-")
 
 
-@pytest.mark.parametrize("text", ["- a\n- b\n", "just words"])
-def test_not_a_mapping(tmp_path, text):
-    with pytest.raises(ConfigError, match="not a mapping"):
+@pytest.mark.parametrize(
+    ("text", "got"), [("- a\n- b\n", "a list"), ("just words", "the text 'just words'")]
+)
+def test_not_a_mapping(tmp_path, text, got):
+    with pytest.raises(ConfigError, match="not a mapping") as caught:
         load_text(tmp_path, text)
+    assert caught.value.got == got
 
 
-def test_empty_file_takes_the_defaults_and_missing_file_is_not_found(tmp_path):
+def test_empty_file_takes_the_defaults_and_what_is_no_file_is_refused(tmp_path):
     assert load_text(tmp_path, "") == loader.Config()
-    with pytest.raises(NotFound):
-        loader.load(str(tmp_path / "none.yaml"))
+    for path, got in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a directory")):
+        with pytest.raises(ConfigError, match="there is no such configuration") as caught:
+            loader.load(str(path))
+        assert caught.value.where == str(path) and got in caught.value.got
+        assert "howdah config init" in caught.value.remedy
+    with pytest.raises(ConfigError, match="a file of rows is not a configuration") as caught:
+        loader.load("messages.csv")
+    assert "--source messages.csv`" in caught.value.remedy
 
 
 def test_overrides(tmp_path):

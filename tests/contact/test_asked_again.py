@@ -79,6 +79,7 @@ def run(finished, tmp_path):
         ({"training.num_train_epochs": 9}, ""),
         ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (use `howdah export`)'),
         ({"evaluation.splits": "[test]"}, "howdah evaluate"),
+        ({"training.framework": "tensorflow"}, "training.framework torch -> tensorflow (either"),
     ],
 )
 def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
@@ -91,6 +92,11 @@ def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
     answer = json.loads(done.stdout)
     assert answer["status"] == "finished" and answer["main"]["metric"] == "loss"
     assert answer["verdict"]["title"] in ("Good", "Not good", "Inconclusive")
+    # The rank has recorded this verdict at its end, after it had the baseline.
+    recorded = finished.json("run.json")["verdict"]
+    assert recorded["verdict"] == answer["verdict"]["title"]
+    assert recorded["verdict_reason"] == answer["verdict"]["sentence"]
+    assert "the baseline" in answer["main"]["against"]
     assert answer["report"] == str(finished.run / "report.html")
     assert "howdah publish --config" in answer["next"]
     assert finished.files() == before
@@ -104,7 +110,6 @@ def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
         ("training.global_batch_size", "6", "training.global_batch_size 12 -> 6"),
         ("evaluation.metric", "accuracy", "evaluation.metric loss -> accuracy"),
         ("model.freeze_layers", "1", "model.freeze_layers 0 -> 1"),
-        ("training.framework", "tensorflow", "training.framework torch -> tensorflow"),
     ],
 )
 @pytest.mark.parametrize(
@@ -147,8 +152,10 @@ def test_submitted_again_it_is_finished_without_a_job(finished):
 
 def test_another_version_of_the_dataset_is_refused(finished, tmp_path, tiny_dataset):
     shutil.copytree(tiny_dataset.path, tmp_path / "v=1")
-    done = finished.command("train", **{"data.dataset": str(tmp_path / "v=1")})
+    other = {"data.dataset": str(tmp_path / "v=1"), "training.framework": "tensorflow"}
+    done = finished.command("train", **other)
     assert done.returncode == 2
+    assert "training.framework" not in done.stderr  # it alone would be accepted
     assert f"data.dataset {tiny_dataset.path} -> {tmp_path / 'v=1'}" in done.stderr
 
 
@@ -240,6 +247,13 @@ def test_run_yaml_of_the_directory_is_used_and_said(finished):
         f"no --config: {finished.directory}/run.yaml is used" in done.stderr
         and "is finished" in done.stderr
     )
+    done = subprocess.run(
+        [HOWDAH, "runs", "--json"], cwd=finished.directory,
+        capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    listed = json.loads(done.stdout)
+    assert listed["directory"] == str(finished.directory)  # above run.directory: not ./runs
+    assert [one["run"] for one in listed["runs"]] == ["run"]
     done = subprocess.run(
         [HOWDAH, "config", "check", "--set", "training.seed=7"], cwd=finished.directory,
         capture_output=True, text=True, timeout=LIMIT,

@@ -27,9 +27,10 @@ _ETL = [
     r"rows: train 185, validation 28, test 27",
     r"report: \S+/report\.html",
     r"Look at this:",  # data.max_length is 32 here
-    r"- 100% of the rows \(240 of 240\) have 32 tokens or more: .*",
+    r"- 100\.0 % of the rows \(240 of 240\) have 32 tokens or more: .*",
     r"      data:",
     r"        max_length: 64",
+    r"next: howdah train --config run\.yaml --set data\.max_length=32 .*",
 ]
 _TRAIN = [
     r"185 rows, 12 steps per epoch, 14 in all; fp32(; 2 processes)?",
@@ -95,7 +96,7 @@ def place(tmp_path_factory, tiny_model_dir):
     shutil.copytree(tiny_model_dir, cache / "models" / "minilm-l6-distilbert-0")
     words = ("config", "init", "run.yaml", "--source", "rows.csv")
     said = howdah(*words, cwd=folder, HOWDAH_CACHE=str(cache))
-    assert said == [f"written: {folder}/run.yaml"]
+    assert said == [f"written: {folder}/run.yaml", "next: howdah etl --config run.yaml"]
     written = yaml.safe_load((folder / "run.yaml").read_text())
     assert written["model"]["base"] == str(cache / "models" / "minilm-l6-distilbert-0")
     assert written["gate"] == {"min_over_baseline": 0}

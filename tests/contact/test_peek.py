@@ -298,6 +298,16 @@ def test_rows_without_an_id_are_not_judged_by_their_labels(tmp_path):
     assert seen.reasons == {"no_id": 1} and seen.labels.total() == 60
 
 
+def test_rows_with_an_earlier_rows_id_are_counted_as_the_etl_drops_them(tmp_path):
+    again = [[ROWS[n][0], "mail", f"another text, number {n}", "account"] for n in range(20)]
+    path = write(tmp_path / "m.csv", lines(rows=[*ROWS, *again]))
+    seen = look(path)
+    assert "all 80 rows: 60 pass; rejected: 20 duplicate_id" in seen.lines()
+    assert look(path, columns={**COLUMNS, "id": None}).reasons == {}
+    own = look(path, split={"sources": {"test": write(tmp_path / "t.csv", lines())}})
+    assert own.reasons == {"duplicate_id": 20}  # an official set's keys are its own
+
+
 def test_a_source_that_is_not_files_of_rows_is_not_looked_at():
     assert look("db.messages", format="hive") is None
 
@@ -322,9 +332,11 @@ def test_from_a_file_to_a_configuration_and_a_check(tmp_path):
     write(tmp_path / "m.csv", lines(";", [*HEADER[:3], "category "]).encode("cp1252"))
     assert howdah("etl", "--check", cwd=tmp_path).returncode == 2
     done = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, f"written: {tmp_path}/run.yaml\n")
+    written = f"written: {tmp_path}/run.yaml\nnext: howdah etl --config run.yaml\n"
+    assert (done.returncode, done.stderr) == (0, written)
     again = howdah("config", "init", "run.yaml", "--source", "m.csv", cwd=tmp_path)
     assert again.returncode == 5  # never overwritten
+    assert "remedy:   give another name" in again.stderr
     done = howdah("etl", "--check", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"no --config: {tmp_path}/run.yaml is used" in done.stderr

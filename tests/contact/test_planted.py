@@ -106,7 +106,9 @@ def test_tune(project, tmp_path):
         **{"training.max_steps": 3}, tune={"trials": 1},
     )  # fmt: skip
     project.write(sections)
-    project.ends_well("tune", "--config", "run.yaml")
+    last = project.ends_well("tune", "--config", "run.yaml").splitlines()[-1]
+    assert last.startswith("next: howdah publish --config run.yaml --set run.directory=")
+    assert last.endswith("/trials/0")
 
 
 @spark
@@ -146,6 +148,12 @@ def test_predict(project, tiny_model_dir):
     project.ends_well("train", "--config", "run.yaml")
     said = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
     assert json.loads(said)["label"]
+    said = project.ends_well("gate", "--config", "run.yaml")
+    assert said.splitlines()[-1] == "next: howdah publish --config run.yaml"
+    said = project.ends_well("publish", "--config", "run.yaml", "--anyway")
+    published, following = said.splitlines()
+    root = published.removeprefix("published: ").removesuffix("/v=1")
+    assert os.path.isabs(root) and following == f"next: howdah serve --model {root}"
 
 
 def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_path):
@@ -181,11 +189,15 @@ def test_a_bare_rank_imports_nothing_else_from_it(project):
 def test_packages_of_pythonpath_named_like_rooms_do_no_harm(project, tmp_path, words):
     """Howdah has one import name: a site's `training`, `jobs` or `etl` is another package."""
     folder = plant(tmp_path / "path", "training", "jobs", "etl", "serving", "tuning", "data")
-    project.ends_well(
+    said = project.ends_well(
         *words, "--config", "run.yaml", cwd=project.folder, PYTHONPATH=str(folder),
         HOWDAH_PYTHONPATH="",
     )  # fmt: skip
     assert project.trained() == ("finished", 3, True)
+    verdict, figure, report, following = said.splitlines()[-4:]
+    assert verdict.split(":")[0] in ("Good", "Not good", "Inconclusive")
+    assert "; the baseline " in figure and report == f"report: {project.run}/report.html"
+    assert following.startswith("next: ") and "howdah publish --config run.yaml" in following
 
 
 @pytest.mark.parametrize("np", ["1", pytest.param("2", marks=mpi)])

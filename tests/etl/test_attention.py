@@ -16,6 +16,7 @@ from tests.etl.test_pipeline import make_config, run, sentences, write_csv
 NAMES = ["Account", "Billing", "N/A", "billing", "other: #1", "yes"]
 COUNTS = {"train": {0: 4, 1: 3, 2: 5, 3: 160, 4: 9, 5: 2}, "validation": {3: 8, 4: 1}}
 QUALITY = {"read": 200, "kept": 192, "drops": {"empty": 8}, "at_max_length": 0}
+LEAKAGE = {"similarity": 0.6, "splits": {"test": {"sampled": 40, "found": 3}}}
 
 
 def shard(counts: dict[int, int]):
@@ -70,11 +71,26 @@ def test_rows_that_are_few_cut_wrong_or_personal_are_told_and_others_are_not():
     )
     assert list(look) == ["encoding", "cut", "personal"]
     assert look["encoding"]["text"].startswith("4 of 200 rows were dropped")
-    assert look["cut"]["text"].startswith("25% of the rows (48 of 192) have 64 tokens")
+    assert look["cut"]["text"].startswith("25.0 % of the rows (48 of 192) have 64 tokens")
     assert section(**pasted(look["cut"])["data"]).max_length == 128
-    assert "mail addresses in 1.0% and phone numbers in 1.0%" in look["personal"]["text"]
+    assert "mail addresses in 1.0 % and phone numbers in 1.0 %" in look["personal"]["text"]
     config_module.from_dict(pasted(look["personal"]))
     assert not section(**pasted(look["encoding"])["data"]).quality.reject_wrong_encoding
+    drops, leakage = {"duplicate_id": 3, "near_duplicate": 60}, LEAKAGE | {"splits": {}}
+    look = found(section(columns={"id": "key"}), names=names, counts=many, drops=drops)
+    assert list(look) == ["duplicate_ids", "near_duplicates"]
+    assert look["duplicate_ids"]["text"].startswith("3 of 200 rows were dropped")
+    assert "the same key (data.columns.id)" in look["duplicate_ids"]["text"]
+    assert section(**pasted(look["duplicate_ids"])["data"]).columns.id is None
+    assert "23.8 % of the usable rows (60 of 252)" in look["near_duplicates"]["text"]
+    assert section(**pasted(look["near_duplicates"])["data"]).dedup.threshold == 0.85
+    look = found(section(), names=names, counts=many, drops=drops, leakage=LEAKAGE)
+    assert list(look) == ["duplicate_ids", "near_duplicates", "leakage"]
+    assert look["near_duplicates"]["yaml"] == []  # more of them would leak
+    assert "7.5 % of the evaluation rows that were looked up (3 of 40)" in look["leakage"]["text"]
+    assert section(**pasted(look["leakage"])["data"]).dedup.threshold == 0.6
+    rare = {"duplicate_id": 2, "near_duplicate": 20}
+    assert found(section(), names=names, counts=many, drops=rare, leakage=leakage) == {}
     few = found(section(), names=names, counts={"train": {0: 8, 1: 2}, "test": {0: 2}})
     assert list(few) == ["small", "absent_labels"] and few["small"]["text"].startswith("12 rows")
 

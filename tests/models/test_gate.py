@@ -303,7 +303,11 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
         reviewer(False)(run, nothing)
     assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
     said = capsys.readouterr().err
-    assert "report: Not good." in said
+    assert "Not good: It is worse than the baseline" in said and "report renewed: " in said
+    recorded = storage.read_json(f"{made}/run.json")["verdict"]
+    assert (recorded["verdict"], recorded["verdict_reason"]) == ("Not good", caught.value.got)
+    page = storage.read_text(f"{made}/report.html")
+    assert '<meta name="howdah-verdict" content="Not good">' in page
     assert re.search(r"test macro_f1 0\.\d{4} \(95 %: .*\); the baseline 0\.9\d{3}", said)
     reviewer(True)(run, nothing)
     # A gate that asks for something is the user's own judgement.

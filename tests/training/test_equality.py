@@ -321,5 +321,7 @@ def test_a_run_goes_on_in_the_other_framework(trained, first, second):
     begun = trained(first, dropout=False)
     settings = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
     continued = trained(second, dropout=False, **settings)
+    change = f"trained with {first} until here, and with {second} from here on"
+    assert f"({begun.checkpoint(MIDDLE)}), {change}" in continued.output
     np.testing.assert_allclose(continued.losses(), begun.losses()[MIDDLE:], atol=1e-4, rtol=0)
     assert_close(begun, continued, atol=1e-3)

@@ -193,7 +193,7 @@ def test_a_job_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(studie
     trials = study.status()["all"]
     assert [one["params"]["training.learning_rate"] for one in trials] == [low, high]
     assert [one["state"] for one in trials] == ["finished", "pruned"]
-    assert study.run_json(1)["status"] == "interrupted"
+    assert study.run_json(1)["status"] == "pruned"
     assert study.steps_saved(1) and study.steps_saved(1)[0] < 300
     study.wait_until_nothing_is_left()
 

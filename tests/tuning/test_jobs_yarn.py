@@ -104,7 +104,7 @@ def test_an_application_that_is_behind_is_pruned(study, hdfs_dir):
     trials = one.status()["all"]
     assert [trial["state"] for trial in trials] == ["finished", "pruned"]
     pruned = f"{hdfs_dir}/study/trials/1"
-    assert run_json(pruned)["status"] == "interrupted"
+    assert run_json(pruned)["status"] == "pruned"
     assert Checkpoints(f"{pruned}/checkpoints").list()
     best = json.loads(storage.read_text(f"{hdfs_dir}/study/best.json"))["best"]
     assert best["run"] == f"{hdfs_dir}/study/trials/0"

@@ -51,6 +51,8 @@ def test_a_study_of_two_trials_at_once_names_and_publishes_the_best(studies, tmp
     assert info["run_id"] == study.run_json(best["trial"])["run_id"]
     page = (study.study / "study.html").read_text()
     assert f"Best: trial {best['trial']}" in page and page.count("<svg") == 5
+    for text, name in (("Best run", "report.html"), ("Its model card", "export/README.md")):
+        assert f'<a href="trials/{best["trial"]}/{name}">{text}</a>' in page
 
 
 def refusal(done) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -195,15 +196,23 @@ def _report(run: Run) -> None:
     """Write report.html, which a separate process makes.
 
     The report's code is in howdah.serving, which training does not import, and its memory must not
-    add to the rank's.
+    add to the rank's. It also measures the baseline, if a command or job of Howdah's has started
+    the rank, and the environment has scikit-learn: the verdict, here and in trackers, is on both.
     """
+    measures = "HOWDAH_STARTED" in os.environ and importlib.util.find_spec("sklearn") is not None
     with tempfile.TemporaryDirectory(prefix="howdah-report-") as place:
         path = os.path.join(place, REPORT)
         lines: list[str] = []
         answers: list[str] = []
-        argv = isolation.module("howdah.serving.report", run.directory, path)
+
+        options = ["--baseline"] if measures else []
+        argv = isolation.module("howdah.serving.report", run.directory, path, *options)
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
-        with Child(argv, env=environment, on_line=lines.append, on_stdout=answers.append) as child:
+
+        def answered(line: str) -> None:
+            (answers.append if line.startswith("{") else run.say)(line)
+
+        with Child(argv, env=environment, on_line=lines.append, on_stdout=answered) as child:
             code = child.wait()
         if code:
             # This must not cost hours of training: the report can be made again.

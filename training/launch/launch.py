@@ -22,8 +22,8 @@ from howdah.training.process import failure
 from howdah.training.run.local_dir import RankRecord, RunLock, local_directory
 
 
-def train(config: Config) -> bool:
-    """Train with one rank and wait for the end; False if the run was finished before.
+def train(config: Config) -> None:
+    """Train with one rank and wait for the end; nothing if the run was finished before.
 
     Args:
         config: checked configuration; it is frozen into the run directory, where the rank reads it.
@@ -35,7 +35,7 @@ def train(config: Config) -> bool:
     done = settings.already_finished(config)
     if done is not None:
         print("\n".join(done), file=sys.stderr, flush=True)
-        return False
+        return
     directories.take(directory, config.run.mode, key="run.directory", below=directories.BELOW)
     local = local_directory(directory)
     lock = RunLock(local, ".launch.lock", directory)
@@ -60,7 +60,6 @@ def train(config: Config) -> bool:
             raise error
     finally:
         lock.release()
-    return True
 
 
 def _refuse_if_in_use(local: str, directory: str) -> None:

@@ -182,11 +182,13 @@ class RunDirectory:
         )
         if checkpoint is None:
             self._logger.say("starting from the base model")
-        else:
-            self._logger.say(
-                f"resuming from checkpoint step-{checkpoint.step}"
-                f" ({storage.absolute(checkpoint.path)})"
-            )
+            return
+        before, now = checkpoint.meta.get("framework"), self._config.training.framework
+        change = f", trained with {before} until here, and with {now} from here on"
+        self._logger.say(
+            f"resuming from checkpoint step-{checkpoint.step}"
+            f" ({storage.absolute(checkpoint.path)})" + change * (before not in (None, now))
+        )
 
     def resumed_from_memory(self, step: int) -> None:
         """Record that all ranks resume from a rank's memory of this step."""

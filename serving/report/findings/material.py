@@ -20,7 +20,7 @@ from howdah.models.registry import Published
 from howdah.models.runs import baseline
 from howdah.models.runs.run_json import CONFIG
 from howdah.pages.personal import Shown
-from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE
+from howdah.serving.registry.gate import VERDICT, VERDICT_SHAPE, better_by
 from howdah.serving.report.findings.base import Rival
 from howdah.serving.report.findings.look import Findings, analyze_predictions, for_verdict
 from howdah.serving.report.findings.texts import Texts
@@ -137,7 +137,7 @@ def gather(
         findings=findings,
         manifest=manifest,
         against=against,
-        bounds=_bounds(run_directory, run, keys, metrics.get(split) or {}, split, info),
+        bounds=_bounds(run_directory, keys, metrics.get(split) or {}, summary, info, against),
         baseline=lines,
         decision=info.get("decision") or {},
         notes=[*notes, *(findings.notes if findings else ())],
@@ -260,11 +260,11 @@ def _published(
 
 def _bounds(
     run_directory: str,
-    run: Mapping[str, Any],
     keys: Mapping[str, Any],
     metrics: Mapping[str, Any],
-    split: str,
+    summary: Material,
     info: Mapping[str, Any],
+    against: Sequence[Versus],
 ) -> list[Versus]:
     """Return the gate's bounds: of its verdict on this run, else of the configuration."""
     try:
@@ -272,7 +272,7 @@ def _bounds(
     except HowdahError:
         verdict = {}
     same = (verdict.get("run_id"), verdict.get("step")) == (info.get("run_id"), info.get("step"))
-    if same and verdict.get("split") == split and verdict.get("checks"):
+    if same and verdict.get("split") == summary.split and verdict.get("checks"):
         return [
             Versus(
                 name=str(one["against"]), value=one["bound"], metric=one["metric"],
@@ -281,8 +281,20 @@ def _bounds(
             for one in verdict["checks"]
         ]  # fmt: skip
     minimum = _at(keys, "gate", "minimum")
-    return [
+    bounds = [
         Versus(name="gate.minimum", value=bound, metric=name, got=metrics.get(name))
         for name, bound in (minimum if isinstance(minimum, dict) else {}).items()
         if name in METRICS and metrics
     ]
+    got = metrics.get(summary.metric)
+    for one in against:
+        key, margin = "min_over_baseline", _at(keys, "gate", "min_over_baseline")
+        if one.name != BASELINE:
+            key, margin = "margin", _at(keys, "gate", "margin") or 0.0
+            margin = margin if _at(keys, "gate", "better_than_published") else None
+        if isinstance(margin, int | float):
+            check = better_by(margin, f"gate.{key}", summary.metric, got, one.name, one.value)
+            bounds.append(
+                Versus(name=check.against, value=check.bound, metric=check.metric, got=got)
+            )
+    return bounds

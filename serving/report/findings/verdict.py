@@ -41,6 +41,11 @@ class Verdict:
     title: str
     sentence: str
 
+    @property
+    def line(self) -> str:
+        """The verdict as commands print it."""
+        return f"{self.title}: {self.sentence}"
+
 
 def judge(
     metric: str,
@@ -56,7 +61,7 @@ def judge(
     Good: it keeps the gate's bounds, if there are any, and is beyond chance better than the
     majority class and the other known figures (baseline, published version). Not good: it misses a
     bound, or is beyond chance worse than one of these, or not better than the majority class.
-    Otherwise the verdict is unknown.
+    Otherwise the verdict is unknown: a bound that is kept does not make a difference certain.
 
     Args:
         metric: its name in METRICS.
@@ -96,11 +101,10 @@ def judge(
     kept = f"It keeps the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
     if unclear:
         names = _list([f"{one.name} ({one.value:.4f})" for one in unclear])
-        if bounds:
-            return _verdict("good", f"{kept}; chance alone explains the difference from {names}.")
+        the = f"{kept}, but the" if bounds else "The"
         more = f" It is better than {_list([one.name for one in ahead])}." if ahead else ""
         return _verdict(
-            "unknown", f"The difference from {names} is within what chance explains.{more}"
+            "unknown", f"{the} difference from {names} is within what chance explains.{more}"
         )
     names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
     if bounds:

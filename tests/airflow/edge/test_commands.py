@@ -27,7 +27,10 @@ def test_a_command_answers_and_its_lines_go_to_the_log(hook, tmp_path):
     assert hook().run(["config", "check", "--json"], config=config)["run"]["name"] == "mine"
     done = hook().call(["config", "init", str(tmp_path / "made.yaml")], on_line=lines.append)
     assert done.code == 0
-    assert lines == [f"written: {tmp_path}/made.yaml"]
+    assert lines == [
+        f"written: {tmp_path}/made.yaml",
+        f"next: name your rows as data.source in it, then howdah etl --config {tmp_path}/made.yaml",
+    ]
 
 
 def test_a_log_that_takes_no_line_stops_no_command(capfd):

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from howdah.core.user import user
 from howdah.errors import ClusterError, ConfigError
 from howdah.jobs import record
 from howdah.jobs.clusters import application as control
@@ -95,6 +96,7 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
     assert (shown["state"], shown["on"], len(shown["job"]["ranks"])) == ("RUNNING", on, 3)
     [listed] = one.json("ps")["jobs"]
     assert (listed["application"], listed["state"]) == (one.application, "RUNNING")
+    assert listed["user"] == user()
     assert one.submit()["attached"]
     assert one.json("kill", "--config", str(one.config), "--save")["state"] == "KILLED"
     last = [row for row in one.did() if row["what"] == "step"][-1]

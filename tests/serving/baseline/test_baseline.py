@@ -13,7 +13,7 @@ import pytest
 
 from howdah import storage
 from howdah.cli import app, run
-from howdah.config.loader import from_dict
+from howdah.config.loader import dump_yaml, from_dict
 from howdah.config.metric_table import metrics_of
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError, DataError, ModelError, PermissionDenied
@@ -74,7 +74,15 @@ def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, 
     assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "baseline.npz"]
 
 
-def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
+def table_of(given, capsys) -> list[str]:
+    path = f"{given.run.directory}.yaml"
+    storage.write_whole(path, dump_yaml(given).encode())
+    command = ["evaluate", "--baseline", "--config", path]
+    assert run(lambda: app(command, standalone_mode=False), as_json=False) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path, capsys):
     found, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
     finished_run(tmp_path / "other", dataset.path, found["metrics"])
     _, lines = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
@@ -82,6 +90,13 @@ def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
     page = storage.read_text(f"{tmp_path}/other/report.html")
     value = found["metrics"]["test"]["accuracy"]
     assert f"test accuracy: baseline {value:.4f}, model {value:.4f} (not better)" in page
+    recorded = storage.read_json(f"{tmp_path}/other/run.json")["verdict"]
+    assert recorded["verdict"] in page and recorded["verdict_reason"]
+    given = config(dataset, tmp_path / "other", baseline={"c": 1.0})
+    head, *rows, path = table_of(given, capsys)
+    assert head.split() == ["split", "metric", "baseline", "model"]
+    assert ["test", "accuracy", f"{value:.4f}", f"{value:.4f}"] in [row.split() for row in rows]
+    assert len(rows) <= 12 and path == f"baseline: {tmp_path}/other/baseline.json"
     finished_run(tmp_path / "other", "elsewhere/v=8", found["metrics"])
     page = storage.read_text(report.write(str(tmp_path / "other")))
     assert "of another dataset" in page and "not better" not in page

@@ -175,7 +175,9 @@ def test_ps_shows_a_line_a_job():
         "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
         "CPU-H", "GPU-H",
     ]  # fmt: skip
-    assert line.split()[:6] == [APP, "tiny", "me", "default", "SUCCEEDED", "50%"]
+    assert line.split()[:6] == [APP, "tiny", "me", "default", "FINISHED", "50%"]
+    failed = listed(Manager("FINISHED", "FAILED"), user="me", finished=True)
+    assert ps_lines(failed)[1].split()[4] == "FAILED"  # YARN has FINISHED where its driver ended
     assert ps_lines([]) == ["no jobs"]
 
 
@@ -283,7 +285,7 @@ def test_wait_shows_the_lines_of_a_second_attempt_from_its_first_one_on(job):
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
     job_of(manager, job.directory).wait(say)
-    assert lines[-2:] == [f"{APP} is FINISHED", "resumed"]
+    assert lines[-2:] == ["resumed", f"{APP} is FINISHED"]
 
 
 def test_wait_raises_the_jobs_own_error_with_its_exit_code(job):

@@ -365,11 +365,15 @@ def test_a_priority_that_yarn_does_not_give_is_reported_and_no_error():
     assert "priority 5, not 7" in lines[1]
 
 
-def test_fingerprints_of_different_configurations_differ(job):
+def test_fingerprints_of_different_configurations_differ(job, monkeypatch):
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
     assert fingerprint(job()) == fingerprint(job())
     assert fingerprint(job()) != fingerprint(job(training={"seed": 7}))
-    with pytest.raises(ConfigError, match="every node sees"):
-        YarnCluster(job(run={"directory": "runs/x"})).check(print)
+    for directory, also in (("/etc/hadoop", False), ("", True)):
+        monkeypatch.setenv("HADOOP_CONF_DIR", directory)
+        with pytest.raises(ConfigError, match="every node sees") as caught:
+            YarnCluster(job(run={"directory": "runs/x"})).check(print)
+        assert ("set HADOOP_CONF_DIR to" in caught.value.remedy) is also
 
 
 def test_containers_get_no_keytab_and_no_proxied_user(job):
