@@ -8,8 +8,8 @@ from howdah.serving.compute.requests import Refusal
 from howdah.serving.http import faces, oip
 
 
-def asked(parse, given, *more):
-    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+def asked(parse, question, *more):
+    body = question if isinstance(question, bytes) else json.dumps(question).encode()
     return parse(body, 4, *more)
 
 
@@ -39,7 +39,7 @@ def test_inputs_are_those_of_text_embeddings_inference(inputs, texts, are_pairs)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "where"),
+    ("question", "status", "where"),
     [
         ({}, 422, "inputs"),
         ({"inputs": []}, 422, "inputs"),
@@ -58,14 +58,14 @@ def test_inputs_are_those_of_text_embeddings_inference(inputs, texts, are_pairs)
          "parameters.function_to_apply"),
     ],
 )  # fmt: skip
-def test_what_text_embeddings_inference_would_not_take_is_refused(given, status, where):
+def test_what_text_embeddings_inference_would_not_take_is_refused(question, status, where):
     with pytest.raises(Refusal) as caught:
-        asked(faces.tei, given)
+        asked(faces.tei, question)
     assert (caught.value.status, caught.value.where) == (status, where)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "where"),
+    ("question", "status", "where"),
     [
         ({}, 422, "inputs"),
         ({"inputs": {}}, 422, "inputs"),
@@ -91,9 +91,9 @@ def test_what_text_embeddings_inference_would_not_take_is_refused(given, status,
         (tensor() | {"id": 7}, 422, "id"),
     ],
 )  # fmt: skip
-def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(given, status, where):
+def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(question, status, where):
     with pytest.raises(Refusal) as caught:
-        asked(infer, given, False)
+        asked(infer, question, False)
     assert (caught.value.status, caught.value.where) == (status, where)
     assert caught.value.expected
 

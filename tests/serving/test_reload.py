@@ -59,17 +59,17 @@ class Load:
             try:
                 connection.request("POST", "/v1/classify", body)
                 answer = connection.getresponse()
-                found = json.load(answer)
+                content = json.load(answer)
             except (OSError, http.client.HTTPException) as error:
                 self.wrong.append(repr(error))
                 return
             if answer.status != 200:
-                self.wrong.append(found)
+                self.wrong.append(content)
                 continue
-            version = found["version"]
-            labels = {one["label"] for one in found["predictions"]}
-            if labels != {LABELS[version % 2]} or found["run_id"] != f"run-{version}":
-                self.wrong.append(found)
+            version = content["version"]
+            labels = {one["label"] for one in content["predictions"]}
+            if labels != {LABELS[version % 2]} or content["run_id"] != f"run-{version}":
+                self.wrong.append(content)
             self.versions.add(version)
             self.answers += 1
         connection.close()

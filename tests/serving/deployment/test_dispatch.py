@@ -110,13 +110,13 @@ class Server:
     async def ask(self, path: str, body: object = None, **headers: str):
         """(status, headers, JSON) of a request whose client stays connected."""
         data = b"" if body is None else json.dumps(body).encode()
-        given = {"host": "localhost", **headers}
+        fields = {"host": "localhost", **headers}
         scope = {
             "type": "http", "http_version": "1.1", "method": "GET" if body is None else "POST",
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
             "headers": [
-                (name.replace("_", "-").encode(), value.encode()) for name, value in given.items()
+                (name.replace("_", "-").encode(), value.encode()) for name, value in fields.items()
             ],
         }  # fmt: skip
         arrived = [{"type": "http.request", "body": data, "more_body": False}]
@@ -148,8 +148,8 @@ def test_each_format_is_answered_by_the_replicas():
     status, headers, answer = asked(server, "/v1/classify", {"texts": ["the cat", ["a", "b"]]})
     assert status == 200 and headers["x-howdah-run-id"] == "run-1"
     assert (answer["model"], answer["version"], answer["run_id"]) == ("zoo", 1, "run-1")
-    found = {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}}
-    assert answer["predictions"] == [found, found]
+    prediction = {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}}
+    assert answer["predictions"] == [prediction, prediction]
     assert replica.calls == [[("the cat", False), ("a\x1eb", True)]]
     _, _, best = asked(server, "/predict", {"inputs": "the cat"})
     assert best == [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}]
@@ -200,8 +200,8 @@ def test_a_key_chooses_one_of_two_models_and_a_path_may_name_one():
 )
 def test_what_ray_refuses_may_be_asked_again(error, status, word):
     server = Server(Replica(error()))
-    found, headers, refusal = asked(server, "/v1/classify", {"text": "a secret"})
-    assert (found, headers["retry-after"], word in refusal["what"]) == (status, "1", True)
+    code, headers, refusal = asked(server, "/v1/classify", {"text": "a secret"})
+    assert (code, headers["retry-after"], word in refusal["what"]) == (status, "1", True)
     assert "ask again" in refusal["remedy"] and not server.lines
     assert server.dispatcher.stalled_seconds == 0 and server.metric("howdah_queue_texts") == 0
 
