@@ -17,12 +17,11 @@ def test_every_sentence_that_names_another_row_is_known():
     etl = Path(dedup.__file__).parents[1]
     files = ("rows/dedup.py", "history/judge.py", "rows/gate.py", "rows/images.py")
     text = "".join((etl / name).read_text("utf-8") for name in files)
-    said = set(re.findall(r'F\.concat\(F\.lit\("([^"]+ )"\)', text))
-    said |= set(re.findall(r'said = F\.concat\(F\.lit\("([^"]+ )"\)', text))
-    said |= set(re.findall(r'f"(key )\{', text))
-    said -= {"labels: ", "like rows of "}  # the names of labels, of splits
-    assert {"key ", "like ", "same text as ", "another label than "} <= said
-    for sentence in said:
+    sentences = set(re.findall(r'F\.concat\(F\.lit\("([^"]+ )"\)', text))
+    sentences |= set(re.findall(r'f"(key )\{', text))
+    sentences -= {"labels: ", "like rows of "}  # the names of labels, of splits
+    assert {"key ", "like ", "same text as ", "another label than "} <= sentences
+    for sentence in sentences:
         assert wanted("5").without_detail(f"{sentence}5") == f"{sentence}{GONE}"
         assert wanted("5").without_detail(f"{sentence}5 of test") == f"{sentence}{GONE} of test"
         assert wanted("5").without_detail(f"{sentence}55") == f"{sentence}55"
