@@ -82,8 +82,8 @@ class Browser:
         by = By.XPATH if selector[0] in "/(" else By.CSS_SELECTOR
 
         def shown():
-            found = self.driver.find_elements(by, selector)
-            return next((each for each in found if each.is_displayed()), None)
+            elements = self.driver.find_elements(by, selector)
+            return next((each for each in elements if each.is_displayed()), None)
 
         return self.until(shown, selector, seconds)
 
