@@ -144,8 +144,8 @@ def give_rows(project, format, dataset):
 
 def test_predict(project, tiny_model_dir):
     project.ends_well("train", "--config", "run.yaml")
-    said = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
-    assert json.loads(said)["label"]
+    output = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
+    assert json.loads(output)["label"]
 
 
 def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_path):

@@ -86,8 +86,8 @@ def test_connections_that_are_all_busy_leave_the_other_addresses_room(start, des
         wait_until(lambda: exchange_from("127.0.0.2", server, get(b"/metrics"))[0] == 200)
         wait_until(lambda: running(server) >= 500)
         # The connection above the limit gets its 503, though its body is never read.
-        found = exchange(server, post(b" " * 200_000), until_closed=True)
-        assert found.statuses == [503], found
+        answers = exchange(server, post(b" " * 200_000), until_closed=True)
+        assert answers.statuses == [503], answers
         assert exchange_from("127.0.0.2", server, get())[0] == 200
     finally:
         for one in held:
@@ -117,11 +117,11 @@ def test_a_wrong_token_ends_the_connection_and_its_address_is_named_once(start, 
     path.chmod(0o600)
     server = start("--set", f"serve.token_file={path}")
     for _ in range(3):
-        found = exchange(server, post(b'{"text": "a"}', b"Authorization: Bearer x\r\n") * 3,
+        answers = exchange(server, post(b'{"text": "a"}', b"Authorization: Bearer x\r\n") * 3,
                          until_closed=True)  # fmt: skip
-        assert found.statuses == [401]
-    said = [line for line in server.said().splitlines() if "127.0.0.1 with another token" in line]
-    assert len(said) == 1
+        assert answers.statuses == [401]
+    lines = [line for line in server.said().splitlines() if "127.0.0.1 with another token" in line]
+    assert len(lines) == 1
     assert "0123456789" not in server.said()
 
 
@@ -180,14 +180,14 @@ def test_commas_cost_no_memory_and_no_other_requests_time(start):
     before = server.memory()
     probe = Probe(server)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(server.ask, body={"text": "," * 2_000_000}) for _ in range(8)]
+        requests = [pool.submit(server.ask, body={"text": "," * 2_000_000}) for _ in range(8)]
         texts = {"texts": ["," * 65_000] * 32}
-        asked += [pool.submit(server.ask, body=texts) for _ in range(4)]
+        requests += [pool.submit(server.ask, body=texts) for _ in range(4)]
         peak = before
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in requests):
             peak = max(peak, server.memory())
             time.sleep(0.02)
-        assert [one.result()[0] for one in asked] == [200] * 12
+        assert [one.result()[0] for one in requests] == [200] * 12
     probe.end()
     assert server.ask(body=texts, X_Timeout_Ms=1)[0] == 504  # while it is cleaned or encoded
     wait_until(lambda: server.metric("howdah_queue_texts") == 0)

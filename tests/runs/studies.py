@@ -86,13 +86,13 @@ class Studies:
 
     def processes(self) -> list[str]:
         """Command lines of living processes that name the study's directory."""
-        found = []
+        command_lines = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 line = file.read().replace(b"\0", b" ").decode()
                 if str(self.study) in line and int(name) != os.getpid():
-                    found.append(line)
-        return found
+                    command_lines.append(line)
+        return command_lines
 
     def wait_until_nothing_is_left(self) -> None:
         wait_until(lambda: not self.processes())

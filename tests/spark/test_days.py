@@ -21,9 +21,9 @@ def found(words, capsys):
 def test_files_of_a_day_are_looked_for_at_its_path(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.csv").write_text("text,label\n")
-    asked = ["partition", "--source", f"{tmp_path}/in/{{ds}}.csv", "--partition", "ds=1"]
-    assert found(asked, capsys)[1]["there"] is True
-    code, answer = found([*asked, "--partition", "ds=2"], capsys)
+    command = ["partition", "--source", f"{tmp_path}/in/{{ds}}.csv", "--partition", "ds=1"]
+    assert found(command, capsys)[1]["there"] is True
+    code, answer = found([*command, "--partition", "ds=2"], capsys)
     assert (code, answer["there"], answer["missing"]) == (0, False, ["ds=2"])
 
 
