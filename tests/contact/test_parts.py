@@ -188,17 +188,17 @@ def hive(**data):
     ],
 )
 def test_a_part_is_found_by_its_source_in_any_spelling(before, now, same, monkeypatch):
-    def found(data, parent):
+    def history_of(data, parent):
         data = hive(**{"source": "sales", **data})
         monkeypatch.setattr(past, "newest", lambda dataset: parent)
         return past.find(data, sources.resolve(data), etl_format=1, tokenizer="t")
 
-    first = found(before, None)
+    first = history_of(before, None)
     entry = PartEntry(name=first.part, identity="of an older state", source=first.source, rows={},
                       version="v=1", read=0, drops={})  # fmt: skip
     ledger = SimpleNamespace(config=first.config, buckets=1, files=[])
     manifest = SimpleNamespace(parts=[entry], ledger=ledger, task="single_label", pairs=False)
-    second = found(now, SimpleNamespace(path="dataset", manifest=manifest))
+    second = history_of(now, SimpleNamespace(path="dataset", manifest=manifest))
     assert (second.part == first.part) is same
     assert (second.replaced == entry) is same
 

@@ -23,7 +23,7 @@ def server(tmp_path_factory, tiny_model_dir):
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 def sent(server: Server, request: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -63,7 +63,7 @@ def server(tmp_path_factory, tiny_model_dir):
     yield server
     probe.end()
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 # --------------------------------------------------------------------------------- the requests

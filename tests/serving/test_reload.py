@@ -131,7 +131,7 @@ def test_a_damaged_version_never_serves_until_it_is_repaired(start, place, base)
         looks = load.answers
         wait_until(lambda: load.answers > looks + 100)  # it is not tried again meanwhile
     assert refusals(server) == 1 and load.wrong == [] and load.versions == {2}
-    assert "v=1 is not served, zoo v=2 stays: a published file is damaged" in server.said()
+    assert "v=1 is not served, zoo v=2 stays: a published file is damaged" in server.output()
     shutil.copy(place / "whole", weights)
     wait_until(lambda: version_of(server) == 1)
     republish(config, 2)
@@ -149,17 +149,17 @@ def test_a_version_with_other_labels_and_a_pointer_that_is_away_change_nothing(s
     publish_version(place, base, 2, labels=["cat", "dog", "cow"], answers="cow")
     wait_until(lambda: refusals(server, "labels changed") == 1)
     assert version_of(server) == 1
-    assert "the new version has other labels" in server.said()
+    assert "the new version has other labels" in server.output()
 
     pointer = place / "models" / "zoo" / "current.json"
     pointer.write_text("{ not JSON")
     wait_until(lambda: server.metric("howdah_pointer_errors_total") >= 3)
     assert version_of(server) == 1
-    assert server.said().count("current.json cannot be read") == 1
+    assert server.output().count("current.json cannot be read") == 1
     pointer.unlink()
     publish_version(place, base, 3)
     wait_until(lambda: version_of(server) == 3)
-    assert "current.json can be read again" in server.said()
+    assert "current.json can be read again" in server.output()
 
 
 @pytest.mark.full

@@ -29,7 +29,7 @@ def server(zoo, tmp_path_factory):
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 # ------------------------------------------------------------------------------------ answers
@@ -278,7 +278,7 @@ def test_what_is_counted_is_what_was_asked(server):
     assert server.metric("process_resident_memory_bytes") > 0
     # No text of a user's is in what the server says of itself.
     server.ask(body=texts_of("xyzzyplugh", 3))
-    assert "xyzzyplugh" not in server.said() + str(server.whole("/metrics")[2])
+    assert "xyzzyplugh" not in server.output() + str(server.whole("/metrics")[2])
 
 
 # -------------------------------------------------------------------------- queue, deadline, end
@@ -319,7 +319,7 @@ def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_pa
             status, answer = one.result(LIMIT)
             assert (status, len(answer["predictions"])) == (200, 8)
     assert server.end() == 143
-    assert "ending after 3 running requests" in server.said()
+    assert "ending after 3 running requests" in server.output()
 
 
 def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):

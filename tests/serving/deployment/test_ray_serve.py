@@ -57,12 +57,12 @@ class Server:
 
     def wait_until_ready(self) -> dict:
         line = self.process.stdout.readline()
-        assert line, self.said()
+        assert line, self.output()
         ready = json.loads(line)
         self.url = ready["url"]
         return ready
 
-    def said(self) -> str:
+    def output(self) -> str:
         self.errors.flush()
         return (self.home / "stderr").read_text()
 
@@ -220,7 +220,7 @@ def test_ray_answers_as_the_plain_server_does_and_asks_for_the_same_tokens(start
     assert ray.ask("/v2/models/zoo")[0] == 401
     for path in ("/health", "/v2/health/live", "/v2/health/ready"):
         assert ray.ask(path)[0] == 200
-    wait_until(lambda: "refused: a request from 127.0.0.1 with no token" in ray.said(), LIMIT)
+    wait_until(lambda: "refused: a request from 127.0.0.1 with no token" in ray.output(), LIMIT)
 
     (tmp_path / "plain").mkdir()
     plain = servers.Server(Path(models).parent, tmp_path / "plain", "--model", "zoo@1")
@@ -249,7 +249,7 @@ def test_ray_answers_as_the_plain_server_does_and_asks_for_the_same_tokens(start
     tokens.write_text(f"{new}\n")
     wait_until(lambda: ray.ask(body={"text": "the cat"}, token=old)[0] == 401, LIMIT)
     assert ray.ask(body={"text": "the cat"}, token=new)[0] == 200
-    wait_until(lambda: "the tokens were read again: 1" in ray.said(), LIMIT)
+    wait_until(lambda: "the tokens were read again: 1" in ray.output(), LIMIT)
     assert ray.end(signal.SIGTERM) == 143
     assert "Traceback" not in (ray.home / "stderr").read_text()
 
@@ -302,7 +302,7 @@ def test_a_model_that_does_not_open_ends_the_command_with_its_error(start, model
             file.write(whole[: len(whole) // 2])
         server = start("--model", "zoo/v=1")
         assert server.process.wait(LIMIT) == 5
-        assert "could not start the models" in server.said()
+        assert "could not start the models" in server.output()
         assert server.left() == []
     finally:
         with open(export, "wb") as file:

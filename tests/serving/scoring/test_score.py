@@ -180,7 +180,7 @@ def place(tmp_path, tiny_model_dir):
 CREATED = f"CREATE TABLE {SOURCE} (key string, words string) PARTITIONED BY (ds string)"
 
 
-def asked(model="news", **more):
+def request(model="news", **more):
     step = {"model": model, "source": SOURCE, "output": OUTPUT, **more}
     step.setdefault("selection", {"since": "ds=2026-11-01"})
     return step
@@ -195,15 +195,15 @@ def test_each_partition_is_scored_once_by_each_model(place):
         f"{CREATED} STORED AS PARQUET",
         *(inserted(day, rows) for day, rows in ROWS.items()),
         f"ALTER TABLE {SOURCE} ADD PARTITION (ds='2026-11-03')",
-        asked(),
-        asked(),
+        request(),
+        request(),
         inserted("2026-11-02", [("g", "of in")]),
-        asked(),
-        asked(force=True, config={"score": {"max_error_fraction": 0.1}}),
-        asked(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
-        asked(selection={"partitions": ["ds=2026-11-09"]}),
+        request(),
+        request(force=True, config={"score": {"max_error_fraction": 0.1}}),
+        request(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
+        request(selection={"partitions": ["ds=2026-11-09"]}),
         f"ALTER TABLE {OUTPUT} DROP PARTITION (ds='2026-11-03', model='news')",
-        asked(),
+        request(),
     )[4:]
     first, second, _, third, strict, other, missing, _, dropped = made
     assert [state for _, state in states(first)] == ["scored"] * 3, first

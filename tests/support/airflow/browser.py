@@ -64,13 +64,13 @@ class Browser:
     def until(self, condition, what: str, seconds: float = SECONDS):
         """The first true value of `condition()`; what changes under our hands is asked again."""
 
-        def asked(_driver):
+        def holds(_driver):
             with contextlib.suppress(*_PASSING):
                 return condition()
             return None
 
         try:
-            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(asked)
+            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(holds)
         except WebDriverException as error:
             with contextlib.suppress(WebDriverException):
                 self.picture("failure")
