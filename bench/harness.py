@@ -197,13 +197,13 @@ class Rounds:
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
         return [line["found"] for line in lines if (line["key"], line["what"]) == (self._key, what)]
 
-    def keep(self, what: str, found: dict) -> None:
+    def keep(self, what: str, values: dict) -> None:
         """One more of `what`, with the time and the load it ended at."""
         RESULTS.mkdir(exist_ok=True)
         taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = {"key": self._key, "what": what, "taken": taken, "load": os.getloadavg()[0]}
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**line, "found": found}) + "\n")
+            file.write(json.dumps({**line, "found": values}) + "\n")
 
     def up_to(
         self, count: int, what: str, run: Callable[[], dict], budget: Budget | None = None

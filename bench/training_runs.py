@@ -137,33 +137,33 @@ class Bench:
             "--warm-up", *arguments,
         )  # fmt: skip
         with open(out, encoding="utf-8") as file:
-            found = json.load(file)
+            result = json.load(file)
         return Steps(
-            seconds=found["step_seconds"][warm:],
-            tokens=sum(found["step_tokens"][warm:]),
-            to_first=found["seconds_to_first_step"],
+            seconds=result["step_seconds"][warm:],
+            tokens=sum(result["step_tokens"][warm:]),
+            to_first=result["seconds_to_first_step"],
         )
 
     def tf_plain(self, *, steps: int | None = None) -> Steps:
         """The plain tf.function loop, `steps` timed ones (the bench's)."""
         steps = 4 + (steps or self.steps)
-        found = json.loads(
+        result = json.loads(
             _run(
                 "bench.peers.tf_plain", "--dataset", f"{self.folder}/data", "--base", self.base,
                 "--steps", str(steps), "--batch", str(BATCH), "--threads", str(CORES),
             ).splitlines()[-1]
         )  # fmt: skip
-        return Steps(seconds=found["step_seconds"][4:], tokens=sum(found["step_tokens"][4:]))
+        return Steps(seconds=result["step_seconds"][4:], tokens=sum(result["step_tokens"][4:]))
 
     def ddp(self, world: int, batch: int) -> list[float]:
         """Seconds of each step of torch's DDP over gloo, the first ones left out."""
         meet = tempfile.mktemp(dir=self.folder)  # a name for the ranks to meet at
-        found = _run(
+        output = _run(
             "bench.peers.ddp_gloo", "--dataset", f"{self.folder}/data", "--base", self.base,
             "--meet", meet, "--world", str(world), "--steps", str(_WARM + self.steps),
             "--batch", str(batch), "--threads", "1",
         )  # fmt: skip
-        return json.loads(found.splitlines()[-1])[_WARM:]
+        return json.loads(output.splitlines()[-1])[_WARM:]
 
     # -------------------------------------------------------------------------------- arithmetic
     def flops_per_token(self) -> float:

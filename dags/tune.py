@@ -52,7 +52,7 @@ with DAG(
     check >> preflight >> etl >> tune
 # Set last: Airflow copies a DAG's params into each task that is created after them.
 dag.params = trigger_form.params(
-    own=("conn_id", "np"),
+    form_fields=("conn_id", "np"),
     defaults=trigger_form.installed_defaults(),
     policy=policy.in_force()[0],
 )

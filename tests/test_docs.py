@@ -76,15 +76,15 @@ def test_commands_that_a_page_names_exist(page):
     "page", [page for page in PAGES if page.name not in _HISTORY], ids=lambda path: path.name
 )
 def test_keys_that_a_page_names_exist(page):
-    known = {name for name, _ in keys()}
+    key_names = {name for name, _ in keys()}
     sections = {
-        name.rsplit(".", depth)[0] for name in known for depth in range(1, name.count(".") + 1)
+        name.rsplit(".", depth)[0] for name in key_names for depth in range(1, name.count(".") + 1)
     }
-    roots = {name.split(".")[0] for name in known}
+    roots = {name.split(".")[0] for name in key_names}
     named = {key for key in _KEY.findall(page.read_text()) if key.split(".")[0] in roots}
     named = {key for key in named if not key.endswith(_FILES)} - _OTHERS - _REFUSED
     modules_of = {key for key in named if (ROOT / Path(*key.split(".")[:2])).exists()}
-    assert named - modules_of <= known | sections
+    assert named - modules_of <= key_names | sections
 
 
 def heading_anchors(page: Path) -> set[str]:

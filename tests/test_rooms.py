@@ -156,7 +156,7 @@ def module_name(path: Path) -> str:
 
 
 def imported(
-    tree: ast.AST, known: set[str], *, lazily: bool, typing: bool = False
+    tree: ast.AST, modules: set[str], *, lazily: bool, typing: bool = False
 ) -> Iterator[str]:
     """Modules of ours that a module imports: outside functions, or in functions as well.
 
@@ -170,15 +170,15 @@ def imported(
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in modules)
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inside = f"{node.module}.{alias.name}"
-                found = inside if inside in known else node.module
-                if found in known:
-                    yield found
+                module = inside if inside in modules else node.module
+                if module in modules:
+                    yield module
         else:
-            yield from imported(node, known, lazily=lazily, typing=typing)
+            yield from imported(node, modules, lazily=lazily, typing=typing)
 
 
 @functools.cache
@@ -206,10 +206,10 @@ def test_no_file_imports_itself_by_way_of_others():
     product = tuple(room for room in ROOMS if room != "dags")
     assert circle(import_map(product, lazily=False)) is None
     for room in product:
-        found = import_map((room,), lazily=True)
-        lazy_entrance = {name for name in found if name.startswith("howdah.cli")}
+        imports = import_map((room,), lazily=True)
+        lazy_entrance = {name for name in imports if name.startswith("howdah.cli")}
         arrows = {
-            name: to - lazy_entrance for name, to in found.items() if name not in lazy_entrance
+            name: to - lazy_entrance for name, to in imports.items() if name not in lazy_entrance
         }
         assert circle(arrows) is None
 

@@ -87,32 +87,32 @@ def main() -> None:
         print(f"accuracy: left out, AG_NEWS names no file (got {csv!r}): bench/benches/accuracy.py")
         return
     base, pretrained = minilm.base_model(lambda line: print(line, file=sys.stderr))
-    found: dict[str, list[dict]] = {"HF Trainer": [], "torch": [], "tensorflow": []}
+    runs_by_system: dict[str, list[dict]] = {"HF Trainer": [], "torch": [], "tensorflow": []}
     with tempfile.TemporaryDirectory() as folder:
         checked = loader.from_dict(_settings(os.path.abspath(csv), folder, base))
         with open(f"{folder}/run.yaml", "w", encoding="utf-8") as file:
             file.write(loader.dump_yaml(checked))
         _run(["howdah.cli", "etl", "--config", f"{folder}/run.yaml"])
         for seed in SEEDS:
-            found["HF Trainer"].append(_peer(folder, f"{folder}/dataset", base, seed))
+            runs_by_system["HF Trainer"].append(_peer(folder, f"{folder}/dataset", base, seed))
             for framework in ("torch", "tensorflow"):
-                found[framework].append(_ours(folder, framework, seed))
-            print({name: runs[-1] for name, runs in found.items()}, file=sys.stderr)
-    peer = [100 * run["accuracy"] for run in found["HF Trainer"]]
+                runs_by_system[framework].append(_ours(folder, framework, seed))
+            print({name: runs[-1] for name, runs in runs_by_system.items()}, file=sys.stderr)
+    peer = [100 * run["accuracy"] for run in runs_by_system["HF Trainer"]]
     rows = [
         harness.Row(
             what=f"AG News accuracy, {name}",
             unit="%",
             peer="HF Trainer (group_by_length)",
             peer_values=peer,
-            our_values=[100 * run["accuracy"] for run in found[name]],
+            our_values=[100 * run["accuracy"] for run in runs_by_system[name]],
             bar="means within 1 point",
-            notes={"seconds": [run["seconds"] for run in found[name]]},
+            notes={"seconds": [run["seconds"] for run in runs_by_system[name]]},
         )
         for name in ("torch", "tensorflow")
     ]
-    harness.report("accuracy", rows, pretrained=pretrained, runs=found)
-    for name, runs in found.items():
+    harness.report("accuracy", rows, pretrained=pretrained, runs=runs_by_system)
+    for name, runs in runs_by_system.items():
         values = [100 * run["accuracy"] for run in runs]
         each = ", ".join(f"{value:.2f}" for value in values)
         print(f"{name:<12} mean {statistics.mean(values):.2f}  per seed {each}")

@@ -100,10 +100,10 @@ def _hdfs() -> Iterator[str]:
     """The URL of a directory on HDFS."""
     from tools.minicluster import MiniCluster
 
-    given = os.environ.get("BENCH_HDFS")
+    cluster_dir = os.environ.get("BENCH_HDFS")
     with tempfile.TemporaryDirectory() as folder:
-        cluster = MiniCluster(given or folder)
-        if given is None:
+        cluster = MiniCluster(cluster_dir or folder)
+        if cluster_dir is None:
             cluster.start()
         try:
             os.environ |= {"HADOOP_CONF_DIR": str(cluster.conf_dir)}
@@ -113,21 +113,21 @@ def _hdfs() -> Iterator[str]:
             yield cluster.hdfs_url + directory
             cluster.remove(directory)
         finally:
-            if given is None:
+            if cluster_dir is None:
                 cluster.stop(remove=True)
 
 
 def _round(folder: str, remote: str, base: str) -> dict[tuple[str, str], tuple[list, list]]:
     """{(who, where): pauses and shares}."""
     here = tempfile.mkdtemp(dir=folder)
-    there = storage.join(remote, os.path.basename(here))
-    found = {("peer", ""): _cost(_hf(folder, base, EVERY), _hf(folder, base, None))}
+    on_hdfs = storage.join(remote, os.path.basename(here))
+    costs = {("peer", ""): _cost(_hf(folder, base, EVERY), _hf(folder, base, None))}
     for framework in ("torch", "tensorflow"):
         plain = _ours(folder, base, framework, f"{here}/{framework}-plain", None)
-        for name, top in (("local disk", here), ("HDFS", there)):
+        for name, top in (("local disk", here), ("HDFS", on_hdfs)):
             saving = _ours(folder, base, framework, f"{top}/{framework}", EVERY)
-            found[framework, name] = _cost(saving, plain)
-    return found
+            costs[framework, name] = _cost(saving, plain)
+    return costs
 
 
 def main() -> None:
@@ -143,7 +143,7 @@ def main() -> None:
             (("pause of a checkpoint", "s", "<= 0.5 s"), ("time lost at 10 minutes", "%", "<= 1%"))
         ):
             peer, ours = (
-                [max(value, 1e-4) for found in rounds for value in found[who][figure]]
+                [max(value, 1e-4) for round_ in rounds for value in round_[who][figure]]
                 for who in (("peer", ""), (framework, where))
             )
             rows.append(

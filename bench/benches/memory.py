@@ -218,12 +218,12 @@ def measure(case: Case, folder: str) -> dict:
     dataset = f"{folder}/{case.size}-{case.length}"
     if not os.path.isdir(dataset):
         write_dataset(dataset, base, case.length)
-    own = tempfile.mkdtemp(dir=folder)
-    held = settings(case, own, base, dataset)
+    run_folder = tempfile.mkdtemp(dir=folder)
+    held = settings(case, run_folder, base, dataset)
     config = from_dict(held)
     shape = json.loads(Path(base, "config.json").read_text(encoding="utf-8"))
     computed = worker_memory.peak(config, shape, load_dataset(dataset).manifest)
-    measured = peaks(held, own)
+    measured = peaks(held, run_folder)
     return {
         **asdict(case), "measured": max(measured), "each": measured, "computed": computed.total,
         "parts": computed.parts,

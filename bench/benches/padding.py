@@ -59,12 +59,12 @@ def _row(lengths: np.ndarray, what: str, world: int, *, short: bool = False) -> 
 def main() -> None:
     """Five seeds at three world sizes."""
     lengths = np.array([len(row) for row in rows(20_000)[0]])
-    found = [_row(lengths, "625 steps an epoch", world) for world in (1, 2, 8)]
-    found += [_row(_sentences(6912), "sentences, 216 steps", world) for world in (1, 2, 8)]
+    table = [_row(lengths, "625 steps an epoch", world) for world in (1, 2, 8)]
+    table += [_row(_sentences(6912), "sentences, 216 steps", world) for world in (1, 2, 8)]
     for steps in (13, 25, 50, 100, 150):
         for what, some in (("", lengths[: 32 * steps]), ("sentences, ", _sentences(32 * steps))):
-            found.append(_row(some, f"{what}{steps} steps", 2, short=True))
-    harness.report("padding", found)
+            table.append(_row(some, f"{what}{steps} steps", 2, short=True))
+    harness.report("padding", table)
 
 
 if __name__ == "__main__":

@@ -142,11 +142,11 @@ def measure_peer(base: str, dataset: str, stage: int) -> dict:
 def theoretical(shape: dict) -> tuple[int, dict[str, int]]:
     """(bytes of a rank's whole state, bytes that a rank saves by each layout or stage)."""
     states = {
-        name: rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS)
-        for name, own in LAYOUTS.items()
+        name: rank_state(shape, LABELS, ModelSection(), ParallelSection(**layout), RANKS)
+        for name, layout in LAYOUTS.items()
     }
     whole = sum(states["whole"].values())
-    saved = {name: whole - sum(own.values()) for name, own in states.items()}
+    saved = {name: whole - sum(sizes.values()) for name, sizes in states.items()}
     saved["DeepSpeed ZeRO-1"] = saved["optimizer"]
     divided_gradients = states["whole"]["gradients"] * (RANKS - 1) // RANKS
     saved["DeepSpeed ZeRO-2"] = saved["optimizer"] + divided_gradients
@@ -163,7 +163,7 @@ def main() -> None:
     kept = Rounds(
         "parallel", sources=["training", "bench/benches/parallel.py", "bench/peers"], size=SIZE
     )
-    found: dict[str, list[dict]] = {}
+    runs_of: dict[str, list[dict]] = {}
     with tempfile.TemporaryDirectory() as folder:
         base = write_base(f"{folder}/{SIZE}", SIZE)
         dataset = write_dataset(f"{folder}/data", base, LENGTH)
@@ -176,27 +176,27 @@ def main() -> None:
         chosen = os.environ.get("BENCH_LAYOUTS", ",".join(runs)).split(",")
         for number in range(1, rounds + 1):
             for name, run in ((name, runs[name]) for name in chosen):
-                found[name] = kept.up_to(number, name, run)
+                runs_of[name] = kept.up_to(number, name, run)
     whole, theory = theoretical(shape)
     print(f"\n{SIZE}: {weights / 1e6:,.1f} M weights, {whole / 2**20:,.0f} MiB a rank\n")
     print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
-    for name, values in found.items():
+    for name, values in runs_of.items():
         cells = [_mib(_median(values, key)) for key in ("loading", "steps", "run", "resuming")]
         times = [_median(values, key) for key in ("step_ms", "save_ms")]
         cells += ["" if time is None else f"{time:,.0f}" for time in times]
         print(" | ".join([name, *cells]))
     undivided = dict.fromkeys(LAYOUTS, "whole") | dict.fromkeys(STAGES, next(iter(STAGES)))
-    for name in found:
+    for name in runs_of:
         one = undivided[name]
-        if name == one or one not in found:
+        if name == one or one not in runs_of:
             continue
-        pairs = zip(_median(found[one], "steps"), _median(found[name], "steps"), strict=True)
-        said = " / ".join(f"{(a - b) / theory[name]:.2f}" for a, b in pairs)
+        pairs = zip(_median(runs_of[one], "steps"), _median(runs_of[name], "steps"), strict=True)
+        shares = " / ".join(f"{(a - b) / theory[name]:.2f}" for a, b in pairs)
         print(
-            f"{name} saves {said} of {theory[name] / 2**20:,.0f} MiB in theory"
+            f"{name} saves {shares} of {theory[name] / 2**20:,.0f} MiB in theory"
             f" against {one} (bar for ours: 0.9)"
         )
-    report("parallel", [], size=SIZE, weights=weights, theory=theory, found=found)
+    report("parallel", [], size=SIZE, weights=weights, theory=theory, found=runs_of)
 
 
 def _median(values: list[dict], key: str) -> list[int] | float | None:

@@ -60,8 +60,8 @@ def _tensorflow(folder: str) -> None:
         return {"ids": ids, "mask": tf.ones_like(ids), "label": row["label"]}
 
     def peer(files: list[str], parse) -> None:
-        found = tf.data.TFRecordDataset(files).shuffle(2000).map(parse, tf.data.AUTOTUNE)
-        for _ in found.padded_batch(BATCH).prefetch(tf.data.AUTOTUNE):
+        dataset = tf.data.TFRecordDataset(files).shuffle(2000).map(parse, tf.data.AUTOTUNE)
+        for _ in dataset.padded_batch(BATCH).prefetch(tf.data.AUTOTUNE):
             pass
 
     def ours() -> None:

@@ -28,13 +28,13 @@ def main() -> None:
     for framework in ("torch", "tensorflow"):
         with tempfile.TemporaryDirectory() as directory:
             config = wide_config(directory, framework)
-            found = calibrate.measure(config, print)
-            for one in found.compared():
+            calibration = calibrate.measure(config, print)
+            for one in calibration.compared():
                 rows.append([framework, one["workers"], "loopback",
                              one["predicted_seconds"], one["measured_seconds"]])  # fmt: skip
             for rate, speed in LINKS.items():
-                predicted = found.predict_here(2, found.network(speed)).step_seconds
-                measured = measured_step(config, directory, 2, rate, found)
+                predicted = calibration.predict_here(2, calibration.network(speed)).step_seconds
+                measured = measured_step(config, directory, 2, rate, calibration)
                 rows.append([framework, 2, rate, round(predicted, 4), round(measured, 4)])
     print(
         f"{'framework':<12}{'ranks':>6}{'link':>10}{'predicted s':>13}{'measured s':>12}{'off':>7}"

@@ -30,15 +30,15 @@ def _added_ms(both: list[float], alone: list[float]) -> float:
 
 def _round(bench: Bench) -> dict[str, float]:
     """What DDP adds, then each framework by each launcher that starts it, in ms a step."""
-    found = {"ddp": _added_ms(bench.ddp(2, BATCH), bench.ddp(1, BATCH // 2))}
+    added = {"ddp": _added_ms(bench.ddp(2, BATCH), bench.ddp(1, BATCH // 2))}
     for framework in ("torch", "tensorflow"):
         alone = bench.ours(framework, batch=BATCH // 2, set_=ONE_THREAD).seconds
         for launcher, row in LAUNCHERS.items():
             if framework not in CARRIES[row.comm]:
                 continue
             both = bench.ours(framework, ranks=2, launched_by=launcher, set_=ONE_THREAD).seconds
-            found[f"{framework} {launcher}"] = _added_ms(both, alone)
-    return found
+            added[f"{framework} {launcher}"] = _added_ms(both, alone)
+    return added
 
 
 def main() -> None:
@@ -50,8 +50,8 @@ def main() -> None:
     rows = [
         harness.Row(
             what=f"np=2 adds to a step, {name}", unit="ms", peer="DDP over gloo",
-            peer_values=[found["ddp"] for found in rounds],
-            our_values=[found[name] for found in rounds], lower_is_better=True,
+            peer_values=[one["ddp"] for one in rounds],
+            our_values=[one[name] for one in rounds], lower_is_better=True,
             bar="<= 0.5x of DDP's" if "mpirun" in name else "<= DDP's",
         )
         for name in rounds[0]

@@ -60,10 +60,10 @@ def main() -> None:
                 from transformers import AutoTokenizer
 
                 state["tokenizer"] = AutoTokenizer.from_pretrained(base, use_fast=True)
-            found = state["tokenizer"](
+            encoded = state["tokenizer"](
                 text.tolist(), truncation=True, max_length=MAX_LENGTH, padding=False
             )
-            return pd.Series(found["input_ids"])
+            return pd.Series(encoded["input_ids"])
 
         def peer_frame():
             return rows.select("id", transformers_ids("text").alias("ids"))

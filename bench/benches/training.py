@@ -55,15 +55,15 @@ def _texts() -> dict[str, str]:
 
 def _round(bench: Bench, on: Device) -> dict[str, Steps]:
     bf16 = ["--bf16"] if "bf16" in on.peaks else []
-    found = {}
+    steps_by_name = {}
     if "torch" in FRAMEWORKS:
-        found["as it comes"] = bench.hf_trainer("--pad-to", "128", steps=PADDED_STEPS)
-        found["group_by_length"] = bench.hf_trainer("--group-by-length", *bf16, warm=STEPS)
-        found["torch"] = bench.ours("torch", warm=STEPS)
+        steps_by_name["as it comes"] = bench.hf_trainer("--pad-to", "128", steps=PADDED_STEPS)
+        steps_by_name["group_by_length"] = bench.hf_trainer("--group-by-length", *bf16, warm=STEPS)
+        steps_by_name["torch"] = bench.ours("torch", warm=STEPS)
     if "tensorflow" in FRAMEWORKS:
-        found["plain"] = bench.tf_plain(steps=PADDED_STEPS)
-        found["tensorflow"] = bench.ours("tensorflow", warm=STEPS)
-    return found
+        steps_by_name["plain"] = bench.tf_plain(steps=PADDED_STEPS)
+        steps_by_name["tensorflow"] = bench.ours("tensorflow", warm=STEPS)
+    return steps_by_name
 
 
 def _rounds(bench: Bench, size: str, texts: str, on: Device) -> list[dict[str, Steps]]:
@@ -76,14 +76,14 @@ def _rounds(bench: Bench, size: str, texts: str, on: Device) -> list[dict[str, S
         f"{size}, {texts}",
         lambda: {name: dataclasses.asdict(steps) for name, steps in _round(bench, on).items()},
     )
-    return [{name: Steps(**steps) for name, steps in found.items()} for found in rounds]
+    return [{name: Steps(**steps) for name, steps in round_.items()} for round_ in rounds]
 
 
 def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
     rounds = _rounds(bench, size, texts, on)
 
     def rates(name: str) -> list[float]:
-        return [found[name].tokens_per_second / bench.mean_length for found in rounds]
+        return [one[name].tokens_per_second / bench.mean_length for one in rounds]
 
     rows = [
         harness.Row(
@@ -91,7 +91,7 @@ def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
             our_values=rates(ours), bar=_BARS[on.gpu][key],
             notes={
                 "mean_tokens": bench.mean_length,
-                "input_wait": [found[ours].input_wait for found in rounds],
+                "input_wait": [one[ours].input_wait for one in rounds],
             },
         )
         for ours, key, peer in _PAIRS
@@ -102,20 +102,20 @@ def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
             harness.Row(
                 what=f"torch, {size}, {texts}: from start to first step", unit="s",
                 peer="HF Trainer", lower_is_better=True,
-                peer_values=[found["group_by_length"].to_first for found in rounds],
-                our_values=[found["torch"].to_first for found in rounds],
+                peer_values=[one["group_by_length"].to_first for one in rounds],
+                our_values=[one["torch"].to_first for one in rounds],
             )
         )  # fmt: skip
     for name in FRAMEWORKS:
         used = statistics.median(rates(name)) * bench.mean_length * bench.flops_per_token()
         shares = ", ".join(f"{used / peak:.0%} of {kind}'s" for kind, peak in on.peaks.items())
-        cold = [found[name].cold_tokens_per_second for found in rounds]  # of short runs: unknown
+        cold = [one[name].cold_tokens_per_second for one in rounds]  # of short runs: unknown
         till_warm = ""
         if all(cold):
             rate = statistics.median(cold) / bench.mean_length
             till_warm = f", {rate:.1f} examples/s till all lengths have come"
         waits, first = (
-            statistics.median(getattr(found[name], key) for found in rounds)
+            statistics.median(getattr(one[name], key) for one in rounds)
             for key in ("input_wait", "to_first")
         )
         print(

@@ -156,12 +156,12 @@ def _steady() -> dict:
 
 def main() -> None:
     """Both, printed; results in bench/results/world.json."""
-    found = {"world": _world(), "steady": _steady()}
-    for what, values in found.items():
+    figures = {"world": _world(), "steady": _steady()}
+    for what, values in figures.items():
         print(f"\n{what}:")
         for name, value in values.items():
             print(f"  {name}: {value:,.3f}" if isinstance(value, float) else f"  {name}: {value:,}")
-    harness.report("world", [], **found)
+    harness.report("world", [], **figures)
 
 
 if __name__ == "__main__":

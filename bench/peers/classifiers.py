@@ -50,12 +50,12 @@ def main(kind: str, directory: str, texts_path: str) -> None:
         texts = json.load(file)
     classify = classifier(kind, directory)
     for line in sys.stdin:
-        asked = line.strip()
-        if asked == "labels":
+        command = line.strip()
+        if command == "labels":
             print(json.dumps(classify(texts, True)), flush=True)
             continue
         started = time.process_time()
-        if asked == "bulk":
+        if command == "bulk":
             classify(texts, True)
         else:
             for text in texts:

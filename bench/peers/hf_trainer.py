@@ -208,8 +208,8 @@ def main() -> None:
             test = trainer.predict(Rows(dataset, "test"))
             result["loss"] = float(test.metrics["test_loss"])
             if several:
-                said, true = test.predictions > 0, test.label_ids > 0.5
-                result["micro_f1"] = float(2 * (said & true).sum() / (said.sum() + true.sum()))
+                pred, true = test.predictions > 0, test.label_ids > 0.5
+                result["micro_f1"] = float(2 * (pred & true).sum() / (pred.sum() + true.sum()))
             else:
                 right = test.predictions.argmax(-1) == test.label_ids
                 result["accuracy"] = float(right.mean())

@@ -105,12 +105,12 @@ def main(way: str, path: str, folder: str) -> None:
         row for row in table
         if row["exact"] is False and len(row["text"].split()) >= LEAST_WORDS
     ]  # fmt: skip
-    found = sum(groups[row["id"]] == groups[row["original"]] for row in planted)
+    copies = sum(groups[row["id"]] == groups[row["original"]] for row in planted)
     sizes: dict[str, int] = {}
     for group in groups.values():
         sizes[group] = sizes.get(group, 0) + 1
     joined = sum(size for size in sizes.values() if size > 1)
-    print(json.dumps({"seconds": seconds, "found": found / len(planted), "joined": joined}))
+    print(json.dumps({"seconds": seconds, "found": copies / len(planted), "joined": joined}))
 
 
 if __name__ == "__main__":

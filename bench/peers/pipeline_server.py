@@ -23,8 +23,8 @@ def main(model: str, port: int) -> None:
         texts: list[str]
 
     @app.post("/predict")
-    def predict(asked: Asked) -> list:
-        return classify(asked.texts)
+    def predict(request: Asked) -> list:
+        return classify(request.texts)
 
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
 

@@ -20,8 +20,8 @@ def loop(words: dict) -> None:
     from bench.peers import plain_torch
 
     job, here, state = plain_torch.Job(**words), train.get_context(), {}
-    if found := train.get_checkpoint():
-        with found.as_directory() as place:
+    if checkpoint := train.get_checkpoint():
+        with checkpoint.as_directory() as place:
             state = torch.load(f"{place}/state.pt")
     inside = {}
 

@@ -61,12 +61,12 @@ _KILLING: set[asyncio.Task[None]] = set()
 """Kills under way: asyncio itself holds its tasks by weak references."""
 
 
-def _can_read_storage_of(known: ConnectionSettings) -> bool:
+def _can_read_storage_of(settings: ConnectionSettings) -> bool:
     """True if storage's settings are the same here as for the Connection's commands: storage reads
     this process's environment, which a Connection cannot change."""
-    return known.ssh_conn_id is None and all(
+    return settings.ssh_conn_id is None and all(
         os.environ.get(name) == value
-        for name, value in known.environment.items()
+        for name, value in settings.environment.items()
         if name.startswith(("HADOOP_", "KRB5", "AWS_"))
     )
 

@@ -122,7 +122,7 @@ def to_yaml(sections: Mapping[str, Any]) -> str:
     return yaml_text.dump(dict(sections))
 
 
-def require_secrets(given: Config, *below: str) -> None:
+def require_secrets(config: Config, *below: str) -> None:
     """Refuse a configuration without the secrets that the command needs.
 
     Args:
@@ -132,7 +132,7 @@ def require_secrets(given: Config, *below: str) -> None:
     """
     keys = [
         key
-        for key in redact.left_out(given)
+        for key in redact.left_out(config)
         if not below or any(key == one or key.startswith(one + ".") for one in below)
     ]
     if keys:

@@ -165,11 +165,11 @@ def test_the_policy_of_a_connection_its_run_root_and_the_defaults(
     named = policy("roots: [/srv]\nqueues: [batch]\n")
     made = hook(run_root="/runs").policy
     assert (made.roots, made.queues, made.name) == (["/srv", "/runs"], ["batch"], named)
-    own = policy("users: [ada]\ndefaults: {training: {seed: 1}}\n", "own.yaml")
+    path = policy("users: [ada]\ndefaults: {training: {seed: 1}}\n", "own.yaml")
     (tmp_path / "defaults.yaml").write_text("np: 2\nrun: {user: svc}\n")
     monkeypatch.setenv("HOWDAH_AIRFLOW_DEFAULTS", str(tmp_path / "defaults.yaml"))
-    made = hook(policy=own).policy
-    assert (made.users, made.queues, made.name) == (["ada"], [], own)
+    made = hook(policy=path).policy
+    assert (made.users, made.queues, made.name) == (["ada"], [], path)
     assert made.defaults == {"training": {"seed": 1}, "run": {"user": "svc"}}
 
 
@@ -185,7 +185,7 @@ def test_a_policy_that_cannot_be_read_lets_nothing_through(hook, policy, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("installation", "own", "name", "allowed"),
+    ("installation", "text", "name", "allowed"),
     [
         (None, None, "howdah_default", True),
         (None, None, "howdah_other", False),
@@ -197,12 +197,12 @@ def test_a_policy_that_cannot_be_read_lets_nothing_through(hook, policy, tmp_pat
         ("trusted: true", None, "howdah_other", True),
     ],
 )
-def test_which_connections_may_be_sent(connection, policy, installation, own, name, allowed):
+def test_which_connections_may_be_sent(connection, policy, installation, text, name, allowed):
     from howdah.airflow.failures import HowdahCommandRefused
     from howdah.airflow.operators import PreflightOperator
 
     policy(installation)
-    extra = {"policy": policy(own, "own.yaml")} if own is not None else {}
+    extra = {"policy": policy(text, "own.yaml")} if text is not None else {}
     task = PreflightOperator(task_id="preflight", conn_id=connection(name, extra))
     task.pre_execute({"params": {"conn_id": "another"}})  # the DAG file's own: not sent
     if allowed:

@@ -174,8 +174,8 @@ def test_from_rows_to_a_published_model_and_its_predictions(
     }  # fmt: skip
     (tmp_path / "policy.yaml").write_text(json.dumps(policy))
     monkeypatch.setenv("HOWDAH_AIRFLOW_POLICY", str(tmp_path / "policy.yaml"))
-    asked = sent(source, here, tiny_model_dir, **{"gate.min_over_baseline": -1.0})
-    run = dags["howdah_finetune"].test(run_conf=asked)
+    form = sent(source, here, tiny_model_dir, **{"gate.min_over_baseline": -1.0})
+    run = dags["howdah_finetune"].test(run_conf=form)
     done = states(run)
     assert done.pop("approve") == "skipped"
     assert set(done.values()) == {"success"}, done
@@ -208,27 +208,27 @@ def test_what_is_sent_to_score_reaches_the_command(dags, here, monkeypatch):
     """The command itself on YARN: tests/serving/prediction/test_yarn.py."""
     from howdah.airflow.hook import HowdahHook
 
-    asked = []
+    calls = []
     monkeypatch.setattr(
         HowdahHook,
         "run",
-        lambda hook, arguments, **more: asked.append((arguments, more)) or {"rows": 1},
+        lambda hook, arguments, **more: calls.append((arguments, more)) or {"rows": 1},
     )
     # Airflow keeps in the DAG what was sent to it before: the one that sends least comes first.
     done = states(dags["howdah_score"].test(run_conf={"model": "m", "source": "rows.csv"}))
     assert set(done.values()) == {"success"}, done
-    ((arguments, more),) = asked
+    ((arguments, more),) = calls
     assert arguments[arguments.index("--output") + 1].endswith("predictions.parquet")
     assert "--overwrite" in arguments  # a retry replaces what its run's earlier try left
 
-    asked.clear()
+    calls.clear()
     sent = {
         "model": "hdfs://nn/models/m", "source": "news.texts", "output": "table:news.scored",
         "batch": "2026-11-01", "master": "yarn", "spark": {"queue": "batch", "executors": 4},
     }  # fmt: skip
     done = states(dags["howdah_score"].test(run_conf=sent))
     assert set(done.values()) == {"success"}, done
-    ((arguments, more),) = asked
+    ((arguments, more),) = calls
     assert arguments[:1] == ["predict"] and "--json" in arguments and "--overwrite" not in arguments
     assert arguments[arguments.index("--master") + 1] == "yarn"
     assert arguments[arguments.index("--batch") + 1] == "2026-11-01"
@@ -236,7 +236,7 @@ def test_what_is_sent_to_score_reaches_the_command(dags, here, monkeypatch):
 
     bad = {"model": "m", "source": "t", "master": "yarn", "spark": {"queu": "batch"}}
     done = states(dags["howdah_score"].test(run_conf=bad))
-    assert done["check"] == "failed" and len(asked) == 1
+    assert done["check"] == "failed" and len(calls) == 1
 
 
 @pytest.mark.full
@@ -266,9 +266,9 @@ def test_new_data_starts_a_run_with_the_configuration_of_its_event(airflow_stand
     airflow, dag_id = airflow_standalone, "howdah_finetune_on_data"
     airflow.pause(dag_id, paused=False)
     (asset,) = [
-        found
-        for found in airflow.api("GET", "/assets", params={"limit": 100})["assets"]
-        if found["name"] == "howdah_data"
+        asset
+        for asset in airflow.api("GET", "/assets", params={"limit": 100})["assets"]
+        if asset["name"] == "howdah_data"
     ]
     # A table that is not there: the run is to go no further than its first tasks.
     extra = {"rows": 5, "howdah": {"data.format": "hive", "data.source": "no.such_table"}}

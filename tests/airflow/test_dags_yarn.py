@@ -137,10 +137,10 @@ def test_from_the_form_to_a_published_model(airflow_standalone, place, dag, brow
         == f"{place}/models/words/v=1"
         == open_version(f"{place}/models/words").path
     )
-    found = storage.read_json(f"{result['run_directory']}/run.json")
-    assert found["status"] == "finished"
-    assert found["world_size"] == 2
-    assert published["run_id"] == found["run_id"]
+    record = storage.read_json(f"{result['run_directory']}/run.json")
+    assert record["status"] == "finished"
+    assert record["world_size"] == 2
+    assert published["run_id"] == record["run_id"]
     # The reports; YARN's page and the logs of what has ended; MLflow's run.
     opens(browser, airflow, run, "etl.build", "Report", "240")
     opens(browser, airflow, run, "etl.build", "YARN application", "SUCCEEDED")
@@ -150,7 +150,7 @@ def test_from_the_form_to_a_published_model(airflow_standalone, place, dag, brow
     opens(browser, airflow, run, "train", "YARN application", "SUCCEEDED")
     opens(browser, airflow, run, "train", "Logs on YARN", "application.driver.log")
     page = opens(browser, airflow, run, "train", "MLflow run", "words", "Finished")
-    assert page.endswith(found["mlflow_run_id"])
+    assert page.endswith(record["mlflow_run_id"])
 
 
 def links(airflow, run, task):

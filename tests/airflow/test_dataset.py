@@ -23,10 +23,10 @@ def made(**changes) -> dict:
     return MADE | changes
 
 
-def run(given, **gate):
+def run(manifest, **gate):
     from howdah.airflow.dataset import DatasetOperator
 
-    return DatasetOperator(task_id="quality", config=config(**gate), made=given).execute({})
+    return DatasetOperator(task_id="quality", config=config(**gate), made=manifest).execute({})
 
 
 def test_the_datasets_figures_are_returned(caplog):
@@ -40,7 +40,7 @@ def test_the_datasets_figures_are_returned(caplog):
 
 def test_what_was_expected_of_the_dataset_is_logged_with_its_figures(caplog, capsys):
     caplog.set_level("INFO")
-    found = [
+    results = [
         {"key": "min_rows", "bound": 50, "found": 100, "met": True, "detail": "in all splits"},
         {
             "key": "max_shift.labels",
@@ -50,15 +50,15 @@ def test_what_was_expected_of_the_dataset_is_logged_with_its_figures(caplog, cap
             "detail": "no parent",
         },
     ]
-    assert run(made(expectations={"parent": None, "found": found}))["state"] == "written"
+    assert run(made(expectations={"parent": None, "found": results}))["state"] == "written"
     # Airflow's logger is the standard one until its own is configured, by whatever ran before.
-    said = caplog.text + capsys.readouterr().out
-    assert "expected min_rows at least 50: 100 (in all splits)" in said
-    assert "max_shift.labels at most 0.1: not judged (no parent)" in said
+    log = caplog.text + capsys.readouterr().out
+    assert "expected min_rows at least 50: 100 (in all splits)" in log
+    assert "max_shift.labels at most 0.1: not judged (no parent)" in log
 
 
 @pytest.mark.parametrize(
-    ("changes", "gate", "said"),
+    ("changes", "gate", "message"),
     [
         ({"rows": {"validation": 5, "test": 5}}, {}, "train has no rows"),
         ({"labels": ["cat"]}, {}, "at least two labels"),
@@ -75,13 +75,13 @@ def test_what_was_expected_of_the_dataset_is_logged_with_its_figures(caplog, cap
     ],
 )
 def test_a_dataset_with_which_the_run_cannot_succeed_is_refused_without_a_retry(
-    changes, gate, said
+    changes, gate, message
 ):
     from airflow.sdk.exceptions import AirflowFailException
 
     with pytest.raises(AirflowFailException) as caught:
         run(made(**changes), **gate)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "data/v=1" in str(caught.value)
 
 

@@ -206,12 +206,12 @@ def test_an_installations_defaults(tmp_path, monkeypatch):
     path = tmp_path / "defaults.yaml"
     path.write_text("np: 2\nrun: {name: demo}\ndata: {shard_bytes: 1 MiB, spark: {master: yarn}}\n")
     monkeypatch.setenv(trigger_form.DEFAULTS, str(path))
-    given = trigger_form.installed_defaults()
-    assert given.pop("np") == 2
-    made = {each.name: each for each in trigger_form.fields(defaults=given)}
+    defaults = trigger_form.installed_defaults()
+    assert defaults.pop("np") == 2
+    made = {each.name: each for each in trigger_form.fields(defaults=defaults)}
     assert made["run.name"].default == "demo"
     assert made["job.workers"].default == 2
-    config = trigger_form.config({}, defaults=given)
+    config = trigger_form.config({}, defaults=defaults)
     assert config["data"]["shard_bytes"] == 2**20
     assert config["data"]["spark"]["master"] == "yarn"
     assert config["training"]["seed"] == 42
@@ -260,11 +260,11 @@ def test_the_untouched_form_passes_the_strictest_policy_with_whatever_defaults()
         "np": 4, "data": {"source": "/in", "shard_bytes": "1 MiB", "spark": {"master": "yarn"}},
         "tracking": {"mlflow": {"uri": "http://mlflow:5000"}}, "run": {"user": "svc"},
     }  # fmt: skip
-    for given in ({}, defaults):
-        fields = trigger_form.fields(defaults=trigger_form.sections(given))
-        sent = {each.name: each.default for each in fields} | {"np": given.get("np", 1)}
+    for settings in ({}, defaults):
+        fields = trigger_form.fields(defaults=trigger_form.sections(settings))
+        sent = {each.name: each.default for each in fields} | {"np": settings.get("np", 1)}
         sent |= {"job.on": None, "conn_id": "howdah_default", "approval": False}
-        assert judged(sent, given, keys=[], roots=[]) == []
+        assert judged(sent, settings, keys=[], roots=[]) == []
     judge = Judge(policies.from_dict({"keys": []}), env={})
     made = trigger_form.config({"data.spark.master": None}, on="yarn", judge=judge)
     assert made["data"]["spark"]["master"] == "yarn"  # where training runs: not sent
@@ -312,9 +312,9 @@ def test_a_policy_says_what_it_refuses_beside_all_other_problems():
 def test_the_form_shows_only_what_may_be_sent():
     policy = policies.from_dict({"keys": ["data.source", "training", "np"]})
     made = trigger_form.params(policy=policy, defaults={"approval": True})
-    own = len(trigger_form.OWN)
-    assert [*made][:own] == [*trigger_form.OWN]  # tasks read them
-    assert {name.partition(".")[0] for name in [*made][own:]} == {"data", "training", "set"}
+    count = len(trigger_form.OWN)
+    assert [*made][:count] == [*trigger_form.OWN]  # tasks read them
+    assert {name.partition(".")[0] for name in [*made][count:]} == {"data", "training", "set"}
     assert [name for name in made if name.startswith("data.")] == ["data.source"]
     assert "const" not in made["np"].schema
     assert made["approval"].schema["const"] is True

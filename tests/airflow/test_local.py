@@ -72,7 +72,7 @@ def training(airflow_standalone, tmp_path, tiny_dataset, tiny_model_dir):
 
 def at_work(directory):
     """Processes that name a run directory in their command line, their parents' pids by them."""
-    found = {}
+    parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -80,21 +80,21 @@ def at_work(directory):
             continue
         fields = stat_fields(int(name))
         if directory in words and fields and fields[0] not in "ZX" and int(name) != os.getpid():
-            found[int(name)] = int(fields[1])
-    return found
+            parents[int(name)] = int(fields[1])
+    return parents
 
 
 def guards(airflow):
     """Guards below an Airflow: {pid: pid of the task's process}."""
-    found = {}
+    parents = {}
     for pid in descendants(airflow.components.pid("scheduler")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if b"guard" in words and b"train" in words:
-            found[pid] = int(stat_fields(pid)[1])
-    return found
+            parents[pid] = int(stat_fields(pid)[1])
+    return parents
 
 
 def steps_saved(directory):

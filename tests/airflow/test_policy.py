@@ -185,16 +185,16 @@ def assert_refused(log: str, key: str, rule: str | None) -> None:
         assert f"{rule}: " in log
 
 
-def plain(asked: dict) -> dict:
-    return {key: value for key, (value, _) in asked.items()}
+def plain(form: dict) -> dict:
+    return {key: value for key, (value, _) in form.items()}
 
 
 @pytest.mark.timeout(900)
 def test_nothing_of_a_red_team_gets_through(shared):
     airflow = shared
     # All are sent before the first answer is looked at.
-    forms = [(airflow.trigger(FINETUNE, plain(asked)), asked) for asked in FORMS]
-    scores = [(airflow.trigger(SCORE, plain(asked)), asked) for asked in SCORES]
+    forms = [(airflow.trigger(FINETUNE, plain(form)), form) for form in FORMS]
+    scores = [(airflow.trigger(SCORE, plain(form)), form) for form in SCORES]
     text = "training.seed: 7\nrun.user: hdfs\njob.env.LD_PRELOAD: /tmp/evil.so"
     lines = airflow.trigger(FINETUNE, {"set": text})
     other = airflow.trigger(FINETUNE, {"conn_id": "shared_other"})
@@ -209,17 +209,17 @@ def test_nothing_of_a_red_team_gets_through(shared):
         (airflow.trigger(FINETUNE, {"data.source": paths[a], "data.dataset": paths[b]}), a, b)
         for a, b in halves
     ]
-    for run, asked in forms:
+    for run, form in forms:
         log = refusal(airflow, FINETUNE, run)
-        for key, (_, rule) in asked.items():
+        for key, (_, rule) in form.items():
             assert_refused(log, key, rule)
     log = refusal(airflow, FINETUNE, lines)
     for number, key in enumerate(("run.user", "job.env"), 2):
         assert_refused(log, key, KEYS)
         assert f"where:    {key} (set, line {number})\n" in log
-    for run, asked in scores:
+    for run, form in scores:
         log = refusal(airflow, SCORE, run)
-        for key, (_, rule) in asked.items():
+        for key, (_, rule) in form.items():
             assert_refused(log, key, rule)
     for dag, run in ((FINETUNE, other), (SCORE, elsewhere)):
         assert "conn_id is refused by the policy's rule `conn_ids`" in refusal(airflow, dag, run)
@@ -254,9 +254,9 @@ def test_an_assets_event_is_judged_as_a_trigger_is(shared):
     airflow = shared
     airflow.pause(ON_DATA, paused=False)
     (asset,) = [
-        found
-        for found in airflow.api("GET", "/assets", params={"limit": 100})["assets"]
-        if found["name"] == "howdah_data"
+        asset
+        for asset in airflow.api("GET", "/assets", params={"limit": 100})["assets"]
+        if asset["name"] == "howdah_data"
     ]
     sent = {
         "data.source": "/etc/passwd", "run.user": "hdfs",

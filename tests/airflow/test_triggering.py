@@ -265,11 +265,11 @@ def test_on_kill_kills_what_no_try_takes_over_however_often_it_is_cancelled(
 
 
 def test_a_deadline_is_kept_also_if_the_resourcemanager_does_not_answer_then(watching):
-    web, asked = watching.web, []
+    web, requests = watching.web, []
 
     def put():
-        asked.append(1)
-        if len(asked) < 3:
+        requests.append(1)
+        if len(requests) < 3:
             return away()
         return 200, "application/json", '{"state": "KILLED"}'
 
@@ -279,7 +279,7 @@ def test_a_deadline_is_kept_also_if_the_resourcemanager_does_not_answer_then(wat
         patch.setattr("howdah.airflow.trigger._KILL_SECONDS", 0.0)
         (event,) = watching.run(watching(deadline=1.0))
     assert (event["timed_out"], event["state"], event["token"]) == (True, "KILLED", "0a1b")
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 def test_an_application_that_succeeded_as_its_time_ran_out_has_succeeded(watching):

@@ -79,16 +79,16 @@ def test_the_jobs_page_gives_a_status_or_the_report_says_why_not(
 ):
     report(cluster_web, amContainerLogs="http://node/logs")
     cluster_web.answers[PAGE] = answer
-    found = app.fetch_report(cluster_web.manager, APP)
-    assert (found.status is not None) == readable
-    assert found.status_error is None if problem is None else problem in found.status_error
-    assert (found.logs_url, found.over) == ("http://node/logs", False)
+    job = app.fetch_report(cluster_web.manager, APP)
+    assert (job.status is not None) == readable
+    assert job.status_error is None if problem is None else problem in job.status_error
+    assert (job.logs_url, job.over) == ("http://node/logs", False)
 
 
 def test_the_page_of_an_application_that_is_over_is_not_requested(cluster_web):
     report(cluster_web, state="KILLED", finalStatus="KILLED", diagnostics=" why\n")
-    found = app.fetch_report(cluster_web.manager, APP)
-    assert (found.over, found.succeeded, found.diagnostics) == (True, False, "why")
+    job = app.fetch_report(cluster_web.manager, APP)
+    assert (job.over, job.succeeded, job.diagnostics) == (True, False, "why")
 
 
 def test_a_kill_waits_for_the_end_also_while_the_resourcemanager_starts(cluster_web):
@@ -159,11 +159,11 @@ def found_by(web, user, config, claim, applications):
         return 200, "application/json", '{"state": "KILLED"}'
 
     web.answers["/ws/v1/cluster/apps"], web.puts = apps, put
-    own = TaskApplication(
+    application = TaskApplication(
         Hook(web.manager, user), config, KEY, token=new_token(), claim=claim, try_number=1,
         log=logging.getLogger(__name__),
     )  # fmt: skip
-    return own.find(), len(ended)
+    return application.find(), len(ended)
 
 
 def test_an_application_of_another_user_is_never_adopted_whatever_its_tags(cluster_web):
@@ -179,20 +179,20 @@ def test_an_application_of_another_user_is_never_adopted_whatever_its_tags(clust
 
 def test_the_tag_that_is_trusted_cannot_be_guessed(cluster_web):
     config = {"run": {"directory": "/r"}}
-    asked = []
+    filters_sent = []
     manager = ResourceManager(cluster_web.manager.conf, urls=[cluster_web.url], patience=0.0)
-    manager.applications = lambda **filters: asked.append(filters) or []
+    manager.applications = lambda **filters: filters_sent.append(filters) or []
     from howdah.airflow.application.task_application import TaskApplication
 
     claims = [new_claim(), new_claim()]
     for claim in claims:
-        own = TaskApplication(
+        application = TaskApplication(
             Hook(manager, "ada"), config, KEY, token=new_token(), claim=claim, try_number=1,
             log=logging.getLogger(__name__),
         )  # fmt: skip
-        assert own.find() is None
-        assert claim_tag(claim) in own._tagged()["yarn"]["tags"]
-    tags = [filters["applicationTags"] for filters in asked]
+        assert application.find() is None
+        assert claim_tag(claim) in application._tagged()["yarn"]["tags"]
+    tags = [filters["applicationTags"] for filters in filters_sent]
     assert tags == [claim_tag(claim) for claim in claims]
     assert len(set(tags)) == 2  # though the task's names are the same
 
@@ -227,18 +227,18 @@ def test_a_run_directorys_page(monkeypatch):
     assert links.run_page(served, root, "/elsewhere/run") is None
     plain = ConnectionSettings()
     assert links.run_page(plain, root, run) is None
-    known = hadoop_conf.HadoopConf(None, {"dfs.namenode.http-address": "nn:9871"})
+    with_address = hadoop_conf.HadoopConf(None, {"dfs.namenode.http-address": "nn:9871"})
     nowhere = hadoop_conf.HadoopConf(None)
     default = hadoop_conf.HadoopConf(None, {"fs.defaultFS": "hdfs://nn"})
     for conf, url, page in (
-        (known, "hdfs://nn:8020/user/me/r", "http://nn:9871/explorer.html#/user/me/r"),
+        (with_address, "hdfs://nn:8020/user/me/r", "http://nn:9871/explorer.html#/user/me/r"),
         (nowhere, "hdfs://nn:8020/r", "http://nn:9870/explorer.html#/r"),
         (nowhere, "webhdfs://nn:99/r", "http://nn:99/explorer.html#/r"),
         (default, "webhdfs:///r", "http://nn:9870/explorer.html#/r"),
         (nowhere, "webhdfs:///r", None),  # no host is known: a link would lead nowhere
     ):
         assert links.run_page(plain, root, url, conf=conf) == page
-    assert links.run_page(plain, root, "s3://bucket/r", conf=known) is None
+    assert links.run_page(plain, root, "s3://bucket/r", conf=with_address) is None
 
 
 def test_a_page_in_mlflow_shows_no_password():

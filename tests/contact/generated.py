@@ -200,15 +200,15 @@ def parquet_file(seed: int, directory: Path) -> Made:
     column, ids = draw.choice(list(keys.values()))
     texts: list[str | None] = [_text(draw, PIECES) or None for _ in range(count)]
     texts[0] = "some text"
-    found = pa.array(texts)
+    array = pa.array(texts)
     nested = draw.random() < 0.4
     if draw.random() < 0.3:
-        found = found.dictionary_encode() if not nested else found.cast(pa.large_string())
+        array = array.dictionary_encode() if not nested else array.cast(pa.large_string())
     table = {"label": ["a"] * count, "id": column}
     if nested:
-        table["review"] = pa.StructArray.from_arrays([found, pa.nulls(count)], ["body", "no"])
+        table["review"] = pa.StructArray.from_arrays([array, pa.nulls(count)], ["body", "no"])
     else:
-        table["text"] = found
+        table["text"] = array
     # unmapped columns of types that Spark does not know
     table["when"] = pa.array([since] * count, pa.timestamp("ns"))
     table["time"] = pa.array([1] * count, pa.time64("ns"))

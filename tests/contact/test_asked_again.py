@@ -33,9 +33,9 @@ class Asked:
         self.config.write_text(json.dumps(self.sections))
 
     def command(self, *words: str, **sets) -> subprocess.CompletedProcess:
-        asked = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        options = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
         return subprocess.run(
-            [HOWDAH, *words, "--config", str(self.config), *asked], cwd=self.directory,
+            [HOWDAH, *words, "--config", str(self.config), *options], cwd=self.directory,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
                  "HOWDAH_CACHE": str(self.directory / "cache")},
             capture_output=True, text=True, timeout=LIMIT,
@@ -72,7 +72,7 @@ def run(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sets", "said"),
+    ("sets", "message"),
     [
         ({}, ""),
         ({"training.logging_steps": 3, "training.comm": "torch", "checkpoint.keep": 2}, ""),
@@ -82,12 +82,12 @@ def run(finished, tmp_path):
         ({"training.framework": "tensorflow"}, "training.framework torch -> tensorflow (either"),
     ],
 )
-def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
+def test_the_same_again_is_finished_and_changes_nothing(finished, sets, message):
     before = finished.files()
     done = finished.command("train", "--json", **sets)
     assert done.returncode == 0, done.stderr
     assert "this run is finished: step 4 of 4" in done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "-m howdah.training" not in done.stderr  # no rank was started
     answer = json.loads(done.stdout)
     assert answer["status"] == "finished" and answer["main"]["metric"] == "loss"
@@ -127,7 +127,7 @@ def test_something_else_is_refused_with_both_values(finished, words, key, value,
 
 def test_a_bare_launchers_rank_does_nothing_either(finished):
     before = finished.files()
-    for more, code, said in (
+    for more, code, message in (
         ([], 0, "this run is finished"),
         (["--set", "training.learning_rate=0.0001"], 2, "0.002 -> 0.0001"),
     ):
@@ -137,7 +137,7 @@ def test_a_bare_launchers_rank_does_nothing_either(finished):
             capture_output=True, text=True,
             timeout=LIMIT,
         )  # fmt: skip
-        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        assert (done.returncode, message in done.stderr) == (code, True), done.stderr
     assert finished.files() == before
 
 
@@ -145,8 +145,8 @@ def test_submitted_again_it_is_finished_without_a_job(finished):
     before = finished.files()
     done = finished.command("submit", "--on", "local", "--wait", "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["finished"], said["run_directory"]) == (True, str(finished.run))
+    answer = json.loads(done.stdout)
+    assert (answer["finished"], answer["run_directory"]) == (True, str(finished.run))
     assert finished.files() == before
 
 

@@ -71,9 +71,9 @@ def expect(lines: list[str], patterns: list[str]) -> None:
     for line in lines:
         if re.fullmatch(r"\d/6 [a-zA-Z ]+ \.\.\.", line):  # a stage that takes long here
             continue
-        found = next((one for one in left if re.fullmatch(one, line)), None)
-        assert found is not None, f"unexpected line: {line}\n" + "\n".join(lines)
-        left.remove(found)
+        pattern = next((one for one in left if re.fullmatch(one, line)), None)
+        assert pattern is not None, f"unexpected line: {line}\n" + "\n".join(lines)
+        left.remove(pattern)
     assert not left, "\n".join(lines)
 
 
@@ -95,8 +95,8 @@ def place(tmp_path_factory, tiny_model_dir):
     cache = folder / "cache"
     shutil.copytree(tiny_model_dir, cache / "models" / "minilm-l6-distilbert-0")
     words = ("config", "init", "run.yaml", "--source", "rows.csv")
-    said = howdah(*words, cwd=folder, HOWDAH_CACHE=str(cache))
-    assert said == [f"written: {folder}/run.yaml", "next: howdah etl --config run.yaml"]
+    lines = howdah(*words, cwd=folder, HOWDAH_CACHE=str(cache))
+    assert lines == [f"written: {folder}/run.yaml", "next: howdah etl --config run.yaml"]
     written = yaml.safe_load((folder / "run.yaml").read_text())
     assert written["model"]["base"] == str(cache / "models" / "minilm-l6-distilbert-0")
     assert written["gate"] == {"min_over_baseline": 0}

@@ -46,10 +46,10 @@ def opened(data: bytes) -> np.ndarray:
 
 def test_sixteen_bits_are_scaled():
     ramp = np.linspace(0, 65_535, SIDE * SIDE).astype(int).reshape(SIDE, SIDE)
-    found = opened(png(ramp, 0, 16))
-    assert found.shape == (SIDE, SIDE, 3) and found.dtype == np.uint8
-    assert (found == np.round(ramp / 257)[..., None]).all()
-    assert (found[0, 0].max(), found[-1, -1].min()) == (0, 255)
+    pixels = opened(png(ramp, 0, 16))
+    assert pixels.shape == (SIDE, SIDE, 3) and pixels.dtype == np.uint8
+    assert (pixels == np.round(ramp / 257)[..., None]).all()
+    assert (pixels[0, 0].max(), pixels[-1, -1].min()) == (0, 255)
 
 
 def test_images_of_twelve_bits_in_sixteen_stay_different():
@@ -62,13 +62,13 @@ def test_images_of_twelve_bits_in_sixteen_stay_different():
 def test_what_is_transparent_is_white(colour):
     rows, columns = np.mgrid[:SIDE, :SIDE] - SIDE / 2
     drawings = {"circle": rows**2 + columns**2 < 30, "square": (abs(rows) < 4) & (abs(columns) < 4)}
-    found = {}
+    images = {}
     for name, inside in drawings.items():
         pixels = np.zeros((SIDE, SIDE, 2 if colour == 4 else 4), int)  # black, also under the alpha
         pixels[..., -1] = inside * 255
-        found[name] = opened(png(pixels, colour))
-        assert (found[name] == np.where(inside, 0, 255)[..., None]).all()
-    assert (found["circle"] != found["square"]).any()
+        images[name] = opened(png(pixels, colour))
+        assert (images[name] == np.where(inside, 0, 255)[..., None]).all()
+    assert (images["circle"] != images["square"]).any()
 
 
 def test_half_transparent_is_mixed_and_opaque_stays():
@@ -82,12 +82,12 @@ def test_a_transparent_colour_of_a_palette_or_of_rgb_is_white():
     index = np.zeros((SIDE, SIDE), int)
     index[4:8] = 1
     palette = part(b"PLTE", bytes([0, 0, 0, 9, 8, 7])) + part(b"tRNS", bytes([0, 255]))
-    found = opened(png(index, 3, chunks=palette))
-    assert (found[0] == 255).all() and (found[5] == [9, 8, 7]).all()
+    pixels = opened(png(index, 3, chunks=palette))
+    assert (pixels[0] == 255).all() and (pixels[5] == [9, 8, 7]).all()
     rgb = np.zeros((SIDE, SIDE, 3), int)
     rgb[4:8] = 50
-    found = opened(png(rgb, 2, chunks=part(b"tRNS", struct.pack(">HHH", 0, 0, 0))))
-    assert (found[0] == 255).all() and (found[5] == 50).all()
+    pixels = opened(png(rgb, 2, chunks=part(b"tRNS", struct.pack(">HHH", 0, 0, 0))))
+    assert (pixels[0] == 255).all() and (pixels[5] == 50).all()
 
 
 def test_common_images_are_as_before():

@@ -65,12 +65,12 @@ def test_a_key_belongs_to_the_first_row_that_passes_in_any_order_of_lines(spark,
         lines += [f"e{n},,x", f"e{n},text of {n},y"]
         lines += [f"b{n},,x", f"b{n},,x"]  # none passes
         lines += [f"t{n},a twin of {n},x", f"t{n},twin of {n},x"]  # both pass
-    found = []
+    results = []
     for number in range(3):
         random.Random(number).shuffle(lines)
-        found.append(_gated(spark, tmp_path / str(number), lines, number + 1, {"id": "k"}))
-    passed, rejected = found[0]
-    assert found[1:] == [found[0]] * 2
+        results.append(_gated(spark, tmp_path / str(number), lines, number + 1, {"id": "k"}))
+    passed, rejected = results[0]
+    assert results[1:] == [results[0]] * 2
     for n in range(12):
         assert [passed[f"{what} text {n}"] for what in ("good", "same")] == [f"m{n}", f"s{n}"]
         assert (passed[f"text of {n}"], rejected[f"e{n}#2"]) == (f"e{n}", "empty")
@@ -93,8 +93,8 @@ def test_rows_of_one_key_may_lie_in_many_batches():
     def batches(passes: list[bool], size: int):
         names = numbering.Names()
         for at in range(0, len(passes), size):
-            own = [names.of("k", "k", passes=one) for one in passes[at : at + size]]
-            yield pa.RecordBatch.from_pydict({"row": list(range(at, at + len(own)))}), own
+            ids = [names.of("k", "k", passes=one) for one in passes[at : at + size]]
+            yield pa.RecordBatch.from_pydict({"row": list(range(at, at + len(ids)))}), ids
         yield pa.RecordBatch.from_pydict({"row": [99]}), [names.of("z", "z", passes=False)]
         names.end()
 
@@ -112,9 +112,9 @@ def test_rows_of_one_key_may_lie_in_many_batches():
 def test_a_long_text_is_rejected_before_it_is_cleaned(monkeypatch):
     monkeypatch.setattr(gate, "clean_text", lambda *_: pytest.fail("cleaned"))
     long = "e\u0301" * 4_000_000
-    said = gate.judge(long, "a", CleanOptions(), QualityOptions(), gate.RowRules())
-    assert (said.reason, said.detail) == ("too_long", "8000000 characters before cleaning")
-    assert len(said.text) == gate.REJECTED_CHARACTERS
+    verdict = gate.judge(long, "a", CleanOptions(), QualityOptions(), gate.RowRules())
+    assert (verdict.reason, verdict.detail) == ("too_long", "8000000 characters before cleaning")
+    assert len(verdict.text) == gate.REJECTED_CHARACTERS
     pairs = gate.RowRules(pairs=True)
     both = gate.judge("a\x1e" + long, "a", CleanOptions(), QualityOptions(), pairs)
     assert both.detail.startswith("text_pair: 8000000 ")
@@ -128,6 +128,6 @@ def test_a_label_has_no_invisible_characters(value):
     rules = gate.RowRules()
     assert gate.judge("a text", value, CleanOptions(), QualityOptions(), rules).label == "up"
     several = gate.RowRules(task="multi_label", separator=",")
-    said = gate.judge("a text", f"{value},down", CleanOptions(), QualityOptions(), several)
-    assert said.label == '["down","up"]'
+    verdict = gate.judge("a text", f"{value},down", CleanOptions(), QualityOptions(), several)
+    assert verdict.label == '["down","up"]'
     assert labels.similar(["up", "u\u200dp", "Up"]) == [["up", "u\u200dp", "Up"]]

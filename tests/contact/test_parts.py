@@ -147,11 +147,11 @@ def test_tables_partitions_and_queries_are_told_apart(tmp_path):
     assert of(source="db.t", **day) != of(source="db.t", partitions={"ds": ["2026-11-02"]})
     assert of(source="t") == of(source="default.t") == of(source="spark_catalog.default.t")
     query = tmp_path / "query.sql"
-    found = []
+    identities = []
     for text in ("SELECT 1", " SELECT 1\n", "SELECT 2"):
         query.write_text(text)
-        found.append(of(query_file=str(query)))
-    assert found[0] == found[1] != found[2]
+        identities.append(of(query_file=str(query)))
+    assert identities[0] == identities[1] != identities[2]
 
 
 def test_what_a_part_is_read_with_is_part_of_its_identity(tmp_path):
@@ -159,15 +159,15 @@ def test_what_a_part_is_read_with_is_part_of_its_identity(tmp_path):
 
     def identity(**data):
         data = section(source=path, dataset=str(tmp_path / "none"), **data)
-        found = past.find(data, sources.resolve(data), etl_format=1, tokenizer="t")
-        return found.identity
+        history = past.find(data, sources.resolve(data), etl_format=1, tokenizer="t")
+        return history.identity
 
-    given = [
+    sections = [
         {}, {"columns": {"text": "other"}}, {"columns": {"label": "other"}},
         {"columns": {"id": "id"}}, {"columns": {"text_pair": "other"}},
         {"csv": {"encoding": "ISO-8859-1"}}, {"csv": {"header": False}},
     ]  # fmt: skip
-    assert len({identity(**one) for one in given}) == len(given)
+    assert len({identity(**one) for one in sections}) == len(sections)
     assert identity(columns={"text": "text"}) == identity()  # the default, named
 
 
@@ -188,17 +188,17 @@ def hive(**data):
     ],
 )
 def test_a_part_is_found_by_its_source_in_any_spelling(before, now, same, monkeypatch):
-    def found(data, parent):
+    def history_of(data, parent):
         data = hive(**{"source": "sales", **data})
         monkeypatch.setattr(past, "newest", lambda dataset: parent)
         return past.find(data, sources.resolve(data), etl_format=1, tokenizer="t")
 
-    first = found(before, None)
+    first = history_of(before, None)
     entry = PartEntry(name=first.part, identity="of an older state", source=first.source, rows={},
                       version="v=1", read=0, drops={})  # fmt: skip
     ledger = SimpleNamespace(config=first.config, buckets=1, files=[])
     manifest = SimpleNamespace(parts=[entry], ledger=ledger, task="single_label", pairs=False)
-    second = found(now, SimpleNamespace(path="dataset", manifest=manifest))
+    second = history_of(now, SimpleNamespace(path="dataset", manifest=manifest))
     assert (second.part == first.part) is same
     assert (second.replaced == entry) is same
 
@@ -208,6 +208,6 @@ def test_the_name_of_a_part_does_not_depend_on_the_order_of_values():
     ordered = {"ds": ["a", "b"], "hour": ["1", "2"]}
     names = {
         place.display_name(sources.resolve(one), one)
-        for one in (hive(source="t", partitions=given) for given in (partitions, ordered))
+        for one in (hive(source="t", partitions=each) for each in (partitions, ordered))
     }
     assert names == {"ds=a+b,hour=1+2"}

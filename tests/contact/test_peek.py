@@ -283,9 +283,9 @@ def test_labels_that_need_a_look_come_with_the_lines_to_paste(tmp_path):
     odd = {0: "Billing", 1: "N/A", 2: "N/A"}
     rows = [[*row[:3], odd.get(n, row[3])] for n, row in enumerate(ROWS)]
     path = write(tmp_path / "m.csv", lines(rows=rows))
-    said = "\n".join(look(path).lines())
-    assert "'Billing' (1 rows)" in said and "'N/A' (2 rows) reads like a missing value" in said
-    pasted = yaml.safe_load(said.partition("paste into the configuration: ")[2])["data"]
+    page = "\n".join(look(path).lines())
+    assert "'Billing' (1 rows)" in page and "'N/A' (2 rows) reads like a missing value" in page
+    pasted = yaml.safe_load(page.partition("paste into the configuration: ")[2])["data"]
     seen = look(path, **pasted)
     assert seen.labels["billing"] == 20 and len(seen.labels) == 3 and seen.reasons["bad_label"] == 2
     assert not seen.advice

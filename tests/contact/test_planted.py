@@ -146,12 +146,12 @@ def give_rows(project, format, dataset):
 
 def test_predict(project, tiny_model_dir):
     project.ends_well("train", "--config", "run.yaml")
-    said = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
-    assert json.loads(said)["label"]
-    said = project.ends_well("gate", "--config", "run.yaml")
-    assert said.splitlines()[-1] == "next: howdah publish --config run.yaml"
-    said = project.ends_well("publish", "--config", "run.yaml", "--anyway")
-    published, following = said.splitlines()
+    output = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
+    assert json.loads(output)["label"]
+    output = project.ends_well("gate", "--config", "run.yaml")
+    assert output.splitlines()[-1] == "next: howdah publish --config run.yaml"
+    output = project.ends_well("publish", "--config", "run.yaml", "--anyway")
+    published, following = output.splitlines()
     root = published.removeprefix("published: ").removesuffix("/v=1")
     assert os.path.isabs(root) and following == f"next: howdah serve --model {root}"
 

@@ -48,25 +48,27 @@ def by_etl_worker(made: Made) -> list[tuple[str | None, str | None, str | None]]
 def check(made: Made) -> None:
     rows = by_predict(made)
     assert len(rows) == len(made.rows), made
-    for number, ((key, text), (row_id, own, error)) in enumerate(zip(made.rows, rows, strict=True)):
+    for number, ((key, text), (row_id, cell, error)) in enumerate(
+        zip(made.rows, rows, strict=True)
+    ):
         if number in made.broken:
-            assert error and own is None, (made.path, number)
+            assert error and cell is None, (made.path, number)
             continue
         assert row_id == (str(number) if key is None else key), (made.path, number)
-        assert (own, error) == (text, None if text else "the text is empty"), (made.path, number)
+        assert (cell, error) == (text, None if text else "the text is empty"), (made.path, number)
 
 
 def check_text_file(made: Made) -> None:
     check(made)
     rows = by_etl_worker(made)
     assert len(rows) == len(made.rows), made
-    for number, ((key, text), (row_id, own, reason)) in enumerate(
+    for number, ((key, text), (row_id, cell, reason)) in enumerate(
         zip(made.rows, rows, strict=True)
     ):
         if number in made.broken:
-            assert reason == "malformed" or "\ufffd" in (own or ""), (made.path, number)
+            assert reason == "malformed" or "\ufffd" in (cell or ""), (made.path, number)
             continue
-        assert (row_id, own, reason) == (key, text, None), (made.path, number)
+        assert (row_id, cell, reason) == (key, text, None), (made.path, number)
 
 
 SEEDS = {"few": range(60), "many": range(60, 860)}
@@ -303,9 +305,9 @@ def test_the_etl_and_predictions_read_the_same_files_of_a_directory(tmp_path):
 def test_files_that_are_left_out_are_named(tmp_path):
     write(tmp_path / "a.csv", "id,text\n1,one\n")
     write(tmp_path / "notes.docx", "x")
-    said: list[str] = []
-    source_files(str(tmp_path), said.append)
-    assert len(said) == 1 and "notes.docx" in said[0]
+    messages: list[str] = []
+    source_files(str(tmp_path), messages.append)
+    assert len(messages) == 1 and "notes.docx" in messages[0]
 
 
 @pytest.mark.parametrize(
@@ -328,11 +330,11 @@ def test_formats_of_everyday_are_refused_with_what_to_do(name, words, tmp_path):
 def by_spark(spark, source: str, **data) -> list[tuple]:
     data.setdefault("columns", {"id": "id"})
     section = loader.from_dict({"data": {"source": source, **data}}).data
-    found = given.resolve(section)
+    origin = given.resolve(section)
     counted = None
-    if found.kind == "csv":
-        counted = reading.check_quotes(spark, found, section.csv).counted
-    return sorted(tuple(row) for row in reading.read(spark, found, section, counted).collect())
+    if origin.kind == "csv":
+        counted = reading.check_quotes(spark, origin, section.csv).counted
+    return sorted(tuple(row) for row in reading.read(spark, origin, section, counted).collect())
 
 
 @pytest.mark.spark

@@ -23,7 +23,7 @@ def server(tmp_path_factory, tiny_model_dir):
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 def sent(server: Server, request: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -107,9 +107,9 @@ def test_tritonclients_class_count_and_outputs_of_both_kinds(server):
     assert answer["id"] == "7"
     assert (scores["datatype"], scores["shape"], list(binary)) == ("BYTES", [2, 2], ["scores"])
     assert label["data"] == ["cat", "cat"]
-    found = [one.split(":") for one in texts_of(binary["scores"])]
-    assert [one[1:] for one in found] == [["0", "cat"], ["1", "dog"]] * 2
-    assert float(found[0][0]) > float(found[1][0])
+    classes = [one.split(":") for one in texts_of(binary["scores"])]
+    assert [one[1:] for one in classes] == [["0", "cat"], ["1", "dog"]] * 2
+    assert float(classes[0][0]) > float(classes[1][0])
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_kserves_client(server):
     head = b"content-type: application/json\r\nContent-Length: 145\r\n\r\n"
     status, _, answer = sent(server, KSERVE + head + body)
     assert status == 200, answer
-    found = json.loads(answer)
-    assert found["id"].startswith("22870b36")
-    assert found["outputs"][0]["data"] == ["cat", "cat"]
+    content = json.loads(answer)
+    assert content["id"].startswith("22870b36")
+    assert content["outputs"][0]["data"] == ["cat", "cat"]
 
 
 def test_kserves_client_with_binary_texts(server):
@@ -192,12 +192,12 @@ def test_huggingface_hubs_own_client(server, path, monkeypatch, request):
     client_http.reset_sessions()
     request.addfinalizer(client_http.reset_sessions)
     client = InferenceClient(model=f"http://127.0.0.1:{server.port}{path}")
-    found = client.text_classification("the cat")
-    assert [one.label for one in found] == ["cat", "dog"]
-    assert found[0].score + found[1].score == pytest.approx(1, abs=1e-5)
+    answers = client.text_classification("the cat")
+    assert [one.label for one in answers] == ["cat", "dog"]
+    assert answers[0].score + answers[1].score == pytest.approx(1, abs=1e-5)
     assert [one.label for one in client.text_classification("the cat", top_k=1)] == ["cat"]
     same = client.text_classification("the cat", function_to_apply="softmax")
-    assert [one.score for one in same] == [one.score for one in found]
+    assert [one.score for one in same] == [one.score for one in answers]
     with pytest.raises(Exception, match="422"):
         client.text_classification("the cat", function_to_apply="sigmoid")
 

@@ -39,7 +39,7 @@ def start(tmp_path, tiny_model_dir):
     yield go
     for server in servers:
         server.end(signal.SIGKILL)
-        assert "Traceback" not in server.said()
+        assert "Traceback" not in server.output()
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_connections_that_are_all_busy_leave_the_other_addresses_room(start, des
         wait_until(lambda: exchange_from("127.0.0.2", server, get(b"/metrics"))[0] == 200)
         wait_until(lambda: running(server) >= 500)
         # The connection above the limit gets its 503, though its body is never read.
-        found = exchange(server, post(b" " * 200_000), until_closed=True)
-        assert found.statuses == [503], found
+        answers = exchange(server, post(b" " * 200_000), until_closed=True)
+        assert answers.statuses == [503], answers
         assert exchange_from("127.0.0.2", server, get())[0] == 200
     finally:
         for one in held:
@@ -117,12 +117,14 @@ def test_a_wrong_token_ends_the_connection_and_its_address_is_named_once(start, 
     path.chmod(0o600)
     server = start("--set", f"serve.token_file={path}")
     for _ in range(3):
-        found = exchange(server, post(b'{"text": "a"}', b"Authorization: Bearer x\r\n") * 3,
+        answers = exchange(server, post(b'{"text": "a"}', b"Authorization: Bearer x\r\n") * 3,
                          until_closed=True)  # fmt: skip
-        assert found.statuses == [401]
-    said = [line for line in server.said().splitlines() if "127.0.0.1 with another token" in line]
-    assert len(said) == 1
-    assert "0123456789" not in server.said()
+        assert answers.statuses == [401]
+    lines = [
+        line for line in server.output().splitlines() if "127.0.0.1 with another token" in line
+    ]
+    assert len(lines) == 1
+    assert "0123456789" not in server.output()
 
 
 def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
@@ -144,7 +146,7 @@ def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
     wait_until(lambda: status(new) == 200)
     assert (status(old), status(metrics, "/metrics")) == (401, 401)
     path.write_text("short\n")  # cannot be used: what was read before stays
-    wait_until(lambda: "the tokens stay as they were" in server.said())
+    wait_until(lambda: "the tokens stay as they were" in server.output())
     assert status(new) == 200
 
 
@@ -180,14 +182,14 @@ def test_commas_cost_no_memory_and_no_other_requests_time(start):
     before = server.memory()
     probe = Probe(server)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(server.ask, body={"text": "," * 2_000_000}) for _ in range(8)]
+        requests = [pool.submit(server.ask, body={"text": "," * 2_000_000}) for _ in range(8)]
         texts = {"texts": ["," * 65_000] * 32}
-        asked += [pool.submit(server.ask, body=texts) for _ in range(4)]
+        requests += [pool.submit(server.ask, body=texts) for _ in range(4)]
         peak = before
-        while not all(one.done() for one in asked):
+        while not all(one.done() for one in requests):
             peak = max(peak, server.memory())
             time.sleep(0.02)
-        assert [one.result()[0] for one in asked] == [200] * 12
+        assert [one.result()[0] for one in requests] == [200] * 12
     probe.end()
     assert server.ask(body=texts, X_Timeout_Ms=1)[0] == 504  # while it is cleaned or encoded
     wait_until(lambda: server.metric("howdah_queue_texts") == 0)
@@ -257,7 +259,7 @@ def test_a_panic_of_the_tokenizer_fails_its_request_alone(tmp_path, panicking_ba
             assert (status, answer["error_type"], answer["got"]) == (500, "Broken", "ModelError")
             assert server.ask(body={"text": "the cat"})[0] == 200
         probe.end()
-        assert "aaaaaaaa" not in server.said()
+        assert "aaaaaaaa" not in server.output()
     finally:
         server.end(signal.SIGKILL)
 
@@ -273,7 +275,7 @@ def test_a_computation_that_hangs_is_not_ready_and_the_process_ends(start, tmp_p
     wait_until(lambda: server.ask("/v2/health/ready")[0] == 503)
     assert server.process.wait(LIMIT) != 0
     asking.join(LIMIT)
-    assert "the model does not answer" in server.said()
+    assert "the model does not answer" in server.output()
 
 
 # ------------------------------------------------------------------------------- damaged files
@@ -285,12 +287,12 @@ def test_a_pointer_that_is_a_named_pipe_is_an_error_and_later_looks_go_on(
     whole = pointer.read_bytes()
     pointer.unlink()
     os.mkfifo(pointer)
-    wait_until(lambda: "current.json cannot be read" in server.said())
+    wait_until(lambda: "current.json cannot be read" in server.output())
     errors = server.metric("howdah_pointer_errors_total")
     wait_until(lambda: server.metric("howdah_pointer_errors_total") > errors)
     pointer.unlink()
     pointer.write_bytes(whole)
-    wait_until(lambda: "can be read again" in server.said())
+    wait_until(lambda: "can be read again" in server.output())
     publish_version(tmp_path, tiny_model_dir, 3)
     wait_until(lambda: server.ask(body={"text": "a"})[1]["version"] == 2)
 

@@ -63,7 +63,7 @@ def server(tmp_path_factory, tiny_model_dir):
     yield server
     probe.end()
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 # --------------------------------------------------------------------------------- the requests
@@ -260,7 +260,7 @@ def exchange(server: Server, request: bytes, *, count: int = 1, until_closed: bo
     Args:
         ends: the client ends its side behind the request.
     """
-    found = Answers([], [], [], False)
+    answers = Answers([], [], [], False)
     with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT) as connection:
 
         def send() -> None:
@@ -274,21 +274,21 @@ def exchange(server: Server, request: bytes, *, count: int = 1, until_closed: bo
         sender = threading.Thread(target=send)
         sender.start()
         data = b""
-        while until_closed or len(found.statuses) < count:
+        while until_closed or len(answers.statuses) < count:
             try:
                 part = connection.recv(65536)
             except ConnectionResetError:
                 part = b""
             if not part:
-                found.is_closed = True
+                answers.is_closed = True
                 break
             data += part
-            data = _taken(data, found)
+            data = _taken(data, answers)
         sender.join(LIMIT)
-    return found
+    return answers
 
 
-def _taken(data: bytes, found: Answers) -> bytes:
+def _taken(data: bytes, answers: Answers) -> bytes:
     """Take whole answers from the beginning; the rest."""
     while b"\r\n\r\n" in data:
         head, _, rest = data.partition(b"\r\n\r\n")
@@ -300,9 +300,9 @@ def _taken(data: bytes, found: Answers) -> bytes:
         length = int(lengths[0].split(b":")[1]) if lengths else 0
         if len(rest) < length:
             break
-        found.statuses.append(status)
-        found.heads.append(head)
-        found.bodies.append(rest[:length])
+        answers.statuses.append(status)
+        answers.heads.append(head)
+        answers.bodies.append(rest[:length])
         data = rest[length:]
     return data
 
@@ -310,13 +310,14 @@ def _taken(data: bytes, found: Answers) -> bytes:
 @pytest.mark.parametrize("row", HEADS + BODIES, ids=lambda row: row[0])
 def test_each_request_is_answered_as_it_may_be_and_the_next_one_too(server, row):
     _, request, allowed, *more = row
-    found = exchange(server, request, until_closed="closes" in more, ends="fin" in more)
-    if found.statuses:
-        assert found.statuses[0] in allowed, found
-        assert len(found.statuses) == 1 or "closes" not in more, found  # one answer, no smuggling
+    answers = exchange(server, request, until_closed="closes" in more, ends="fin" in more)
+    if answers.statuses:
+        assert answers.statuses[0] in allowed, answers
+        # One answer, no smuggling.
+        assert len(answers.statuses) == 1 or "closes" not in more, answers
     else:
-        assert found.is_closed and CLOSED in allowed, found
-    for status, head, body in zip(found.statuses, found.heads, found.bodies, strict=True):
+        assert answers.is_closed and CLOSED in allowed, answers
+    for status, head, body in zip(answers.statuses, answers.heads, answers.bodies, strict=True):
         assert b"Traceback" not in body and b"X-Evil" not in head
         if status >= 400:
             assert len(body) < 4096 and len(head) < 1024, (status, len(head), len(body))
@@ -327,15 +328,15 @@ def test_each_request_is_answered_as_it_may_be_and_the_next_one_too(server, row)
 
 
 def test_requests_in_a_row_on_one_connection(server):
-    found = exchange(server, get() * 200, count=200)
-    assert found.statuses == [200] * 200
-    found = exchange(server, post(GOOD) + get(), count=2)
-    assert found.statuses == [200, 200]
-    assert json.loads(found.bodies[0])["prediction"]["label"] == "cat"
+    answers = exchange(server, get() * 200, count=200)
+    assert answers.statuses == [200] * 200
+    answers = exchange(server, post(GOOD) + get(), count=2)
+    assert answers.statuses == [200, 200]
+    assert json.loads(answers.bodies[0])["prediction"]["label"] == "cat"
 
 
 def test_a_refused_request_is_answered_though_its_body_is_still_being_sent(server):
     """Not by a reset, which takes the answer from the client."""
     for path in (b"/v1/nothing", b"/v2/models/cow/infer"):
-        found = exchange(server, post(b" " * 1_900_000, path=path), until_closed=True)
-        assert found.statuses == [404]
+        answers = exchange(server, post(b" " * 1_900_000, path=path), until_closed=True)
+        assert answers.statuses == [404]

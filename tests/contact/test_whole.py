@@ -25,8 +25,8 @@ def run(spark, tmp_path, tiny_model_dir, capsys) -> Callable[..., tuple[int, dic
         path = tmp_path / "run.yaml"
         path.write_text(loader.dump_yaml(settings))
         code = etl(["--config", str(path), "--json", *words])
-        said = capsys.readouterr()
-        return code, json.loads(said.out) | {"said": said.err}
+        captured = capsys.readouterr()
+        return code, json.loads(captured.out) | {"said": captured.err}
 
     return run
 

@@ -31,14 +31,14 @@ OLDEST, NEWEST = "1.31", kubernetes_validate.latest_version()
 
 def documents(overlay: Path) -> list[dict]:
     """The resources that an overlay names, its patches and those of overlays below not applied."""
-    found = []
+    resources = []
     for name in yaml.safe_load((overlay / "kustomization.yaml").read_text())["resources"]:
         path = overlay / name
         if path.is_dir():
-            found += documents(path.resolve())
+            resources += documents(path.resolve())
         else:
-            found += list(yaml.safe_load_all(path.read_text()))
-    return found
+            resources += list(yaml.safe_load_all(path.read_text()))
+    return resources
 
 
 @cache
@@ -52,8 +52,8 @@ def built(overlay: Path) -> list[dict]:
 
 
 def one(kind: str, overlay: str) -> dict:
-    [found] = [one for one in documents(PLACE / overlay) if one["kind"] == kind]
-    return found
+    [resource] = [one for one in documents(PLACE / overlay) if one["kind"] == kind]
+    return resource
 
 
 def pod_of(workload: dict) -> dict:
@@ -103,8 +103,8 @@ def test_what_kustomize_builds_is_valid_and_names_an_image(overlay):
 @needs_kubectl
 def test_an_overlay_s_own_configuration_takes_the_place_of_the_one_below():
     for overlay in ("training", "training-images"):
-        [found] = [one for one in built(PLACE / overlay) if one["kind"] == "ConfigMap"]
-        assert found["data"] == {"run.yaml": (PLACE / overlay / "run.yaml").read_text()}
+        [config_map] = [one for one in built(PLACE / overlay) if one["kind"] == "ConfigMap"]
+        assert config_map["data"] == {"run.yaml": (PLACE / overlay / "run.yaml").read_text()}
 
 
 def test_the_jobs_pods_find_each_other():
@@ -153,13 +153,12 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
     deployment, service = one("Deployment", "server"), one("Service", "server")
     [container] = pod_of(deployment)["containers"]
     program, command, *words = container["args"]
-    known = typer.main.get_command(app).commands[command]
-    given = known.make_context(command, list(words)).params
-    assert (program, given["on"], given["host"]) == ("howdah", None, "0.0.0.0")
-    keys = dict(one.split("=") for one in given["set"])
+    options = typer.main.get_command(app).commands[command].make_context(command, words).params
+    assert (program, options["on"], options["host"]) == ("howdah", None, "0.0.0.0")
+    keys = dict(one.split("=") for one in options["set"])
     assert keys["serve.open"] == "true"  # without a token only loopback is allowed
     [port] = container["ports"]
-    assert port["containerPort"] == given["port"]
+    assert port["containerPort"] == options["port"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     paths = {"startupProbe": "ready", "readinessProbe": "ready", "livenessProbe": "live"}
     for probe, what in paths.items():
@@ -171,7 +170,7 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
     grace = GRACE_SECONDS
     assert pause + grace < pod_of(deployment)["terminationGracePeriodSeconds"]
     model = loader.load(str(PLACE / "training" / "run.yaml"))
-    assert given["model"] == model.model_directory  # what the training's run publishes
+    assert options["model"] == model.model_directory  # what the training's run publishes
 
 
 @pytest.mark.parametrize(("kind", "overlay"), [("Job", "training"), ("Deployment", "server")])
@@ -199,11 +198,11 @@ def test_the_variant_with_a_secret_is_a_server_with_a_login(tmp_path):
     [deployment] = [one for one in built(PLACE / "server-token") if one["kind"] == "Deployment"]
     [container] = pod_of(deployment)["containers"]
     _, command, *words = container["args"]
-    given = typer.main.get_command(app).commands[command].make_context(command, words).params
-    assert "serve.open=true" not in given["set"] and given["host"] == "0.0.0.0"
+    options = typer.main.get_command(app).commands[command].make_context(command, words).params
+    assert "serve.open=true" not in options["set"] and options["host"] == "0.0.0.0"
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     volumes = {one["name"]: one for one in pod_of(deployment)["volumes"]}
-    assert f"serve.token_file={mounts['tokens']['mountPath']}/tokens" in given["set"]
+    assert f"serve.token_file={mounts['tokens']['mountPath']}/tokens" in options["set"]
     assert mounts["tokens"]["readOnly"]
     # As the kubelet mounts it: the files of a Secret are root's; with fsGroup they get that group,
     # and the group may read them (0440) whatever the mode says (kubernetes issue 57923).
@@ -258,5 +257,5 @@ def test_the_dockerfile_takes_what_is_there_and_says_that_it_is_untried():
     assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
     constraint = re.compile(re.search(r"grep -oE '([^']+)'", text)[1], re.MULTILINE)
     lock = (ROOT / "requirements.lock").read_text()
-    held = {found.split("==")[0] for found in constraint.findall(lock)}
+    held = {pin.split("==")[0] for pin in constraint.findall(lock)}
     assert {"torch", "ray", "mlflow", "pydantic"} <= held

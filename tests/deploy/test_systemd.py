@@ -22,8 +22,8 @@ def setting(name: str) -> str:
 
 def test_its_command_is_one_that_howdah_takes_and_its_times_fit():
     program, command, *words = shlex.split(setting("ExecStart"))
-    given = typer.main.get_command(app).commands[command].make_context(command, words).params
-    assert program.endswith("/howdah") and given["on"] is None and given["host"] == "127.0.0.1"
+    options = typer.main.get_command(app).commands[command].make_context(command, words).params
+    assert program.endswith("/howdah") and options["on"] is None and options["host"] == "127.0.0.1"
     assert int(setting("TimeoutStopSec")) > GRACE_SECONDS
     assert setting("SuccessExitStatus") == "143"
 
@@ -48,8 +48,8 @@ def test_systemd_takes_the_unit(tmp_path):
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60
     )
-    said = [line for line in done.stderr.splitlines() if UNIT.stem in line]
-    assert said == [] and done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if UNIT.stem in line]
+    assert lines == [] and done.returncode == 0, done.stderr
     unit.write_text(text.replace("Restart=on-failure", "Restart=sometimes"))
     done = subprocess.run(
         ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60

@@ -157,8 +157,8 @@ def test_horovod_not_installed(monkeypatch):
 
 def test_pytorch_alone_needs_no_horovod(monkeypatch):
     monkeypatch.setattr(doctor_packages, "horovod_libraries", lambda: None)
-    there = {"torch": "2.13.0"}
-    monkeypatch.setattr(doctor_packages, "installed_version", there.get)
+    versions = {"torch": "2.13.0"}
+    monkeypatch.setattr(doctor_packages, "installed_version", versions.get)
     check = doctor_packages.check_horovod(os.environ)
     assert check.status == "warn"
     assert "torch.distributed" in check.found and check.remedy
@@ -172,9 +172,9 @@ def test_what_only_other_launchers_need_is_not_asked_for():
         ("horovodrun", {"Horovod", "Java"}),
         ("mpirun", {"MPI", "Horovod", "Java"}),
     ):
-        found = doctor.of_launcher(missing, launcher)
-        assert {one.name for one in found if one.status == "fail"} == failing
-        assert [one.name for one in found] == ["MPI", "Horovod", "Java"]
+        checks = doctor.of_launcher(missing, launcher)
+        assert {one.name for one in checks if one.status == "fail"} == failing
+        assert [one.name for one in checks] == ["MPI", "Horovod", "Java"]
 
 
 def test_horovod_of_this_environment_has_both_controllers():

@@ -12,6 +12,6 @@ def test_a_host_name_that_open_mpi_does_not_take_is_named(monkeypatch, name, fit
     loopback = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
     monkeypatch.setattr(socket, "gethostname", lambda: name)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **how: loopback)
-    found = checks.check_hostname({})
-    assert (found.status, name in found.found) == ("ok" if fits else "warn", True)
-    assert fits or "`howdah train` needs none" in found.remedy
+    check = checks.check_hostname({})
+    assert (check.status, name in check.found) == ("ok" if fits else "warn", True)
+    assert fits or "`howdah train` needs none" in check.remedy

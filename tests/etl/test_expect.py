@@ -38,15 +38,15 @@ def judged(manifest, parent=None, **options):
 
 def test_rows_classes_and_duplicates_are_counted_from_the_manifest(versions):
     manifest = versions[0].manifest
-    found = judged(manifest, min_rows=145, min_rows_per_class=50, max_duplicates=0.1)
-    assert found["min_rows"].met and found["min_rows"].found == 145
+    checks = judged(manifest, min_rows=145, min_rows_per_class=50, max_duplicates=0.1)
+    assert checks["min_rows"].met and checks["min_rows"].found == 145
     counts = expect.label_counts(manifest)
     assert sum(counts.values()) == 145 and len(counts) == 4
-    assert not found["min_rows_per_class"].met
-    assert found["min_rows_per_class"].found == min(counts.values())
-    assert not found["max_duplicates"].met and found["max_duplicates"].found == round(25 / 180, 6)
+    assert not checks["min_rows_per_class"].met
+    assert checks["min_rows_per_class"].found == min(counts.values())
+    assert not checks["max_duplicates"].met and checks["max_duplicates"].found == round(25 / 180, 6)
     with pytest.raises(ExpectationsFailed) as caught:
-        expect.refuse(list(found.values()), "data/v=0")
+        expect.refuse(list(checks.values()), "data/v=0")
     assert isinstance(caught.value, DataError) and caught.value.exit_code == 3
     text = str(caught.value)
     for part in ("data/v=0", "data.expect.min_rows_per_class", "at most 0.1", "20 exact_duplicate"):
@@ -58,13 +58,13 @@ def test_rows_classes_and_duplicates_are_counted_from_the_manifest(versions):
 
 def test_shifts_are_total_variations_against_the_version_before(versions):
     old, new = versions
-    found = judged(new.manifest, old, max_shift=0.01)
+    checks = judged(new.manifest, old, max_shift=0.01)
     before, now = expect.label_counts(old.manifest), expect.label_counts(new.manifest)
     expected = sum(abs(before[n] / 145 - now[n] / 100) for n in before) / 2
-    assert found["max_shift.labels"].found == round(expected, 6) and expected > 0.15
-    assert "stars" in found["max_shift.labels"].detail  # the class that is gone
-    assert not found["max_shift.length"].met
-    assert not found["max_shift.rejects"].met
+    assert checks["max_shift.labels"].found == round(expected, 6) and expected > 0.15
+    assert "stars" in checks["max_shift.labels"].detail  # the class that is gone
+    assert not checks["max_shift.length"].met
+    assert not checks["max_shift.rejects"].met
     rejects = judged(new.manifest, old, max_shift=0.3)["max_shift.rejects"]
     assert rejects.met and rejects.found == round(145 / 180 - 100 / 135, 6)
     same = judged(old.manifest, old, max_shift=0.01)

@@ -243,8 +243,8 @@ def test_a_race_for_the_manifest_has_one_winner(spark, tmp_path, tiny_model_dir,
     assert "another run has made this version" in lines[-1]
     assert outer.manifest == inner[0].manifest
     named = {e.name for s in outer.manifest.splits.values() for e in s}
-    there = {e.name for e in storage.list_dir(outer.path) if e.name.endswith(".tfrecord")}
-    assert there == named
+    files = {e.name for e in storage.list_dir(outer.path) if e.name.endswith(".tfrecord")}
+    assert files == named
     assert sum(map(len, rows_of(outer).values())) == 40
 
 

@@ -35,10 +35,10 @@ def test_a_dataset_has_no_secret_and_is_private(tmp_path, tiny_model_dir):
         "job": {"env": SECRETS["job.env"]},
         "tracking": {"mlflow": {"uri": "https://bot:planted-21@mlflow:5000"}},
     }
-    given = tmp_path / "given.yaml"
-    given.write_text(json.dumps(config))
+    config_file = tmp_path / "given.yaml"
+    config_file.write_text(json.dumps(config))
     done = subprocess.run(
-        [sys.executable, "-m", "howdah.cli", "etl", "--config", str(given), "--json"],
+        [sys.executable, "-m", "howdah.cli", "etl", "--config", str(config_file), "--json"],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": ROOT}, capture_output=True, text=True,
         timeout=240,
     )  # fmt: skip

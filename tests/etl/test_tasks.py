@@ -85,9 +85,9 @@ def test_records_and_index_hold_them(tmp_path, task, labels):
         writer.write(rows, labels, ids)
         stats = writer.close()
     frames = read_frames((tmp_path / "s").read_bytes(), "s")
-    found = [decode_example(payload, layout) for _, payload in frames]
-    assert [one.id for one in found] == ids
-    assert [one.label for one in found] == [
+    records = [decode_example(payload, layout) for _, payload in frames]
+    assert [one.id for one in records] == ids
+    assert [one.label for one in records] == [
         pytest.approx(label) if task == "regression" else label for label in labels
     ]
     index = ShardIndex.from_bytes(stats.index, "i")
@@ -214,8 +214,7 @@ def test_pairs_of_several_labels_become_a_dataset(spark, tmp_path, tiny_model_di
             counts[split, names[number]] = counts.get((split, names[number]), 0) + 1
     assert all(counts[split, "rare"] for split in ("train", "validation", "test"))
     for split, entries in manifest.splits.items():
-        said = sum(entry.class_counts.get("0", 0) for entry in entries)
-        assert said == counts[split, "a"]
+        assert sum(entry.class_counts.get("0", 0) for entry in entries) == counts[split, "a"]
     report = json.loads(storage.read_text(storage.join(result.path, "report.json")))
     assert set(report["samples"]) == {"a", "b", "rare"}
     assert all(" [SEP] " in text for of in report["samples"].values() for text in of)
@@ -243,10 +242,10 @@ def test_targets_become_a_dataset(spark, tmp_path, tiny_model_dir):
     manifest = result.manifest
     assert (manifest.task, manifest.labels) == ("regression", ["label"])
     assert manifest.quality["drops"] == {"bad_target": 2, "label_conflict": 2, "exact_duplicate": 1}
-    found = sorted(example.label for _, example in examples(result))
-    assert len(found) == manifest.quality["kept"] == 59
-    assert found[1:] == pytest.approx(targets[2:])
+    targets_of_records = sorted(example.label for _, example in examples(result))
+    assert len(targets_of_records) == manifest.quality["kept"] == 59
+    assert targets_of_records[1:] == pytest.approx(targets[2:])
     totals = [entry.target for entries in manifest.splits.values() for entry in entries]
-    assert sum(one.total for one in totals) == pytest.approx(sum(found))
+    assert sum(one.total for one in totals) == pytest.approx(sum(targets_of_records))
     page = storage.read_text(storage.join(result.path, "report.html"))
     assert "standard deviation" in page

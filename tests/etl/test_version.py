@@ -95,10 +95,10 @@ SECTIONS = [
 def test_a_new_key_at_its_default_makes_no_new_version(path, data):
     more = with_a_new_key(DataSection, path)
     assert version(data, more) == version(data)
-    given = {"new_key": True}
+    change = {"new_key": True}
     for name in reversed(path):
-        given = {name: {**data.get(name, {}), **given}}
-    assert version({**data, **given}, more) != version(data)
+        change = {name: {**data.get(name, {}), **change}}
+    assert version({**data, **change}, more) != version(data)
 
 
 def test_a_new_key_below_a_new_section_makes_none_either():
@@ -188,8 +188,8 @@ def test_the_order_in_which_keys_are_given_does_not_count_but_that_of_labels_doe
 
 
 def test_where_it_goes_and_how_spark_runs_make_no_new_version():
-    given = {"dataset": "elsewhere", "spark": {"master": "yarn"}, "source": "b.csv"}
-    assert version(given) == version()
+    settings = {"dataset": "elsewhere", "spark": {"master": "yarn"}, "source": "b.csv"}
+    assert version(settings) == version()
     assert version({"expect": {"min_rows": 7}}) == version()
 
 
@@ -204,19 +204,19 @@ def test_a_tables_schema_and_the_mapped_columns_stand_side_by_side():
     schema = [["body", "string"], ["topic", "string"]]
     source = Source(kind="hive", name="q.sql", query="SELECT 1", identity={"columns": schema})
     data = DataSection(format="hive", columns={"text": "body", "label": "topic"})
-    said = _described(source, data)
-    assert said["columns"]["text"] == ["body"] and said["schema"] == schema
-    assert said["sql"] == "SELECT 1"
+    description = _described(source, data)
+    assert description["columns"]["text"] == ["body"] and description["schema"] == schema
+    assert description["sql"] == "SELECT 1"
     assert source.identity == {"columns": schema}  # which is hashed
 
 
 @pytest.mark.parametrize(
-    ("asked", "written", "lacks"),
+    ("table", "written", "lacks"),
     [("db.bad", None, True), ("db.bad", "db.old", True), ("db.bad", "db.bad", False),
      (None, None, False)],
 )  # fmt: skip
-def test_a_version_may_lack_its_table_of_rejects(asked, written, lacks):
-    config = config_module.from_dict({"data": {"rejects_table": asked}})
+def test_a_version_may_lack_its_table_of_rejects(table, written, lacks):
+    config = config_module.from_dict({"data": {"rejects_table": table}})
     manifest = SimpleNamespace(quality={"rejects_table": written})
     assert pipeline.lacks_rejects(config, manifest) is lacks
 
@@ -254,6 +254,6 @@ def test_a_table_of_rejects_that_is_asked_for_later_is_written(tmp_path, tiny_mo
         argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
     )
     assert run.returncode == 0, run.stderr[-2_000:]
-    hash_, unchanged, rows, said = json.loads(run.stdout.splitlines()[-1])
+    hash_, unchanged, rows, messages = json.loads(run.stdout.splitlines()[-1])
     assert unchanged and rows == [{"id": "bad", "reason": "empty", "dataset": hash_}]
-    assert any("rejected rows are in bad" in line for line in said)
+    assert any("rejected rows are in bad" in line for line in messages)

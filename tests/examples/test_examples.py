@@ -143,8 +143,8 @@ def test_on_spark_a_version_of_the_etl_is_trained_to_the_bits_of_howdah_train(
     with Example(name, made_by_etl) as example:
         code, output = example.end()
     assert code == 0, output
-    found = run_json(made_by_etl)
-    assert (found["status"], found["steps"], found["world_size"]) == ("finished", 10, 2)
+    record = run_json(made_by_etl)
+    assert (record["status"], record["steps"], record["world_size"]) == ("finished", 10, 2)
     assert "finished: 10 steps" in output
     dataset = str(tmp_path / "dataset")
     plain = train(
@@ -177,10 +177,10 @@ def test_ray_starts_the_group_again_after_a_killed_rank(config):
         kill_rank_1(example, str(path.parent / "run"))
         code, output = example.end()
     assert code == 0, output
-    found = run_json(path)
-    assert (found["status"], found["steps"]) == ("finished", 60)
-    assert len(found["attempts"]) == 2
-    assert found["attempts"][-1]["resumed_at_step"] >= SETTINGS["checkpoint.every_steps"]
+    record = run_json(path)
+    assert (record["status"], record["steps"]) == ("finished", 60)
+    assert len(record["attempts"]) == 2
+    assert record["attempts"][-1]["resumed_at_step"] >= SETTINGS["checkpoint.every_steps"]
 
 
 @pytest.mark.full

@@ -42,23 +42,23 @@ def config(tmp_path, tiny_dataset, tiny_model_dir):
 
 
 def test_a_configuration_comes_of_a_file_or_of_its_sections(tmp_path):
-    given = {"run": {"name": "zoo"}, "training": {"max_steps": 3}}
+    sections = {"run": {"name": "zoo"}, "training": {"max_steps": 3}}
     path = tmp_path / "run.yaml"
-    path.write_text(json.dumps(given))
+    path.write_text(json.dumps(sections))
     changes = {"training.learning_rate": 0.5, "run.directory": "1e5", "training.max_steps": None}
-    one, other = library.load(given, changes), library.load(path, changes)
+    one, other = library.load(sections, changes), library.load(path, changes)
     assert one == other
     assert (one.training.learning_rate, one.run.directory) == (0.5, "1e5")
     assert one.training.max_steps is None
-    assert given["training"]["max_steps"] == 3  # the caller's stays as it is
+    assert sections["training"]["max_steps"] == 3  # the caller's stays as it is
     with pytest.raises(ConfigError, match=r"did you mean training\.seed"):
-        library.load(given, {"training.sed": 1})
+        library.load(sections, {"training.sed": 1})
 
 
 def test_a_plan_is_of_the_dataset(config):
-    found = library.command("plan", config, "--np", "2")
-    assert found["rows"]["train"] == 96
-    assert (found["world_size"], found["steps_per_epoch"]) == (2, 8)
+    plan = library.command("plan", config, "--np", "2")
+    assert plan["rows"]["train"] == 96
+    assert (plan["world_size"], plan["steps_per_epoch"]) == (2, 8)
 
 
 def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
@@ -153,9 +153,9 @@ NOTEBOOK = ROOT / "examples" / "one_run.ipynb"
 def notebook():
     import nbformat
 
-    found = nbformat.read(NOTEBOOK, as_version=4)
-    nbformat.validate(found)
-    return found
+    document = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(document)
+    return document
 
 
 def test_the_notebook_is_stored_without_outputs_and_its_cells_are_python():
@@ -166,25 +166,25 @@ def test_the_notebook_is_stored_without_outputs_and_its_cells_are_python():
         ast.parse(cell.source)
 
 
-def client(found, place, monkeypatch):
+def client(document, place, monkeypatch):
     from nbclient import NotebookClient
 
     for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(name, str(place / name.lower()))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return NotebookClient(
-        found, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(place)}}
+        document, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(place)}}
     )
 
 
 @pytest.mark.full
 @pytest.mark.spark
 def test_the_notebook_runs_and_its_model_has_learnt(tmp_path, monkeypatch):
-    found = notebook()
-    client(found, tmp_path, monkeypatch).execute()
+    document = notebook()
+    client(document, tmp_path, monkeypatch).execute()
     shown = {
         cell.source.splitlines()[-1]: cell.outputs[-1]
-        for cell in found.cells
+        for cell in document.cells
         if cell.cell_type == "code" and cell.outputs
     }
     assert float(shown['trained["metrics"]["test"]["accuracy"]'].data["text/plain"]) > 0.9
@@ -210,8 +210,8 @@ def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeyp
         "except Interrupted as error:\n    print('stopped:', error)",
         "print(int(howdah.metrics(config).step.max()) > 0)",
     ]
-    found = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    running = client(found, tmp_path, monkeypatch)
+    document = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    running = client(document, tmp_path, monkeypatch)
     saved = tmp_path / "run" / "checkpoints"
 
     def press():
@@ -222,7 +222,7 @@ def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeyp
     button.start()
     running.execute()
     button.join()
-    assert "stopped: training was interrupted" in found.cells[1].outputs[0].text
-    assert "the newest checkpoint is step-" in found.cells[1].outputs[0].text
-    assert found.cells[2].outputs[0].text.strip() == "True"
+    assert "stopped: training was interrupted" in document.cells[1].outputs[0].text
+    assert "the newest checkpoint is step-" in document.cells[1].outputs[0].text
+    assert document.cells[2].outputs[0].text.strip() == "True"
     assert storage.read_json(str(tmp_path / "run" / "run.json"))["status"] == "interrupted"

@@ -89,9 +89,9 @@ def command(*words):
     """A command of the CLI, with the address where {} is."""
 
     def use(address, models):
-        given = [word.format(address) for word in words]
-        given += ["--set", f"publish.directory={models}"]
-        COMMANDS.main(given, standalone_mode=False)
+        argv = [word.format(address) for word in words]
+        argv += ["--set", f"publish.directory={models}"]
+        COMMANDS.main(argv, standalone_mode=False)
 
     return use
 
@@ -240,23 +240,23 @@ def howdah(capsys, monkeypatch, *arguments):
     return ended.value.code, capsys.readouterr()
 
 
-@pytest.mark.parametrize("given", ["zoo", "zoo@1", "zoo/v=1"])
+@pytest.mark.parametrize("address", ["zoo", "zoo@1", "zoo/v=1"])
 def test_predict_and_lineage_take_the_name_without_a_configuration(
-    local, monkeypatch, capsys, given
+    local, monkeypatch, capsys, address
 ):
     """The README's spellings work in the directory in which the model was published."""
     monkeypatch.chdir(local)
-    number = 2 if given == "zoo" else 1
-    code, said = howdah(capsys, monkeypatch, "model", "lineage", "--model", given, "--json")
-    assert code == 0, said.err
-    assert json.loads(said.out)["model"]["version"] == number
+    number = 2 if address == "zoo" else 1
+    code, output = howdah(capsys, monkeypatch, "model", "lineage", "--model", address, "--json")
+    assert code == 0, output.err
+    assert json.loads(output.out)["model"]["version"] == number
     with open("texts.csv", "w", newline="") as file:
         file.write("id,text\r\n1,a small dog\r\n")
-    code, said = howdah(
-        capsys, monkeypatch, "predict", "--model", given, "--source", "texts.csv",
-        "--output", f"out-{given.replace('/', '-')}.jsonl", "--framework", "onnx",
+    code, output = howdah(
+        capsys, monkeypatch, "predict", "--model", address, "--source", "texts.csv",
+        "--output", f"out-{address.replace('/', '-')}.jsonl", "--framework", "onnx",
     )  # fmt: skip
-    assert code == 0, said.err
-    with open(f"out-{given.replace('/', '-')}.jsonl") as file:
+    assert code == 0, output.err
+    with open(f"out-{address.replace('/', '-')}.jsonl") as file:
         assert json.loads(file.readline())["run_id"] == f"run-{number}"
-    os.remove(f"out-{given.replace('/', '-')}.jsonl")
+    os.remove(f"out-{address.replace('/', '-')}.jsonl")

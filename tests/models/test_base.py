@@ -47,8 +47,8 @@ def test_a_base_is_the_version_that_is_current_when_the_run_begins(models, tmp_p
     assert "one of 1, 2" in str(caught.value.expected)
     # A run that goes on keeps what it has begun with; one that begins anew does not.
     run.mkdir()
-    said = {"base": {"source": f"{name}/v=1", "hash": "h", "init_from": f"{name}/v=1"}}
-    storage.write_whole(str(run / "run.json"), json.dumps(said).encode())
+    record = {"base": {"source": f"{name}/v=1", "hash": "h", "init_from": f"{name}/v=1"}}
+    storage.write_whole(str(run / "run.json"), json.dumps(record).encode())
     publish(config_of(str(tmp_path / "b"), models), never)
     republish(config_of(str(tmp_path / "b"), models), 2)
     on = with_pinned_base(config(run, name, init_from=name))
@@ -59,8 +59,8 @@ def test_a_base_is_the_version_that_is_current_when_the_run_begins(models, tmp_p
     assert with_pinned_base(anew).model.base == f"{name}/v=2"
     assert with_pinned_base(config(tmp_path / "other", name)).model.base == f"{name}/v=2"
     # Another model than the run began with: that is refused by its checkpoints, not hidden here.
-    said["base"]["source"] = f"{models}/cats/v=1"
-    storage.write_whole(str(run / "run.json"), json.dumps(said).encode())
+    record["base"]["source"] = f"{models}/cats/v=1"
+    storage.write_whole(str(run / "run.json"), json.dumps(record).encode())
     assert with_pinned_base(config(run, name)).model.base == f"{name}/v=2"
 
 
@@ -78,12 +78,12 @@ def test_plan_and_train_take_it_and_go_on_with_it_after_another_is_published(
         "run.name": "zoo", "run.directory": str(tmp_path / "run"), "data.dataset": dataset.path,
         "model.base": "models/zoo", "training.framework": "torch", "training.max_steps": 4,
     }  # fmt: skip
-    given = tmp_path / "given.yaml"
-    given.write_text(json.dumps(_nested(values)))
+    config_file = tmp_path / "given.yaml"
+    config_file.write_text(json.dumps(_nested(values)))
 
     def howdah(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "howdah.cli", *words, "-c", str(given)], cwd=tmp_path,
+            [sys.executable, "-m", "howdah.cli", *words, "-c", str(config_file)], cwd=tmp_path,
             capture_output=True, text=True, timeout=250,
             env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip

@@ -181,20 +181,20 @@ def test_on_other_data_the_published_model_is_measured_again(tmp_path, run, mode
     new = finished_run(
         str(tmp_path / "b"), tiny_model_dir, run_id="b", accuracy=0.8, dataset="d2"
     )  # fmt: skip
-    asked = []
+    evaluations = []
 
     def evaluate(model, dataset, split):
-        asked.append((model, dataset, split))
+        evaluations.append((model, dataset, split))
         return {"accuracy": 0.7}
 
     config = config_of(new, models, gate={"better_than_published": True})
     assert judge(config, evaluate).passed
-    assert asked == [(f"{models}/zoo/v=1", "data/v=d2", "test")]
+    assert evaluations == [(f"{models}/zoo/v=1", "data/v=d2", "test")]
     # The verdict is kept: publishing does not measure again. Another bound does.
     assert judge(config, never).checks[0].bound == 0.7
     stricter = config_of(new, models, gate={"better_than_published": True, "margin": 0.2})
     assert not judge(stricter, evaluate).passed
-    assert len(asked) == 2
+    assert len(evaluations) == 2
 
 
 # ----------------------------------------------------------------------------- the command line
@@ -302,13 +302,13 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
     with pytest.raises(CheckFailed, match="Not good") as caught:
         reviewer(False)(run, nothing)
     assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
-    said = capsys.readouterr().err
-    assert "Not good: It is worse than the baseline" in said and "report renewed: " in said
+    message = capsys.readouterr().err
+    assert "Not good: It is worse than the baseline" in message and "report renewed: " in message
     recorded = storage.read_json(f"{made}/run.json")["verdict"]
     assert (recorded["verdict"], recorded["verdict_reason"]) == ("Not good", caught.value.got)
     page = storage.read_text(f"{made}/report.html")
     assert '<meta name="howdah-verdict" content="Not good">' in page
-    assert re.search(r"test macro_f1 0\.\d{4} \(95 %: .*\); the baseline 0\.9\d{3}", said)
+    assert re.search(r"test macro_f1 0\.\d{4} \(95 %: .*\); the baseline 0\.9\d{3}", message)
     reviewer(True)(run, nothing)
     # A gate that asks for something is the user's own judgement.
     kept = Verdict("test", (Check("accuracy", 0.5, 0.75, "gate.minimum"),), "made-1", 40, None)

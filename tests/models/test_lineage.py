@@ -72,19 +72,19 @@ def places(place: str) -> Places:
 
 
 def test_a_row_leads_to_all_that_came_of_it(place):
-    found = of_row("d1-train-0", places(place))
-    assert [one["hash"] for one in found["datasets"]] == [f"{day:016x}" for day in (1, 2)]
-    [row] = found["datasets"][1]["rows"]
+    trail = of_row("d1-train-0", places(place))
+    assert [one["hash"] for one in trail["datasets"]] == [f"{day:016x}" for day in (1, 2)]
+    [row] = trail["datasets"][1]["rows"]
     assert (row["split"], row["part"]) == ("train", "day-1")
     assert f"v={1:016x}/train-" in row["shard"]  # day 2 has it in the directory of day 1
-    assert {one["run_id"]: one["by"] for one in found["runs"]} == {
+    assert {one["run_id"]: one["by"] for one in trail["runs"]} == {
         "one": "dataset", "two": f"began from {place}/models/zoo/v=1",
     }  # fmt: skip
-    versions = {one["version"]: one for one in found["models"]}
+    versions = {one["version"]: one for one in trail["models"]}
     assert versions[1]["by"] == "dataset" and not versions[1]["current"]
     assert versions[2]["by"].startswith("began from") and versions[2]["current"]
-    assert [(one["table"], one["version"]) for one in found["scored"]] == [("db.scored", 2)]
-    text = "\n".join(lineage.text(found))
+    assert [(one["table"], one["version"]) for one in trail["scored"]] == [("db.scored", 2)]
+    text = "\n".join(lineage.text(trail))
     assert "scored by zoo v=2: db.scored ds=2026-11-01" in text
 
 
@@ -107,10 +107,10 @@ def test_a_row_that_the_etl_has_dropped_is_found_with_its_reason(place):
     manifest = storage.read_json(f"{version}/manifest.json")
     manifest["quality"]["reject_files"] = ["rejects-1.parquet", "gone.parquet"]
     storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
-    found = of_row("bad", places(place))
-    assert not found["datasets"] and found["rejected"][0]["path"] == version
-    assert [row["reason"] for row in found["rejected"][0]["rows"]] == ["wrong_encoding"]
-    lines = list(lineage.text(found))
+    trail = of_row("bad", places(place))
+    assert not trail["datasets"] and trail["rejected"][0]["path"] == version
+    assert [row["reason"] for row in trail["rejected"][0]["rows"]] == ["wrong_encoding"]
+    lines = list(lineage.text(trail))
     assert "no dataset version has this row among its kept rows" in lines
     assert "    bad: wrong_encoding (\u00c3\u00a9)" in lines
     [row] = of_row("key", places(place))["rejected"][0]["rows"]
@@ -136,17 +136,17 @@ def test_a_shard_without_an_index_is_refused(place):
 
 
 def test_a_model_leads_back_to_its_source(place):
-    found = of_model(open_version(f"{place}/models/zoo@1"), places(place))
-    assert found["model"]["version"] == 1 and not found["model"]["current"]
-    assert found["run"] | {"path": 0, "hours": 0} == {
+    trail = of_model(open_version(f"{place}/models/zoo@1"), places(place))
+    assert trail["model"]["version"] == 1 and not trail["model"]["current"]
+    assert trail["run"] | {"path": 0, "hours": 0} == {
         "path": 0, "run_id": "one", "there": True, "step": 12, "finished": None,
         "config_hash": "c1", "git": None, "mlflow_run_id": None, "hours": 0, "user": "anna",
         "host": "edge1", "command": "howdah train -c a.yaml",
     }  # fmt: skip
-    assert found["dataset"]["there"] and found["dataset"]["source"]["part_count"] == 2
-    assert found["base"] == BASE and found["gate"]["passed"]
-    assert found["published"][0]["note"] == "approved by Anna"
-    assert [one["version"] for one in found["models"]] == [2]  # downwards
+    assert trail["dataset"]["there"] and trail["dataset"]["source"]["part_count"] == 2
+    assert trail["base"] == BASE and trail["gate"]["passed"]
+    assert trail["published"][0]["note"] == "approved by Anna"
+    assert [one["version"] for one in trail["models"]] == [2]  # downwards
     # What run.json said is kept with the version.
     storage.remove(f"{place}/runs/two", recursive=True)
     later = of_model(open_version(f"{place}/models/zoo"), places(place))
@@ -158,10 +158,10 @@ def test_a_model_leads_back_to_its_source(place):
 
 
 def test_a_dataset_leads_both_ways(place):
-    found = of_dataset(f"{place}/data/v={1:016x}", places(place))
-    [one] = found["datasets"]
+    trail = of_dataset(f"{place}/data/v={1:016x}", places(place))
+    [one] = trail["datasets"]
     assert one["parent"] == f"{0:016x}" and one["source"]["parts"] == ["day-0", "day-1"]
-    assert {run["run_id"] for run in found["runs"]} == {"one", "two"}
+    assert {run["run_id"] for run in trail["runs"]} == {"one", "two"}
     assert len(of_dataset(f"{place}/data", places(place))["datasets"]) == 3
     with pytest.raises(DataError):
         of_dataset(f"{place}/none", places(place))
@@ -169,12 +169,12 @@ def test_a_dataset_leads_both_ways(place):
 
 def test_after_forgetting_neither_the_model_nor_its_children_are_published(place, tiny_model_dir):
     ids, where = {"d1-train-0"}, {"datasets": [f"{place}/data"]}
-    found = forget.survey(ids, **where, models=[f"{place}/models"])
-    assert [(one["current"], one["scored"]) for one in found.models] == [(False, [])]
-    forget.apply(ids, found, datasets=where["datasets"], progress=lambda line: None)
-    said = of_row("d1-train-0", places(place))
-    assert said["forgotten"] and not said["datasets"]
-    assert {one["version"] for one in said["models"]} == {1, 2}
+    survey = forget.survey(ids, **where, models=[f"{place}/models"])
+    assert [(one["current"], one["scored"]) for one in survey.models] == [(False, [])]
+    forget.apply(ids, survey, datasets=where["datasets"], progress=lambda line: None)
+    trail = of_row("d1-train-0", places(place))
+    assert trail["forgotten"] and not trail["datasets"]
+    assert {one["version"] for one in trail["models"]} == {1, 2}
 
     again = finished_run(f"{place}/again", tiny_model_dir, run_id="again")
     config = config_of(again, f"{place}/models")
@@ -220,12 +220,12 @@ def test_the_command(place, capsys):
         return code, json.loads(capsys.readouterr().out)
 
     where = ["--runs", f"{place}/runs", "--models", f"{place}/models"]
-    code, found = call("model", "lineage", "d1-train-0", "--dataset", f"{place}/data", *where)
-    assert code == 0 and len(found["runs"]) == 2
-    code, found = call("model", "lineage", "--model", f"{place}/models/zoo@2", *where)
-    assert (code, found["run"]["run_id"]) == (0, "two")
-    code, found = call("model", "lineage", "--dataset", f"{place}/data", *where)
-    assert (code, len(found["datasets"])) == (0, 3)
+    code, answer = call("model", "lineage", "d1-train-0", "--dataset", f"{place}/data", *where)
+    assert code == 0 and len(answer["runs"]) == 2
+    code, answer = call("model", "lineage", "--model", f"{place}/models/zoo@2", *where)
+    assert (code, answer["run"]["run_id"]) == (0, "two")
+    code, answer = call("model", "lineage", "--dataset", f"{place}/data", *where)
+    assert (code, len(answer["datasets"])) == (0, 3)
     assert call("model", "lineage", "x")[0] == 2
     assert call("model", "lineage", "x", "--model", "m")[0] == 2
     assert call("model", "lineage")[0] == 2
@@ -243,5 +243,5 @@ def test_the_command(place, capsys):
 )
 def test_options_that_contradict_each_other_are_refused(words, capsys):
     code = cli.run(lambda: cli.app([*words, "--json"], standalone_mode=False), as_json=True)
-    said = json.loads(capsys.readouterr().out)
-    assert (code, said["exit_code"]) == (2, 2)
+    error = json.loads(capsys.readouterr().out)
+    assert (code, error["exit_code"]) == (2, 2)

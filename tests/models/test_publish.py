@@ -73,11 +73,11 @@ def test_versions_pointer_and_rolling_back(base, tiny_model_dir):
         assert made["previous"] == (number - 1 or None)
         assert whole(f"{root}/v={number}")["run_id"] == run_id
         assert resolve(root) == f"{root}/v={number}"
-    said = storage.read_json(f"{root}/current.json")
-    assert said["run_id"] == "c"
-    assert said["gate"]["passed"] is True
-    assert said["metrics"]["test"]["accuracy"] == 0.9
-    assert said["by"]
+    pointer = storage.read_json(f"{root}/current.json")
+    assert pointer["run_id"] == "c"
+    assert pointer["gate"]["passed"] is True
+    assert pointer["metrics"]["test"]["accuracy"] == 0.9
+    assert pointer["by"]
     # The same run again, also when it is not the current one, changes nothing.
     before = storage.read_bytes(f"{root}/current.json")
     for run_id, number in (("c", 3), ("a", 1)):

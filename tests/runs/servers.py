@@ -57,13 +57,13 @@ class Server:
 
     def wait_until_ready(self) -> dict:
         line = self.process.stdout.readline()
-        assert line, self.said()
+        assert line, self.output()
         ready = json.loads(line)
         assert "port" in ready, ready
         self.port = ready["port"]
         return ready
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.errors.read_text()
 
     def connect(self, timeout: float = LIMIT) -> http.client.HTTPConnection:

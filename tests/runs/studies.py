@@ -71,7 +71,7 @@ class Studies:
 
     def wait_for_checkpoint(self, number: int) -> None:
         def saved():
-            assert self.workers[0].process.poll() is None, self.workers[0].said()
+            assert self.workers[0].process.poll() is None, self.workers[0].output()
             return self.steps_saved(number)
 
         wait_until(saved, LIMIT)
@@ -86,13 +86,13 @@ class Studies:
 
     def processes(self) -> list[str]:
         """Command lines of living processes that name the study's directory."""
-        found = []
+        command_lines = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
                 line = file.read().replace(b"\0", b" ").decode()
                 if str(self.study) in line and int(name) != os.getpid():
-                    found.append(line)
-        return found
+                    command_lines.append(line)
+        return command_lines
 
     def wait_until_nothing_is_left(self) -> None:
         wait_until(lambda: not self.processes())
@@ -119,13 +119,13 @@ class Worker:
                 cwd=ROOT, env=environment(limits), stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def wait_for(self, text: str) -> None:
         def heard():
-            assert text in self.said() or self.process.poll() is None, self.said()
-            return text in self.said()
+            assert text in self.output() or self.process.poll() is None, self.output()
+            return text in self.output()
 
         wait_until(heard, LIMIT)
 

@@ -35,7 +35,7 @@ def start(zoo, tmp_path):
     yield go
     for server in servers:
         server.end(signal.SIGKILL)
-        assert "Traceback" not in server.said()
+        assert "Traceback" not in server.output()
 
 
 @pytest.fixture

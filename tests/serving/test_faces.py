@@ -8,8 +8,8 @@ from howdah.serving.compute.requests import Refusal
 from howdah.serving.http import faces, oip
 
 
-def asked(parse, given, *more):
-    body = given if isinstance(given, bytes) else json.dumps(given).encode()
+def ask(parse, question, *more):
+    body = question if isinstance(question, bytes) else json.dumps(question).encode()
     return parse(body, 4, *more)
 
 
@@ -33,13 +33,13 @@ def tensor(**changes) -> dict:
     ],
 )
 def test_inputs_are_those_of_text_embeddings_inference(inputs, texts, are_pairs):
-    question = asked(faces.tei, {"inputs": inputs, "truncate": True})
+    question = ask(faces.tei, {"inputs": inputs, "truncate": True})
     assert [row.text for row in question.rows] == texts
     assert all(row.pair == are_pairs for row in question.rows)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "where"),
+    ("question", "status", "where"),
     [
         ({}, 422, "inputs"),
         ({"inputs": []}, 422, "inputs"),
@@ -58,14 +58,14 @@ def test_inputs_are_those_of_text_embeddings_inference(inputs, texts, are_pairs)
          "parameters.function_to_apply"),
     ],
 )  # fmt: skip
-def test_what_text_embeddings_inference_would_not_take_is_refused(given, status, where):
+def test_what_text_embeddings_inference_would_not_take_is_refused(question, status, where):
     with pytest.raises(Refusal) as caught:
-        asked(faces.tei, given)
+        ask(faces.tei, question)
     assert (caught.value.status, caught.value.where) == (status, where)
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "where"),
+    ("question", "status", "where"),
     [
         ({}, 422, "inputs"),
         ({"inputs": {}}, 422, "inputs"),
@@ -91,18 +91,18 @@ def test_what_text_embeddings_inference_would_not_take_is_refused(given, status,
         (tensor() | {"id": 7}, 422, "id"),
     ],
 )  # fmt: skip
-def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(given, status, where):
+def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(question, status, where):
     with pytest.raises(Refusal) as caught:
-        asked(infer, given, False)
+        ask(infer, question, False)
     assert (caught.value.status, caught.value.where) == (status, where)
     assert caught.value.expected
 
 
 def test_shapes_of_texts_and_of_pairs():
     of_texts = tensor(shape=[2, 1], data=[["a"], ["b"]])
-    assert [row.text for row in asked(infer, of_texts, False).rows] == ["a", "b"]
+    assert [row.text for row in ask(infer, of_texts, False).rows] == ["a", "b"]
     of_pairs = tensor(shape=[1, 2], data=["a", "b"])
-    [row] = asked(infer, of_pairs, True).rows
+    [row] = ask(infer, of_pairs, True).rows
     assert row.pair and row.text == "a\x1eb"
     with pytest.raises(Refusal, match="another shape"):
-        asked(infer, tensor(), True)
+        ask(infer, tensor(), True)

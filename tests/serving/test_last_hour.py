@@ -10,15 +10,15 @@ def test_an_hour_forgets_what_is_older_and_its_quantiles_are_exact_to_a_bin():
     for milliseconds in range(1, 101):
         hour.add(milliseconds / 1000, answered=True)
     hour.add(30.0, answered=False)
-    found = hour.hour()
-    assert (found.answered, found.refused) == (100, 1)
-    assert 0.0475 < found.median < 0.0525 and 0.0905 < found.slowest < 0.1
+    summary = hour.hour()
+    assert (summary.answered, summary.refused) == (100, 1)
+    assert 0.0475 < summary.median < 0.0525 and 0.0905 < summary.slowest < 0.1
     now[0] += 30 * 60
     hour.add(1.0, answered=True)
     assert (hour.hour().answered, hour.hour().minutes) == (101, 30)
     now[0] += 31 * 60
-    found = hour.hour()
-    assert (found.answered, found.refused, found.minutes) == (1, 0, 60)
-    assert 0.95 < found.median < 1.05
+    summary = hour.hour()
+    assert (summary.answered, summary.refused, summary.minutes) == (1, 0, 60)
+    assert 0.95 < summary.median < 1.05
     now[0] += 60 * 60
     assert hour.hour().answered == 0 and hour.hour().slowest is None

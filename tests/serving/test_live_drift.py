@@ -87,23 +87,23 @@ def test_what_was_long_ago_is_forgotten_and_a_new_version_begins_anew(
 
 
 def test_a_model_without_a_profile_has_no_gauges_and_a_damaged_one_says_so(tmp_path):
-    metrics, said = Metrics(), []
-    live = live_drift.LiveDrift(generation(str(tmp_path)), metrics, said.append)
+    metrics, messages = Metrics(), []
+    live = live_drift.LiveDrift(generation(str(tmp_path)), metrics, messages.append)
     live.add([])
     live.publish()
-    assert gauge(metrics, "drift", column="label") is None and said == []
+    assert gauge(metrics, "drift", column="label") is None and messages == []
     (tmp_path / profiles.PROFILE).write_text("{}")
     live.begin(generation(str(tmp_path)))
-    assert "no drift is shown" in said[0]
+    assert "no drift is shown" in messages[0]
 
 
 def test_a_profile_of_another_decision_is_not_shown_and_named(tmp_path):
     scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
-    own = references.make(
+    profile = references.make(
         scores, scores[:, 0] > 0.5, task="single_label", labels=["a", "b"], split="validation"
     )
-    (tmp_path / profiles.PROFILE).write_bytes(own.to_bytes())
+    (tmp_path / profiles.PROFILE).write_bytes(profile.to_bytes())
     (tmp_path / "howdah.json").write_text('{"decision": {"temperature": 1.5}}')
-    said = []
-    live_drift.LiveDrift(generation(str(tmp_path)), Metrics(), said.append)
-    assert "no drift is shown" in said[0] and "another decision" in said[0]
+    messages = []
+    live_drift.LiveDrift(generation(str(tmp_path)), Metrics(), messages.append)
+    assert "no drift is shown" in messages[0] and "another decision" in messages[0]

@@ -59,17 +59,17 @@ class Load:
             try:
                 connection.request("POST", "/v1/classify", body)
                 answer = connection.getresponse()
-                found = json.load(answer)
+                content = json.load(answer)
             except (OSError, http.client.HTTPException) as error:
                 self.wrong.append(repr(error))
                 return
             if answer.status != 200:
-                self.wrong.append(found)
+                self.wrong.append(content)
                 continue
-            version = found["version"]
-            labels = {one["label"] for one in found["predictions"]}
-            if labels != {LABELS[version % 2]} or found["run_id"] != f"run-{version}":
-                self.wrong.append(found)
+            version = content["version"]
+            labels = {one["label"] for one in content["predictions"]}
+            if labels != {LABELS[version % 2]} or content["run_id"] != f"run-{version}":
+                self.wrong.append(content)
             self.versions.add(version)
             self.answers += 1
         connection.close()
@@ -131,7 +131,7 @@ def test_a_damaged_version_never_serves_until_it_is_repaired(start, place, base)
         looks = load.answers
         wait_until(lambda: load.answers > looks + 100)  # it is not tried again meanwhile
     assert refusals(server) == 1 and load.wrong == [] and load.versions == {2}
-    assert "v=1 is not served, zoo v=2 stays: a published file is damaged" in server.said()
+    assert "v=1 is not served, zoo v=2 stays: a published file is damaged" in server.output()
     shutil.copy(place / "whole", weights)
     wait_until(lambda: version_of(server) == 1)
     republish(config, 2)
@@ -149,17 +149,17 @@ def test_a_version_with_other_labels_and_a_pointer_that_is_away_change_nothing(s
     publish_version(place, base, 2, labels=["cat", "dog", "cow"], answers="cow")
     wait_until(lambda: refusals(server, "labels changed") == 1)
     assert version_of(server) == 1
-    assert "the new version has other labels" in server.said()
+    assert "the new version has other labels" in server.output()
 
     pointer = place / "models" / "zoo" / "current.json"
     pointer.write_text("{ not JSON")
     wait_until(lambda: server.metric("howdah_pointer_errors_total") >= 3)
     assert version_of(server) == 1
-    assert server.said().count("current.json cannot be read") == 1
+    assert server.output().count("current.json cannot be read") == 1
     pointer.unlink()
     publish_version(place, base, 3)
     wait_until(lambda: version_of(server) == 3)
-    assert "current.json can be read again" in server.said()
+    assert "current.json can be read again" in server.output()
 
 
 @pytest.mark.full

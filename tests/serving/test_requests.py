@@ -56,8 +56,8 @@ def test_a_wrong_request_is_refused_with_what_is_expected(body, status, words):
 def test_an_answer_names_the_label_and_all_scores_or_the_error():
     scores = np.array([0.25, 0.75], np.float32)
     single = Outputs(task="single_label", labels=LABELS)
-    found = as_json([Prediction("0", "dog", scores), Prediction("1", None, None, "bad")], single)
-    assert found == [
+    answers = as_json([Prediction("0", "dog", scores), Prediction("1", None, None, "bad")], single)
+    assert answers == [
         {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}},
         {"label": None, "score": None, "error": "bad"},
     ]
@@ -127,8 +127,8 @@ def test_a_server_that_cannot_be_is_refused_before_ray_starts(models, capsys, mo
             (["--model", "zoo", "--replicas", "3", *ray], 2, "more cores"),
             (["--model", "zoo", "--port", str(port), *ray], 2, "cannot listen"),
         ):
-            found, answer = serve(capsys, *words)
-            assert (found, what in answer["what"]) == (code, True), answer
+            exit_code, answer = serve(capsys, *words)
+            assert (exit_code, what in answer["what"]) == (code, True), answer
 
 
 def test_names_and_aliases_that_mlflow_refuses_are_refused_before_it_starts(models):

@@ -29,7 +29,7 @@ def server(zoo, tmp_path_factory):
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
-    assert "Traceback" not in server.said()
+    assert "Traceback" not in server.output()
 
 
 # ------------------------------------------------------------------------------------ answers
@@ -49,9 +49,9 @@ def test_the_plain_face_names_model_version_and_run(server):
 def test_a_score_does_not_depend_on_the_texts_beside_it(server):
     texts = ["the cat", "a dog " * 30, "one", "city of new york " * 12]
     _, together = server.ask(body={"texts": texts})
-    for text, found in zip(texts, together["predictions"], strict=True):
+    for text, prediction in zip(texts, together["predictions"], strict=True):
         _, alone = server.ask(body={"text": text})
-        assert alone["prediction"]["scores"] == found["scores"]
+        assert alone["prediction"]["scores"] == prediction["scores"]
 
 
 def test_text_embeddings_inference_is_answered_as_it_answers(server):
@@ -102,19 +102,19 @@ def test_tritons_own_client_is_answered(server):
         assert client.get_model_metadata("zoo")["inputs"][0]["datatype"] == "BYTES"
         texts = triton.InferInput("text", [2], "BYTES")
         texts.set_data_from_numpy(np.array(["the cat", ""], object), binary_data=False)
-        wanted = [triton.InferRequestedOutput(name, binary_data=False)
+        outputs = [triton.InferRequestedOutput(name, binary_data=False)
                   for name in ("label", "scores", "error")]  # fmt: skip
-        found = client.infer("zoo", [texts], outputs=wanted, request_id="1")
-        assert found.get_response()["model_version"] == "2"
-        assert found.as_numpy("label").tolist() == ["cat", ""]
-        scores = found.as_numpy("scores")
+        reply = client.infer("zoo", [texts], outputs=outputs, request_id="1")
+        assert reply.get_response()["model_version"] == "2"
+        assert reply.as_numpy("label").tolist() == ["cat", ""]
+        scores = reply.as_numpy("scores")
         assert scores.dtype == np.float32 and scores.shape == (2, 2)
         assert scores[0].sum() == pytest.approx(1, abs=1e-5) and scores[1].tolist() == [0, 0]
-        assert found.as_numpy("error").tolist() == ["", "the text is empty"]
+        assert reply.as_numpy("error").tolist() == ["", "the text is empty"]
         texts.set_data_from_numpy(np.array(["the cat", ""], object))  # binary, as it comes
-        found = client.infer("zoo", [texts])
-        assert found.as_numpy("label").tolist() == [b"cat", b""]
-        assert np.array_equal(found.as_numpy("scores"), scores)
+        reply = client.infer("zoo", [texts])
+        assert reply.as_numpy("label").tolist() == [b"cat", b""]
+        assert np.array_equal(reply.as_numpy("scores"), scores)
         classes = triton.InferRequestedOutput("scores", class_count=1)
         [best] = client.infer("zoo", [texts], outputs=[classes]).as_numpy("scores")[0]
         assert best.decode().split(":")[1:] == ["0", "cat"]
@@ -190,8 +190,8 @@ DEEP = b'{"texts": ' + b"[" * 9_000 + b"]" * 9_000 + b"}"
 def test_bad_input_is_refused_with_what_where_and_what_is_expected(
     server, path, body, headers, status, where
 ):
-    found, answer = server.ask(path, body, "POST", **headers)
-    assert (found, answer.get("where")) == (status, where), answer
+    code, answer = server.ask(path, body, "POST", **headers)
+    assert (code, answer.get("where")) == (status, where), answer
     assert answer["what"] and answer["expected"] and answer["error"].startswith(answer["what"])
     assert "Traceback" not in json.dumps(answer)
     assert server.ask(body={"text": "the cat"})[0] == 200  # and nothing broke
@@ -222,13 +222,13 @@ def talk(server: Server, *parts: bytes, wait: bool = True) -> bytes:
     with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT) as connection:
         for part in parts:
             connection.sendall(part)
-        said = b""
+        received = b""
         try:
             while wait and (part := connection.recv(65536)):
-                said += part
+                received += part
         except ConnectionResetError:
             pass
-        return said
+        return received
 
 
 HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\n"
@@ -237,19 +237,19 @@ HEAD = b"POST /v1/classify HTTP/1.1\r\nHost: localhost\r\n"
 def test_a_body_without_a_length_is_counted_while_it_is_read(server):
     part = b"%x\r\n" % MIB + b" " * MIB + b"\r\n"
     head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-    said = talk(server, head, part, part, part, b"0\r\n\r\n")
-    assert b" 413 " in said.partition(b"\r\n")[0] and b"too large" in said
+    reply = talk(server, head, part, part, part, b"0\r\n\r\n")
+    assert b" 413 " in reply.partition(b"\r\n")[0] and b"too large" in reply
     # One that is declared, by a client that waits for leave: no byte of it is read.
     waiting = HEAD + b"Content-Length: 9000000\r\nExpect: 100-continue\r\n\r\n"
-    said = talk(server, waiting)
-    assert b" 413 " in said.partition(b"\r\n")[0] and b"100" not in said.partition(b"\r\n")[0]
+    reply = talk(server, waiting)
+    assert b" 413 " in reply.partition(b"\r\n")[0] and b"100" not in reply.partition(b"\r\n")[0]
 
 
 def test_a_slow_sender_is_answered_and_its_connection_ends(server):
     sent = (HEAD + b'Content-Length: 100\r\n\r\n{"te', b"POST /v1/cl", b"")
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        for said in pool.map(lambda part: talk(server, part), sent):
-            assert b" 408 " in said.partition(b"\r\n")[0]
+        for reply in pool.map(lambda part: talk(server, part), sent):
+            assert b" 408 " in reply.partition(b"\r\n")[0]
 
 
 def test_a_sender_that_aborts_leaves_nothing_behind(server):
@@ -278,7 +278,7 @@ def test_what_is_counted_is_what_was_asked(server):
     assert server.metric("process_resident_memory_bytes") > 0
     # No text of a user's is in what the server says of itself.
     server.ask(body=texts_of("xyzzyplugh", 3))
-    assert "xyzzyplugh" not in server.said() + str(server.whole("/metrics")[2])
+    assert "xyzzyplugh" not in server.output() + str(server.whole("/metrics")[2])
 
 
 # -------------------------------------------------------------------------- queue, deadline, end
@@ -319,7 +319,7 @@ def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_pa
             status, answer = one.result(LIMIT)
             assert (status, len(answer["predictions"])) == (200, 8)
     assert server.end() == 143
-    assert "ending after 3 running requests" in server.said()
+    assert "ending after 3 running requests" in server.output()
 
 
 def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):
@@ -327,13 +327,13 @@ def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):
     gate.touch()
     server = start(gate=gate, limits={"grace_seconds": 60})
     gate.unlink()
-    found = []
+    answers = []
 
     def ask() -> None:
         try:
-            found.append(server.ask(body=texts_of("a")))
+            answers.append(server.ask(body=texts_of("a")))
         except (OSError, ConnectionError):
-            found.append(None)
+            answers.append(None)
 
     asking = threading.Thread(target=ask)
     asking.start()
@@ -342,7 +342,7 @@ def test_a_second_signal_ends_it_at_once_and_the_grace_ends(start, tmp_path):
     wait_until(lambda: server.ask("/v2/health/ready")[0] == 503)
     assert server.end(signal.SIGINT) == 130
     asking.join(LIMIT)
-    assert found == [None]
+    assert answers == [None]
 
 
 @pytest.mark.full
@@ -408,8 +408,8 @@ def test_a_token_is_asked_for_but_not_by_probes(start, token):
     server = start("--set", f"serve.token_file={token}")
     body = texts_of("a")
     for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": "Basic x"}):
-        status, found, answer = server.whole(body=body, **headers)
-        assert (status, found["WWW-Authenticate"]) == (401, "Bearer")
+        status, reply_headers, answer = server.whole(body=body, **headers)
+        assert (status, reply_headers["WWW-Authenticate"]) == (401, "Bearer")
         assert "0123456789" not in json.dumps(answer)
     for line in token.read_text().split():
         assert server.ask(body=body, Authorization=f"Bearer {line}")[0] == 200
@@ -450,8 +450,8 @@ def test_a_person_types_a_text_and_sees_its_label(server, start, token, browser)
 
 def refused(capsys, zoo, *words):
     """`howdah serve` in this process, refused: (exit code, its one JSON object)."""
-    given = ["serve", "--model", "zoo", "--set", f"publish.directory={zoo}/models", "--json"]
-    code = run(lambda: app([*given, *words], standalone_mode=False), as_json=True)
+    command = ["serve", "--model", "zoo", "--set", f"publish.directory={zoo}/models", "--json"]
+    code = run(lambda: app([*command, *words], standalone_mode=False), as_json=True)
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -478,6 +478,6 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--on", "ray", "--host", "0.0.0.0"], 2, "other machines could reach"),
             (["--model", "none", "--port", "0"], 4, "no such model"),
         ):
-            found, answer = refused(capsys, zoo, *words)
-            assert found == code, answer
+            exit_code, answer = refused(capsys, zoo, *words)
+            assert exit_code == code, answer
             assert what in json.dumps(answer) or answer.get("problems"), (words, answer)

@@ -63,11 +63,11 @@ def test_only_an_address_of_http_is_one(tmp_path, url):
 
 
 def test_a_redirect_of_the_address_is_not_followed():
-    asked = []
+    paths = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(302 if self.path == "/health" else 200)
             self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", "2")
@@ -85,4 +85,4 @@ def test_a_redirect_of_the_address_is_not_followed():
         finally:
             stand_in.shutdown()
             thread.join()
-    assert asked == ["/health"]
+    assert paths == ["/health"]

@@ -23,7 +23,7 @@ def generation(tmp_path_factory, tiny_model_dir):
 def batcher_of(generation) -> Batcher:
     return Batcher(
         generation, budget=1024, most=512, workers=1, wait=0.0, metrics=Metrics(),
-        call_soon=lambda function: function(), answered=lambda found: None,
+        call_soon=lambda function: function(), answered=lambda outcome: None,
         say=lambda line: None,
     )  # fmt: skip
 

@@ -45,10 +45,9 @@ def ask(url: str, token: str | None) -> tuple[int, dict]:
 
 def servers(jobs: Jobs, application: str) -> list[int]:
     """Processes of its containers that serve."""
-    found = jobs.processes(application)
     return [
         pid
-        for pid, command in found.items()
+        for pid, command in jobs.processes(application).items()
         if "-m howdah.serving" in command and "bash" not in command
     ]
 
@@ -98,9 +97,9 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     os.kill(pid, signal.SIGKILL)
 
     def back() -> dict | None:
-        found = jobs.json("status", "zoo", *with_token)["server"]
-        moved = found["container"] not in (None, made["container"])
-        return found if moved and found["health"] else None
+        state = jobs.json("status", "zoo", *with_token)["server"]
+        moved = state["container"] not in (None, made["container"])
+        return state if moved and state["health"] else None
 
     again = wait_until(back, LIMIT)
     assert jobs.json("status", application)["state"] == "RUNNING"

@@ -12,7 +12,7 @@ from howdah.errors import ConfigError
 from howdah.spark import days
 
 
-def found(words, capsys):
+def answer_of(words, capsys):
     """(exit code, the JSON object) of a command in this process."""
     code = run(lambda: app([*words, "--json"], standalone_mode=False), as_json=True)
     return code, json.loads(capsys.readouterr().out)
@@ -21,9 +21,9 @@ def found(words, capsys):
 def test_files_of_a_day_are_looked_for_at_its_path(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.csv").write_text("text,label\n")
-    asked = ["partition", "--source", f"{tmp_path}/in/{{ds}}.csv", "--partition", "ds=1"]
-    assert found(asked, capsys)[1]["there"] is True
-    code, answer = found([*asked, "--partition", "ds=2"], capsys)
+    command = ["partition", "--source", f"{tmp_path}/in/{{ds}}.csv", "--partition", "ds=1"]
+    assert answer_of(command, capsys)[1]["there"] is True
+    code, answer = answer_of([*command, "--partition", "ds=2"], capsys)
     assert (code, answer["there"], answer["missing"]) == (0, False, ["ds=2"])
 
 
@@ -57,13 +57,13 @@ def test_what_is_a_table_is_left_to_the_metastore():
 def test_a_policy_judges_the_path_that_the_partition_completes(tmp_path, capsys):
     (tmp_path / "policy.yaml").write_text(json.dumps({"roots": [str(tmp_path / "in")]}))
     base = ["--policy", str(tmp_path / "policy.yaml"), "partition", "--partition", "ds=1"]
-    code, _ = found([*base, "--source", f"{tmp_path}/in/{{ds}}"], capsys)
+    code, _ = answer_of([*base, "--source", f"{tmp_path}/in/{{ds}}"], capsys)
     assert code == 0
-    code, refused = found([*base, "--source", f"{tmp_path}/out/{{ds}}"], capsys)
+    code, refused = answer_of([*base, "--source", f"{tmp_path}/out/{{ds}}"], capsys)
     assert code == 2 and "roots" in str(refused["problems"])
-    code, refused = found([*base, "--source", "hr.pay"], capsys)
+    code, refused = answer_of([*base, "--source", "hr.pay"], capsys)
     assert code == 2 and "tables" in str(refused["problems"])
-    found(["config", "explain", "run.name"], capsys)  # without the policy again
+    answer_of(["config", "explain", "run.name"], capsys)  # without the policy again
 
 
 def test_published_says_which_version_is_current(tmp_path, capsys):
@@ -75,13 +75,17 @@ def test_published_says_which_version_is_current(tmp_path, capsys):
         "--set",
         "publish.name=m",
     ]
-    assert found(words, capsys)[1] == {"model": f"{tmp_path}/m", "versions": [], "current": None}
+    assert answer_of(words, capsys)[1] == {
+        "model": f"{tmp_path}/m",
+        "versions": [],
+        "current": None,
+    }
     entry = {"version": 2, "published": "2026-11-01T00:00:00+00:00", "by": "me@host", "order": [2]}
     (tmp_path / "m" / "history").mkdir(parents=True)
     (tmp_path / "m" / "history" / "000001.json").write_text(json.dumps(entry))
     (tmp_path / "m" / "v=2").mkdir()
     (tmp_path / "m" / "v=2" / "manifest.json").write_text("{}")
-    answer = found(words, capsys)[1]
+    answer = answer_of(words, capsys)[1]
     assert answer["versions"] == [2]
     assert (answer["current"]["version"], answer["current"]["by"]) == (2, "me@host")
     assert answer["current"]["path"] == f"{tmp_path}/m/v=2"

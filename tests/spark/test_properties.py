@@ -44,8 +44,8 @@ def test_submit_arguments_stay_and_their_properties_file_is_the_base(tmp_path):
     arguments = f"--properties-file {mine} --proxy-user 'a b' pyspark-shell"
     with properties.launching({"spark.a": "1"}, str(tmp_path), arguments) as variables:
         arguments = variables["PYSPARK_SUBMIT_ARGS"]
-        found = re.fullmatch(r"--properties-file (\S+) --proxy-user 'a b' pyspark-shell", arguments)
-        assert Path(found.group(1)).read_text() == "spark.mine 1\n\n\nspark.a=1\n"
+        match = re.fullmatch(r"--properties-file (\S+) --proxy-user 'a b' pyspark-shell", arguments)
+        assert Path(match.group(1)).read_text() == "spark.mine 1\n\n\nspark.a=1\n"
     with pytest.raises(ConfigError, match="no such file"):
         with properties.launching({}, str(tmp_path), "--properties-file /none pyspark-shell"):
             pass
@@ -59,8 +59,8 @@ def test_the_redaction_pattern_extends_sparks_own():
     assert not re.search(pattern, "spark.executor.memory")
     (both,) = properties.redacting({}, "spark.redaction.regex   my.own\n").values()
     assert re.search(both, "my.own") and re.search(both, "fs.azure.sas.c.a")
-    given = {"spark.redaction.regex": "mine"}
-    assert properties.redacting(given, "spark.redaction.regex x") == given
+    settings = {"spark.redaction.regex": "mine"}
+    assert properties.redacting(settings, "spark.redaction.regex x") == settings
 
 
 def test_spark_submit_gets_its_settings_only_from_the_file(tmp_path):
@@ -123,11 +123,11 @@ def test_a_sessions_jvm_has_its_settings_and_no_argument_list_does(tmp_path):
         capture_output=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {key: found["conf"][key] for key in PLANTED} == PLANTED
-    assert found["conf"]["spark.of.the.cluster"] == "yes"
-    assert "my.own" in found["conf"]["spark.redaction.regex"]
-    assert 600 * 2**20 < found["heap"] <= 700 * 2**20  # known before the JVM starts
-    assert any("SparkSubmit" in argv for argv in found["lists"])
-    assert not [argv for argv in found["lists"] if "Planted" in argv]
-    assert found["left"] == []
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert {key: report["conf"][key] for key in PLANTED} == PLANTED
+    assert report["conf"]["spark.of.the.cluster"] == "yes"
+    assert "my.own" in report["conf"]["spark.redaction.regex"]
+    assert 600 * 2**20 < report["heap"] <= 700 * 2**20  # known before the JVM starts
+    assert any("SparkSubmit" in argv for argv in report["lists"])
+    assert not [argv for argv in report["lists"] if "Planted" in argv]
+    assert report["left"] == []

@@ -10,7 +10,7 @@ from howdah.spark import sizing
 
 
 @pytest.mark.parametrize(
-    ("given", "overhead"),
+    ("options", "overhead"),
     [
         ({"executor_memory": "4g", "executor_cores": 2}, "1184m"),
         ({"executor_memory": "512m", "executor_cores": 1}, "784m"),
@@ -19,9 +19,9 @@ from howdah.spark import sizing
         ({"conf": {"spark.executor.cores": "4"}}, "1984m"),
     ],
 )
-def test_an_executor_has_room_for_its_python_workers(given, overhead):
-    found = sizing.executor_overhead(SparkOptions(**given))
-    assert found == {"spark.executor.memoryOverhead": overhead}
+def test_an_executor_has_room_for_its_python_workers(options, overhead):
+    settings = sizing.executor_overhead(SparkOptions(**options))
+    assert settings == {"spark.executor.memoryOverhead": overhead}
 
 
 @pytest.mark.parametrize("key", ["memoryOverhead", "memoryOverheadFactor"])

@@ -40,8 +40,8 @@ def test_times_of_a_database_do_not_shift_where_the_machine_is_in_berlin(tmp_pat
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-2_000:]
-    ids, own = json.loads(run.stdout.splitlines()[-1])
-    assert ids == [at.replace(" ", "T") + "Z" for at in TIMES] and own == "1"
+    ids, value = json.loads(run.stdout.splitlines()[-1])
+    assert ids == [at.replace(" ", "T") + "Z" for at in TIMES] and value == "1"
 
 
 def test_options_of_the_jvm_stay():

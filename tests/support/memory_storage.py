@@ -67,11 +67,11 @@ class MemoryStorage(RenamingBackend):
 
     def _make_dirs(self, key: str, path: str, doing: str) -> None:
         """A directory and its parents, for `path`; fsspec's own takes a file for one."""
-        there = key
-        while there != "/":
-            if self._fs.isfile(there):
-                raise below_a_file(path, doing, f"memory:/{there}")
-            there = parent(there)
+        ancestor = key
+        while ancestor != "/":
+            if self._fs.isfile(ancestor):
+                raise below_a_file(path, doing, f"memory:/{ancestor}")
+            ancestor = parent(ancestor)
         self._fs.makedirs(key, exist_ok=True)
 
     def set_mode(self, path: str, mode: int) -> None:

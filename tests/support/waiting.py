@@ -6,7 +6,7 @@ import time
 def wait_until(condition, seconds=60.0):
     """Until `condition()` holds, at last; gives what it said."""
     deadline = time.monotonic() + seconds
-    while not (said := condition()):
-        assert time.monotonic() < deadline, f"still {said!r} after {seconds:.0f} s"
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"still {value!r} after {seconds:.0f} s"
         time.sleep(0.05)
-    return said
+    return value

@@ -194,13 +194,13 @@ def test_a_signal_ends_all_of_it(open_dir, number):
         cwd=ROOT, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
-    said = []
+    lines = []
     for line in process.stderr:
-        said.append(line)
+        lines.append(line)
         if "Ctrl-C ends" in line:
             break
     password = json.loads((home / "passwords.json").read_text())["admin"]
-    assert any(password in line for line in said)
+    assert any(password in line for line in lines)
     assert len(marked(MARK, str(home))) >= 4
     process.send_signal(number)
     rest = process.stderr.read()
@@ -212,6 +212,6 @@ def test_a_signal_ends_all_of_it(open_dir, number):
 
 
 def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

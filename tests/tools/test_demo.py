@@ -42,7 +42,7 @@ def test_the_configuration_is_valid_and_bounded():
 def test_every_key_of_it_does_something():
     """A key that only repeats the default would teach nothing, save those that are to be seen."""
     with open(CONFIG) as file:
-        given = yaml.safe_load(file)
+        sections = yaml.safe_load(file)
     shown = {"training.framework", "training.seed", "training.global_batch_size", "model.base",
              "training.lr_scheduler_type", "evaluation.metric"}  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_every_key_of_it_does_something():
                 yield f"{prefix}{key}", item
 
     defaults = {name: field.get_default(call_default_factory=True) for name, field in keys()}
-    for name, value in leaves(given):
+    for name, value in leaves(sections):
         assert name in shown or defaults[name] != value, name
 
 
@@ -206,8 +206,8 @@ def run_demo(
 
 
 def check_run(runs: str, framework: str, shown: str) -> None:
-    found = [e.path for e in storage.list_dir(runs) if e.name.startswith(framework)]
-    (run_directory,) = [path for path in found if not path.endswith("-elastic")]
+    paths = [e.path for e in storage.list_dir(runs) if e.name.startswith(framework)]
+    (run_directory,) = [path for path in paths if not path.endswith("-elastic")]
     run = storage.read_json(storage.join(run_directory, "run.json"))
     assert run["status"] == "finished"
     assert f"{run['metrics']['test']['accuracy']:.4f}" in shown

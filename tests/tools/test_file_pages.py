@@ -20,11 +20,11 @@ def pages(request, tmp_path):
     server = Pages(root, 0)
     assert server.server_address[0] == "127.0.0.1"
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    asked = build_opener(ProxyHandler({}))
+    opener = build_opener(ProxyHandler({}))
 
     def get(path):
         url = f"http://127.0.0.1:{server.server_address[1]}{path}"
-        with asked.open(url, timeout=60) as answer:
+        with opener.open(url, timeout=60) as answer:
             return answer.headers["Content-Type"], answer.read().decode()
 
     get.server = server
@@ -61,14 +61,14 @@ def test_nothing_leads_out_of_it(pages, path):
 
 def _asked_as(server, *hosts):
     """(status, text) for a request with these Host headers."""
-    asked = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    asked.putrequest("GET", "/run.json", skip_host=True)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection.putrequest("GET", "/run.json", skip_host=True)
     for host in hosts:
-        asked.putheader("Host", host)
-    asked.endheaders()
-    answer = asked.getresponse()
+        connection.putheader("Host", host)
+    connection.endheaders()
+    answer = connection.getresponse()
     text = answer.read().decode()
-    asked.close()
+    connection.close()
     return answer.status, text
 
 
@@ -78,8 +78,8 @@ def _asked_as(server, *hosts):
 def test_this_machine_s_own_names_are_answered(pages, host):
     root, get = pages
     storage.write_whole(storage.join(root, "run.json"), b"{}")
-    asked = host.format(port=get.server.server_port)
-    assert _asked_as(get.server, asked) == (200, "{}")
+    address = host.format(port=get.server.server_port)
+    assert _asked_as(get.server, address) == (200, "{}")
 
 
 @pytest.mark.parametrize(

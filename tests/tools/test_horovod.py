@@ -234,16 +234,16 @@ def test_the_check_s_table_is_held_to_what_was_asked_for(tools):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"frameworks": ("mxnet",)}, "unknown frameworks: mxnet"),
         ({"frameworks": ()}, "unknown frameworks: none"),
         ({"gpu": "nccl", "cuda_archs": ("90",)}, "one framework"),
     ],
 )
-def test_variants_that_cannot_be(tools, asked, words):
+def test_variants_that_cannot_be(tools, options, words):
     with pytest.raises(tools.kit.SetupError, match=words):
-        tools.variant.check_variant(tools.variant.Variant(**asked))
+        tools.variant.check_variant(tools.variant.Variant(**options))
 
 
 def gpu_tree(folder, release):

@@ -120,14 +120,14 @@ ODD = ["30100-30000", "30000", "0-10", "1-70000", "a-b"]
 
 
 @pytest.mark.parametrize(
-    "given", ["taken", *(pytest.param(text, marks=pytest.mark.full) for text in ODD)]
+    "setting", ["taken", *(pytest.param(text, marks=pytest.mark.full) for text in ODD)]
 )
-def test_a_range_that_cannot_be_is_an_error_and_init_may_be_tried_again(given):
+def test_a_range_that_cannot_be_is_an_error_and_init_may_be_tried_again(setting):
     first, last = free_range(8)
     taken = socket.socket()
     taken.bind(("127.0.0.1", first))
     taken.listen()
-    value = f"{first}-{first}" if given == "taken" else given
+    value = f"{first}-{first}" if setting == "taken" else setting
     rendezvous = Rendezvous()
     env = environment(HOWDAH_PORT_RANGE=value, SECOND=f"{first + 1}-{last}")
     try:

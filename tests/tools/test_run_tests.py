@@ -233,9 +233,9 @@ def test_more_than_the_budget_is_reported_and_is_no_failure(runner, capsys, monk
 
 def test_what_is_stopped_takes_its_children_along(runner):
     script = "sleep 600 & echo $!; trap '' INT TERM; wait; wait; sleep 600"
-    said = queue.Queue()
-    process = Child(["sh", "-c", script], on_line=said.put)
-    child = int(said.get(timeout=60))
+    lines = queue.Queue()
+    process = Child(["sh", "-c", script], on_line=lines.put)
+    child = int(lines.get(timeout=60))
     runner.stop(process, patience=1)
     assert not process.alive
     # The signal is sent; the kernel may take a moment more to end a busy machine's process.

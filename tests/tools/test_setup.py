@@ -123,8 +123,8 @@ def test_two_runs_are_kept_apart(kit, tmp_path):
             stderr=subprocess.PIPE,
             text=True,
         )
-        said = other.stderr.readline()
-        assert f"(process {os.getpid()})" in said
+        line = other.stderr.readline()
+        assert f"(process {os.getpid()})" in line
         assert other.poll() is None
     out, _ = other.communicate(timeout=60)
     assert out == "in\n" and other.returncode == 0
@@ -364,15 +364,15 @@ def test_a_package_s_service_is_held_back_before_the_package_comes(monkeypatch, 
     monkeypatch.setattr(system_packages, "needs", lambda: [need])
     monkeypatch.setattr(system_packages, "apt_prefix", list)
     monkeypatch.setattr(system_packages, "_pick", lambda choice: choice[0])
-    real, asked = system_packages.run_logged, []
+    real, calls = system_packages.run_logged, []
 
     def run_logged(argv, log, **words):
-        asked.append((list(argv), switch.exists()))
+        calls.append((list(argv), switch.exists()))
         return "" if "apt-get" in argv else real(argv, log, **words)
 
     monkeypatch.setattr(system_packages, "run_logged", run_logged)
     system_packages.install_missing(tmp_path / "logs")
-    installed = [before for argv, before in asked if "install" in argv and "apt-get" in argv]
+    installed = [before for argv, before in calls if "install" in argv and "apt-get" in argv]
     assert installed == [True]
     assert switch.read_text() == "off\n" and switch.stat().st_mode & 0o777 == 0o644
     assert kept.read_text() == "the administrator's"

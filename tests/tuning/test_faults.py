@@ -35,8 +35,8 @@ def test_a_killed_workers_trial_goes_on_in_another_process(studies):  # noqa: F8
     second.wait_for("study tiny")
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
-    assert second.end() == 0, second.said()
-    assert "attempt 2, from its newest checkpoint" in second.said()
+    assert second.end() == 0, second.output()
+    assert "attempt 2, from its newest checkpoint" in second.output()
     assert attempts(study, 0)[1]["resumed_at_step"] >= 4
     (trial,) = study.status()["all"]
     assert (trial["state"], trial["params"]) == ("finished", params)
@@ -52,11 +52,11 @@ def test_after_its_worker_was_killed_the_same_command_goes_on_with_a_trial(studi
     first.process.wait()
     second = study.start()
     wait_until(lambda: "resumed_at_step" in (*attempts(study, 0), {}, {})[1], 120)
-    assert "attempt 2, from its newest checkpoint" in second.said()
+    assert "attempt 2, from its newest checkpoint" in second.output()
     assert attempts(study, 0)[1]["resumed_at_step"] >= 4
     assert (study.lease(0, 1)["state"], study.lease(0, 2)["state"]) == ("held", "held")
     second.process.send_signal(signal.SIGINT)
-    assert second.end() == 130, second.said()
+    assert second.end() == 130, second.output()
     assert study.lease(0, 2)["state"] == "released"
     study.wait_until_nothing_is_left()
 
@@ -80,7 +80,7 @@ def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies, monkeyp
     wait_until(lambda: "resumed_at_step" in attempts(study, 0)[-1] and attempts(study, 0)[1:], 120)
     for worker in (first, second):
         worker.process.send_signal(signal.SIGINT)
-    assert (first.end(), second.end()) == (130, 130), first.said() + second.said()
+    assert (first.end(), second.end()) == (130, 130), first.output() + second.output()
     assert attempts(study, 0)[1]["resumed_at_step"] >= 4
     study.wait_until_nothing_is_left()
 
@@ -94,8 +94,11 @@ def test_a_killed_training_is_tried_again_and_then_given_up(studies):  # noqa: F
         records = wait_until(lambda: RankRecord.read_all(str(study.trial(0))), 120)
         os.kill(records[0].pid, signal.SIGKILL)
         worker.wait_for(f"trial 0: {'lost' if attempt < 3 else 'failed'}")
-    assert worker.end() == 6, worker.said()
-    assert "lost 3 times" in worker.said() and "no trial of the study has finished" in worker.said()
+    assert worker.end() == 6, worker.output()
+    assert (
+        "lost 3 times" in worker.output()
+        and "no trial of the study has finished" in worker.output()
+    )
     assert study.status()["trials"]["failed"] == 1
     assert [study.lease(0, number)["state"] for number in (1, 2, 3)] == ["lost"] * 3
     assert (study.study / "study.html").exists() and not (study.study / "best.json").exists()
@@ -110,14 +113,14 @@ def test_a_stop_saves_every_trial_and_the_same_command_goes_on(studies, number, 
     for trial in (0, 1):
         study.wait_for_checkpoint(trial)
     worker.process.send_signal(number)
-    assert worker.end() == code, worker.said()
+    assert worker.end() == code, worker.output()
     study.wait_until_nothing_is_left()
     for trial in (0, 1):
         assert study.run_json(trial)["status"] == "interrupted"
         assert study.lease(trial, 1)["state"] == "released"
     saved = [study.steps_saved(trial)[0] for trial in (0, 1)]
     again = study.start()
-    assert again.end() == 0, again.said()
+    assert again.end() == 0, again.output()
     assert [attempts(study, trial)[1]["resumed_at_step"] for trial in (0, 1)] == saved
     assert study.status()["trials"]["finished"] == 2
 
@@ -131,7 +134,7 @@ def test_a_trial_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(stud
         tune={"space": space, "trials": 3, "pruner": "asha", "sampler": "random", "seed": 4}, **LONG
     )
     worker = study.start("--json")
-    assert worker.end() == 0, worker.said()
+    assert worker.end() == 0, worker.output()
     trials = study.status()["all"]
     assert [one["params"]["training.learning_rate"] for one in trials] == [low, high, high]
     assert [one["state"] for one in trials] == ["finished", "pruned", "pruned"]
@@ -155,8 +158,8 @@ def test_what_every_trial_would_fail_by_ends_the_study(studies, tmp_path, tiny_m
         file.write(b"damaged")
     study = studies(tune={"trials": 3}, **{"data.dataset": whole.path})
     worker = study.start("--json")
-    assert worker.end() == 3, worker.said()
-    assert os.path.basename(shard) in worker.said() and "Traceback" not in worker.said()
+    assert worker.end() == 3, worker.output()
+    assert os.path.basename(shard) in worker.output() and "Traceback" not in worker.output()
     status = study.status()
     assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
     assert study.lease(0, 1)["state"] == "released"
@@ -187,15 +190,15 @@ def test_two_processes_share_a_study(studies, kind, tmp_path, request):  # noqa:
     first = study.start()
     first.wait_for("study tiny")
     second = study.start("--join")
-    assert (first.end(), second.end()) == (0, 0), first.said() + second.said()
+    assert (first.end(), second.end()) == (0, 0), first.output() + second.output()
     assert study.status()["trials"]["finished"] == 4
     assert sorted(os.listdir(study.study / "leases")) == [f"{n}.1.json" for n in range(4)]
     for number in range(4):
-        began = [f"trial {number}: training." in one.said() for one in (first, second)]
+        began = [f"trial {number}: training." in one.output() for one in (first, second)]
         assert sorted(began) == [False, True]
     third = study.start()  # nothing is left to do
     assert third.end() == 0
-    assert "best: trial" in third.said()
+    assert "best: trial" in third.output()
 
 
 @full
@@ -218,7 +221,7 @@ def test_twenty_trials_killed_twice_end_with_a_published_best(studies, tmp_path)
         begun = status["finished"]
     assert begun > 0
     last = study.start("--json")
-    assert last.process.wait(600) == 0, last.said()
+    assert last.process.wait(600) == 0, last.output()
     status = study.status()
     assert status["trials"]["finished"] == 20 and status["trials"]["failed"] == 0
     values = [study.run_json(n)["metrics"]["validation"]["loss"] for n in range(20)]
@@ -238,4 +241,4 @@ def test_a_second_process_that_would_begin_the_same_study_is_told_to_join(studie
     study.start().wait_for("study tiny")
     second = study.start()
     assert second.end() == 2
-    assert "--join" in second.said()
+    assert "--join" in second.output()

@@ -95,8 +95,8 @@ def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, o
     study.wait_for_checkpoint(0)
     first = study.job(0)
     os.kill(study.rank(0), signal.SIGKILL)
-    assert worker.end() == 0, worker.said()
-    assert "trial 0: lost" in worker.said() and "attempt 2, from its newest" in worker.said()
+    assert worker.end() == 0, worker.output()
+    assert "trial 0: lost" in worker.output() and "attempt 2, from its newest" in worker.output()
     assert (study.job(0).on, study.job(0).alive) == (on, False)
     assert study.job(0).application != first.application
     made = study.run_json(0)
@@ -118,7 +118,7 @@ def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on
     worker = study.start("--json")
     study.wait_for_checkpoint(0)
     worker.process.send_signal(number)
-    assert worker.end() == code, worker.said()
+    assert worker.end() == code, worker.output()
     assert not study.job(0).alive
     study.wait_until_nothing_is_left()
     assert study.run_json(0)["status"] == "interrupted"
@@ -141,7 +141,7 @@ def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
     worker.process.send_signal(signal.SIGINT)
     wait_until(lambda: study.status_of_job(0)["state"] == "stopping")
     worker.process.send_signal(signal.SIGINT)
-    assert worker.end() == 130, worker.said()
+    assert worker.end() == 130, worker.output()
     study.wait_until_nothing_is_left()
 
 
@@ -157,10 +157,10 @@ def test_a_killed_workers_job_is_ended_and_another_worker_goes_on_with_the_trial
     second.wait_for("study tiny")
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
-    assert second.end() == 0, second.said()
+    assert second.end() == 0, second.output()
     assert not job.alive and study.job(0).application != job.application
-    assert "attempt 2, from its newest checkpoint" in second.said()
-    assert "lost" not in second.said()
+    assert "attempt 2, from its newest checkpoint" in second.output()
+    assert "lost" not in second.output()
     assert study.run_json(0)["attempts"][1]["resumed_at_step"] >= 4
     study.wait_until_nothing_is_left()
 
@@ -172,8 +172,8 @@ def test_a_trial_whose_driver_was_killed_is_tried_again(studies, on):
     worker = study.start()
     study.wait_for_checkpoint(0)
     os.kill(study.job(0).pid, signal.SIGKILL)
-    assert worker.end() == 0, worker.said()
-    assert "trial 0: lost: the job ended as LOST" in worker.said()
+    assert worker.end() == 0, worker.output()
+    assert "trial 0: lost: the job ended as LOST" in worker.output()
     assert study.run_json(0)["attempts"][1]["resumed_at_step"] >= 4
     study.wait_until_nothing_is_left()
 
@@ -189,7 +189,7 @@ def test_a_job_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(studie
         **LONG | {"training.max_steps": 300},
     )
     worker = study.start("--json")
-    assert worker.end() == 0, worker.said()
+    assert worker.end() == 0, worker.output()
     trials = study.status()["all"]
     assert [one["params"]["training.learning_rate"] for one in trials] == [low, high]
     assert [one["state"] for one in trials] == ["finished", "pruned"]
@@ -214,7 +214,7 @@ def test_a_job_whose_command_was_killed_as_well_is_attached_to(studies):
     os.kill(first.process.pid, signal.SIGKILL)
     first.process.wait()
     second = study.start("--join")
-    assert second.end() == 0, second.said()
+    assert second.end() == 0, second.output()
     assert study.job(0).application == job.application
     assert len(study.run_json(0)["attempts"]) == 1
     study.wait_until_nothing_is_left()

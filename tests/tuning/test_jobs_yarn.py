@@ -65,7 +65,7 @@ def test_trials_are_applications_that_end_with_the_study(study, hdfs_dir):
     worker = one.start("--json")
 
     def saved() -> bool:
-        assert worker.process.poll() is None, worker.said()
+        assert worker.process.poll() is None, worker.output()
         return bool(Checkpoints(f"{trial}/checkpoints").list())
 
     wait_until(saved, 240)
@@ -79,7 +79,7 @@ def test_trials_are_applications_that_end_with_the_study(study, hdfs_dir):
     assert run_json(trial)["attempts"][1]["resumed_at_step"] >= 4
 
     worker.process.send_signal(signal.SIGINT)
-    assert worker.end() == 130, worker.said()
+    assert worker.end() == 130, worker.output()
     assert over(second)
     assert run_json(trial)["status"] == "interrupted"
 
@@ -100,7 +100,7 @@ def test_an_application_that_is_behind_is_pruned(study, hdfs_dir):
         **{"training.max_steps": 400, "training.logging_steps": 50},
     )
     worker = one.start("--json")
-    assert worker.end() == 0, worker.said()
+    assert worker.end() == 0, worker.output()
     trials = one.status()["all"]
     assert [trial["state"] for trial in trials] == ["finished", "pruned"]
     pruned = f"{hdfs_dir}/study/trials/1"

@@ -72,11 +72,11 @@ def test_a_study_without_values_has_a_page(trials):
 
 
 def test_plain_json_names_the_best_run():
-    found = STUDY.as_dict(lambda number: f"runs/study/trials/{number}")
-    assert found["best"]["run"] == "runs/study/trials/1"
-    assert found["best"]["export"] == "runs/study/trials/1/export"
+    values = STUDY.as_dict(lambda number: f"runs/study/trials/{number}")
+    assert values["best"]["run"] == "runs/study/trials/1"
+    assert values["best"]["export"] == "runs/study/trials/1/export"
     counts = {"waiting": 1, "running": 0, "finished": 2, "pruned": 1, "failed": 1}
-    assert found["trials"] == counts
+    assert values["trials"] == counts
 
 
 def test_the_key_that_decides_matters_most_and_the_time_left_follows_the_trials():

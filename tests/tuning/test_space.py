@@ -32,7 +32,7 @@ def problems_of(config, **options) -> str:
 
 # --------------------------------------------------------------------------- the section alone
 @pytest.mark.parametrize(
-    ("dimension", "said"),
+    ("dimension", "message"),
     [
         ({"low": 1}, "low and high"),
         ({"low": 2, "high": 1}, "below high"),
@@ -46,16 +46,16 @@ def problems_of(config, **options) -> str:
         ([1, 2], "give {low, high}"),
     ],
 )
-def test_a_dimension_is_a_range_or_choices(dimension, said):
+def test_a_dimension_is_a_range_or_choices(dimension, message):
     with pytest.raises(ConfigError) as caught:
         loader.from_dict({"tune": {"space": {"training.seed": dimension}}})
     (problem,) = caught.value.problems
-    assert said in problem.what
+    assert message in problem.what
     assert problem.where.startswith("tune.space.training.seed")
 
 
 @pytest.mark.parametrize(
-    ("tune", "said"),
+    ("tune", "message"),
     [
         ({"metric": "acuracy"}, "did you mean accuracy?"),
         ({"storage": "postgresql://u:hunter2@db/x"}, "tune.storage_url_file"),
@@ -63,16 +63,16 @@ def test_a_dimension_is_a_range_or_choices(dimension, said):
         ({"storage": "sqlite://x.db"}, "sqlite:///FILE"),
     ],
 )
-def test_wrong_sections_are_refused_without_their_passwords(tune, said):
+def test_wrong_sections_are_refused_without_their_passwords(tune, message):
     with pytest.raises(ConfigError) as caught:
         loader.from_dict({"tune": tune})
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "hunter2" not in str(caught.value)
 
 
 # --------------------------------------------------------------------------- keys and values
 def test_all_problems_at_once(study):
-    said = problems_of(
+    problems = problems_of(
         study(
             {
                 "space": {
@@ -101,11 +101,11 @@ def test_all_problems_at_once(study):
         "checkpoint.resume",
         "evaluation.splits",
     ):
-        assert text in said, text
+        assert text in problems, text
 
 
 def test_both_ends_and_each_choice_pass_the_loader(study):
-    said = problems_of(
+    problems = problems_of(
         study(
             {
                 "space": {
@@ -116,10 +116,10 @@ def test_both_ends_and_each_choice_pass_the_loader(study):
             }
         )
     )
-    assert "a trial with training.learning_rate=2.0" in said
-    assert "a trial with training.weight_decay=-1.0" in said
-    assert "a trial with training.lr_scheduler_type=square" in said
-    assert "=0.1" not in said
+    assert "a trial with training.learning_rate=2.0" in problems
+    assert "a trial with training.weight_decay=-1.0" in problems
+    assert "a trial with training.lr_scheduler_type=square" in problems
+    assert "=0.1" not in problems
 
 
 def test_combinations_pass_the_loader_too(study):
@@ -127,8 +127,8 @@ def test_combinations_pass_the_loader_too(study):
         "training.framework": {"choices": ["torch", "tensorflow"]},
         "training.gradient_checkpointing": {"choices": [False, True]},
     }
-    said = problems_of(study({"space": both}))
-    assert "training.framework=tensorflow, training.gradient_checkpointing=True" in said
+    problems = problems_of(study({"space": both}))
+    assert "training.framework=tensorflow, training.gradient_checkpointing=True" in problems
 
 
 def test_a_batch_smaller_than_the_world_is_refused(study):
@@ -140,13 +140,13 @@ def test_a_batch_smaller_than_the_world_is_refused(study):
 
 
 def test_an_empty_space_and_a_shared_checkpoint_directory_are_refused(study):
-    said = problems_of(study({"space": {}}, **{"checkpoint.directory": "/tmp/x"}))
-    assert "search space is empty" in said and "checkpoint.directory" in said
+    problems = problems_of(study({"space": {}}, **{"checkpoint.directory": "/tmp/x"}))
+    assert "search space is empty" in problems and "checkpoint.directory" in problems
 
 
 def test_a_remote_study_needs_a_storage_that_workers_share(study):
-    said = problems_of(study(**{"run.directory": "memory://studies/x"}))
-    assert "tune.storage" in said
+    problems = problems_of(study(**{"run.directory": "memory://studies/x"}))
+    assert "tune.storage" in problems
 
 
 def test_what_policies_refuse_of_a_trial_is_refused_before_it_starts(study):
@@ -202,7 +202,7 @@ def test_a_dataset_that_is_not_there_or_has_no_validation_is_a_data_error(
 
 # --------------------------------------------------------------------------- trials
 def test_distributions_follow_the_keys_types(study):
-    found = space.distributions(
+    distributions = space.distributions(
         study(
             {
                 "space": {
@@ -215,7 +215,7 @@ def test_distributions_follow_the_keys_types(study):
             }
         ).tune
     )
-    kinds = {key: type(one).__name__ for key, one in found.items()}
+    kinds = {key: type(one).__name__ for key, one in distributions.items()}
     assert kinds == {
         "training.learning_rate": "FloatDistribution",
         "training.lr_scheduler_type": "CategoricalDistribution",
@@ -224,9 +224,9 @@ def test_distributions_follow_the_keys_types(study):
         "training.max_steps": "IntDistribution",
         "model.dropout": "FloatDistribution",
     }
-    assert found["training.learning_rate"].log
-    assert found["training.global_batch_size"].high == 24
-    assert found["model.dropout"].high == pytest.approx(0.2)
+    assert distributions["training.learning_rate"].log
+    assert distributions["training.global_batch_size"].high == 24
+    assert distributions["model.dropout"].high == pytest.approx(0.2)
 
 
 def test_a_trial_differs_from_the_study_by_its_values_and_places_alone(study):

@@ -55,32 +55,32 @@ def test_a_study_is_made_once_and_joined(config, stored):
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"tune": {"space": {"training.seed": {"low": 1, "high": 3}}}}, "tune.space"),
         ({"tune": {"metric": "accuracy"}}, "tune.metric"),
         ({"training.global_batch_size": 16}, "key of data, model, training"),
     ],
 )
-def test_a_study_of_another_configuration_is_refused(config, changed, said):
+def test_a_study_of_another_configuration_is_refused(config, changed, message):
     studies.create(config(), DATASETS)
     for enter in (studies.join, lambda config: studies.create(config, DATASETS)):
         with pytest.raises(ConfigError) as caught:
             enter(config(**changed))
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_values_are_drawn_once_and_do_not_depend_on_the_worker(config, stored):
-    asked = config(tune=stored | {"sampler": "random"})
-    distributions = space.distributions(asked.tune)
+    settings = config(tune=stored | {"sampler": "random"})
+    distributions = space.distributions(settings.tune)
 
     def values(study, number):
         frozen = study.get_trials()[number]
-        trial = studies.begin(study, frozen, asked.tune)
+        trial = studies.begin(study, frozen, settings.tune)
         return {key: space.suggest(trial, key, one) for key, one in distributions.items()}
 
-    one = studies.create(asked, DATASETS)
-    two = studies.join(asked)
+    one = studies.create(settings, DATASETS)
+    two = studies.join(settings)
     first, second = values(one, 0), values(two, 1)
     assert first != second and set(first) == set(SPACE)
     assert values(two, 0) == first  # another worker goes on with the trial
@@ -89,15 +89,15 @@ def test_values_are_drawn_once_and_do_not_depend_on_the_worker(config, stored):
 
 
 def test_a_finished_trial_is_not_begun_again(config, stored):
-    asked = config(tune=stored)
-    study = studies.create(asked, DATASETS)
+    settings = config(tune=stored)
+    study = studies.create(settings, DATASETS)
     frozen = study.get_trials()[0]
-    trial = studies.begin(study, frozen, asked.tune)
+    trial = studies.begin(study, frozen, settings.tune)
     trial.report(0.5, 1)
     assert studies.reported(trial) == {1}
     studies.end_without_value(study, trial, "PRUNED")
     studies.end_without_value(study, trial, "FAIL")  # too late: it changes nothing
-    assert studies.begin(studies.join(asked), frozen, asked.tune) is None
+    assert studies.begin(studies.join(settings), frozen, settings.tune) is None
     assert numbers(study) == [1]
     assert study.get_trials()[0].state.name == "PRUNED"
 
@@ -105,9 +105,9 @@ def test_a_finished_trial_is_not_begun_again(config, stored):
 @pytest.mark.parametrize("pruner", ["asha", "hyperband", "median", "none"])
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_each_pruner_and_sampler_is_made(config, pruner, sampler):
-    asked = config(tune={"pruner": pruner, "sampler": sampler})
-    study = studies.create(asked, DATASETS)
-    trial = studies.begin(study, study.get_trials()[0], asked.tune)
+    settings = config(tune={"pruner": pruner, "sampler": sampler})
+    study = studies.create(settings, DATASETS)
+    trial = studies.begin(study, study.get_trials()[0], settings.tune)
     trial.report(1.0, 1)
     assert trial.should_prune() is False
 
@@ -115,24 +115,24 @@ def test_each_pruner_and_sampler_is_made(config, pruner, sampler):
 def evaluated(config, losses: list[float], evaluations: int, **tune) -> list[int | None]:
     """The evaluation after which each trial of a study was pruned, None: it was finished. A trial's
     loss is the same at each of its evaluations; trials run one after the other."""
-    asked = config(
+    settings = config(
         tune={"trials": len(losses), **tune}, **{"run.name": "brackets", "run.directory": "study"}
     )
-    study, found = studies.create(asked, DATASETS), []
+    study, last_evaluations = studies.create(settings, DATASETS), []
     for frozen, loss in zip(study.get_trials(), losses, strict=True):
-        trial = studies.begin(study, frozen, asked.tune)
+        trial = studies.begin(study, frozen, settings.tune)
         for number in range(1, evaluations + 1):
             trial.report(loss, number)
             if trial.should_prune():
                 studies.end_without_value(study, trial, "PRUNED")
-                found.append(number)
+                last_evaluations.append(number)
                 break
         else:
             study.tell(trial, loss)
-            found.append(None)
+            last_evaluations.append(None)
     states = [trial.state.name for trial in study.get_trials()]
-    assert states == ["COMPLETE" if number is None else "PRUNED" for number in found]
-    return found
+    assert states == ["COMPLETE" if number is None else "PRUNED" for number in last_evaluations]
+    return last_evaluations
 
 
 def test_hyperband_prunes_what_is_worse_than_the_others_of_its_bracket(
@@ -144,8 +144,8 @@ def test_hyperband_prunes_what_is_worse_than_the_others_of_its_bracket(
     losses = [0.1 + 0.01 * number for number in range(12)]
     # Three brackets judge for the first time after 1, 3 and 9 evaluations. The first trial of each
     # has no other to fall behind.
-    found = evaluated(config, losses, 9, **hyperband)
-    assert found == [None, None, 1, 9, 1, 1, 1, 1, None, 1, 3, 9]
+    last_evaluations = evaluated(config, losses, 9, **hyperband)
+    assert last_evaluations == [None, None, 1, 9, 1, 1, 1, 1, None, 1, 3, 9]
     better_each_time = evaluated(config, losses[::-1], 9, **hyperband, storage="other.journal")
     assert better_each_time == [None] * 12
 
@@ -157,8 +157,8 @@ def test_the_median_pruner_prunes_what_is_worse_than_half_of_the_finished(
     losses = [0.9, 0.1, 0.3, 0.5, 0.2]
     monkeypatch.setattr(studies, "_STARTUP_TRIALS", 3)
     monkeypatch.setattr(studies, "_LEAST_EVALUATIONS", 2)
-    found = evaluated(config, losses, 4, pruner="median")
-    assert found == [None, None, None, 2, None]
+    last_evaluations = evaluated(config, losses, 4, pruner="median")
+    assert last_evaluations == [None, None, None, 2, None]
 
 
 # --------------------------------------------------------------------------- the private file

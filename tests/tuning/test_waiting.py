@@ -59,9 +59,9 @@ def worker(tmp_path, tiny_dataset, tiny_model_dir):
             tmp_path, dataset=tiny_dataset.path, base=tiny_model_dir, tune=tune,
             **{"checkpoint.grace_seconds": grace},
         )  # fmt: skip
-        config, said = loader.from_dict(sections), []
+        config, log = loader.from_dict(sections), []
         made = studies.create(config, {tiny_dataset.path: tiny_dataset.path})
-        return Worker(config, made, way=way or Short(), say=said.append), made, said
+        return Worker(config, made, way=way or Short(), say=log.append), made, log
 
     return go
 
@@ -109,13 +109,13 @@ def meanwhile(act):
 
 
 def test_other_trials_go_on_while_an_earlier_training_saves(worker, tmp_path):
-    one, study, said = worker(25.0, parallel=2)
+    one, study, log = worker(25.0, parallel=2)
     with saving(tmp_path / "study", 0) as lock:
 
         def act():
             wait_until(lambda: states(study)[1] == "COMPLETE", 15)
             assert states(study)[0] == "RUNNING"
-            assert "trial 0: waiting for its earlier training to save: " in "\n".join(said)
+            assert "trial 0: waiting for its earlier training to save: " in "\n".join(log)
             lock.release()
 
         with meanwhile(act):
@@ -125,12 +125,12 @@ def test_other_trials_go_on_while_an_earlier_training_saves(worker, tmp_path):
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_stop_is_answered_while_an_earlier_training_saves(worker, tmp_path, signals):
-    one, study, said = worker(25.0, trials=1)
+    one, study, log = worker(25.0, trials=1)
     with saving(tmp_path / "study", 0) as lock:
 
         def act():
             wait_until(
-                lambda: any("waiting for its earlier training to save" in line for line in said), 15
+                lambda: any("waiting for its earlier training to save" in line for line in log), 15
             )
             for _ in range(signals):
                 os.kill(os.getpid(), signal.SIGINT)
@@ -146,7 +146,7 @@ def test_a_stop_is_answered_while_an_earlier_training_saves(worker, tmp_path, si
 
 def test_a_trial_that_is_still_trained_after_its_time_leaves_its_place_to_others(worker, tmp_path):
     """Its worker is suspended: with one place, the others are trained before it is tried again."""
-    one, study, said = worker(0.5, trials=3)
+    one, study, log = worker(0.5, trials=3)
     with saving(tmp_path / "study", 0) as lock:
 
         def act():
@@ -156,7 +156,7 @@ def test_a_trial_that_is_still_trained_after_its_time_leaves_its_place_to_others
 
         with meanwhile(act):
             one.run()
-    assert any(line.startswith("trial 0: its earlier training still runs") for line in said)
+    assert any(line.startswith("trial 0: its earlier training still runs") for line in log)
     assert states(study) == ["COMPLETE"] * 3
 
 

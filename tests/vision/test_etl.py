@@ -114,14 +114,14 @@ def test_what_is_no_image_is_rejected_with_its_reason(made):
         pq.read_table(storage.join(result.path, name))
         for name in result.manifest.quality["reject_files"]
     ).to_pylist()
-    found = {row["text"]: (row["reason"], row["detail"]) for row in rejects}
-    assert found["above/bomb.png"] == ("too_large", "10000 x 10000 pixels")
-    assert found["above/tiny.png"] == ("too_small", "30 x 4 pixels")
-    assert found["above/larger.png"][0] == "too_large"
-    assert found["above/empty.png"][0] == "empty" and found["above/huge.png"][0] == "too_large"
-    assert found["above/truncated.png"][0] == found["above/notes.txt"][0] == "undecodable"
-    assert found["outside.png"] == ("bad_label", "no label")
-    assert found["above/again.png"] == ("exact_duplicate", "same text as above/0000.png")
+    reasons = {row["text"]: (row["reason"], row["detail"]) for row in rejects}
+    assert reasons["above/bomb.png"] == ("too_large", "10000 x 10000 pixels")
+    assert reasons["above/tiny.png"] == ("too_small", "30 x 4 pixels")
+    assert reasons["above/larger.png"][0] == "too_large"
+    assert reasons["above/empty.png"][0] == "empty" and reasons["above/huge.png"][0] == "too_large"
+    assert reasons["above/truncated.png"][0] == reasons["above/notes.txt"][0] == "undecodable"
+    assert reasons["outside.png"] == ("bad_label", "no label")
+    assert reasons["above/again.png"] == ("exact_duplicate", "same text as above/0000.png")
     assert not any("_hidden" in row["id"] for row in rejects)
 
 
@@ -132,8 +132,8 @@ def test_shards_hold_each_image_once_as_resized_pixels(made, folder, base):
     for name in ("above/0000.png", "left/0001.png", "above/wide.jpg"):
         _, label, pixels = rows[name]
         assert label == name.split("/")[0]
-        wanted = encoder.decode((folder / name).read_bytes())
-        np.testing.assert_array_equal(pixels, wanted)
+        expected = encoder.decode((folder / name).read_bytes())
+        np.testing.assert_array_equal(pixels, expected)
     manifest = result.manifest
     assert manifest.kind == "image" and manifest.record.image.values == 16 * 16 * 3
     assert manifest.max_length == encoder.tokens == 5  # four patches and the class
@@ -215,7 +215,7 @@ def test_a_key_that_looks_like_a_copy_s_is_one_row_with_its_own_pixels(spark, tm
 
 @pytest.mark.full
 def test_ids_of_images_without_a_key_do_not_depend_on_partitions(spark, tmp_path, table, base):
-    found = []
+    splits = []
     for parts in (1, 5):
         place = tmp_path / str(parts)
         conf = {"spark.sql.shuffle.partitions": str(parts)}
@@ -224,8 +224,8 @@ def test_ids_of_images_without_a_key_do_not_depend_on_partitions(spark, tmp_path
             spark={"conf": conf}, **OPTIONS,
         )  # fmt: skip
         result = pipeline.run(config, progress=lambda line: None)
-        found.append({k: (s, label) for k, (s, label, _) in rows_of(result).items()})
-    assert found[0] == found[1] and len(found[0]) == GOOD + 1
+        splits.append({k: (s, label) for k, (s, label, _) in rows_of(result).items()})
+    assert splits[0] == splits[1] and len(splits[0]) == GOOD + 1
 
 
 @pytest.mark.full

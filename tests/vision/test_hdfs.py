@@ -29,7 +29,7 @@ def test_a_folder_on_hdfs_has_the_rows_of_the_same_folder_here(hdfs_dir, hadoop_
         for name in names:
             path = os.path.join(where, name)
             storage.upload(path, storage.join(hdfs_dir, "images", os.path.relpath(path, here)))
-    found = {}
+    by_place = {}
     for place, source in (("hdfs", f"{hdfs_dir}/images"), ("here", str(here))):
         dataset = f"{hdfs_dir}/dataset" if place == "hdfs" else str(tmp_path / "dataset")
         config = from_dict(
@@ -60,5 +60,5 @@ def test_a_folder_on_hdfs_has_the_rows_of_the_same_folder_here(hdfs_dir, hadoop_
                 for row in range(entry.rows):
                     one = shards.example(shard, row)
                     rows[one.id] = (split, one.label, one.input_ids.tobytes())
-        found[place] = rows
-    assert len(found["hdfs"]) == 12 and found["hdfs"] == found["here"]
+        by_place[place] = rows
+    assert len(by_place["hdfs"]) == 12 and by_place["hdfs"] == by_place["here"]

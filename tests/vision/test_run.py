@@ -90,18 +90,18 @@ def test_a_divided_state_takes_the_same_steps(digits):
     short = {"training.max_steps": 12, "training.logging_steps": 1, "evaluation.every_steps": None}
     losses = {}
     for shard in ("none", "optimizer", "full"):
-        own = {"training.parallel.shard": shard, "run.directory": str(place / f"run-{shard}")}
-        losses[shard] = train(digits, "torch", **short, **own).losses()
+        settings = {"training.parallel.shard": shard, "run.directory": str(place / f"run-{shard}")}
+        losses[shard] = train(digits, "torch", **short, **settings).losses()
     assert len(losses["none"]) == 12
     assert losses["optimizer"] == losses["none"]
     assert losses["full"] == pytest.approx(losses["none"], abs=1e-5)
 
 
 def test_two_ranks_learn_the_digits(trained):
-    found = trained.run_json()
-    assert found["status"] == "finished"
-    assert found["metrics"]["test"]["accuracy"] > 0.85
-    assert found["metrics"]["test"]["ece"] is not None
+    record = trained.run_json()
+    assert record["status"] == "finished"
+    assert record["metrics"]["test"]["accuracy"] > 0.85
+    assert record["metrics"]["test"]["ece"] is not None
 
 
 def test_mpirun_trains_to_the_same_bits(digits, trained):
@@ -137,12 +137,12 @@ def test_the_export_is_the_same_model_in_transformers(digits, trained, monkeypat
         "howdah.cli", "predict", "--model", trained.directory, "--source", str(place / "digits"),
         "--output", out,
     )  # fmt: skip
-    found = pq.read_table(out).to_pylist()
-    assert len(found) == 1797
-    right = sum(row["id"].split("/")[0] == row["label"] for row in found)
-    assert right > 0.85 * len(found)
+    rows = pq.read_table(out).to_pylist()
+    assert len(rows) == 1797
+    right = sum(row["id"].split("/")[0] == row["label"] for row in rows)
+    assert right > 0.85 * len(rows)
     classify = pipeline("image-classification", model=export, top_k=10)
-    for row in found[::600]:
+    for row in rows[::600]:
         theirs = {x["label"]: x["score"] for x in classify(str(place / "digits" / row["id"]))}
         for label, score in zip("0123456789", row["scores"], strict=True):
             assert score == pytest.approx(theirs[label], abs=1e-5)
@@ -162,11 +162,11 @@ def test_predictions_of_parquet_and_of_paths_and_a_broken_image(digits, trained)
     broken = place / "broken.png"
     broken.write_bytes(b"no image")
     path = str(place / "digits" / "0" / "00000.png")
-    said = command(
+    output = command(
         "howdah.cli", "predict", "--model", trained.directory, "--stdin",
         stdin=f"{path}\n{broken}\n{place}/missing.png\n",
     )  # fmt: skip
-    lines = [json.loads(line) for line in said.splitlines()]
+    lines = [json.loads(line) for line in output.splitlines()]
     assert lines[0]["scores"] == pytest.approx(first["scores"], abs=1e-6)
     assert lines[1]["label"] is None and "undecodable" in lines[1]["error"]
     assert lines[2]["label"] is None and "cannot be read" in lines[2]["error"]
@@ -175,14 +175,14 @@ def test_predictions_of_parquet_and_of_paths_and_a_broken_image(digits, trained)
 def test_what_has_no_model_of_images_says_so(digits, trained):
     _, config = digits
     model = ("--model", trained.directory, "--source", ".", "--output", "x.parquet")
-    said = command("howdah.cli", "predict", *model, "--master", "local[1]", code=2)
-    assert "not with Spark" in said
-    said = command("howdah.cli", "evaluate", "--baseline", "--config", config, code=2)
-    assert "the dataset holds images" in said
-    said = command(
+    message = command("howdah.cli", "predict", *model, "--master", "local[1]", code=2)
+    assert "not with Spark" in message
+    message = command("howdah.cli", "evaluate", "--baseline", "--config", config, code=2)
+    assert "the dataset holds images" in message
+    message = command(
         "howdah.cli", "train", "--config", config, "--set=training.framework=tensorflow", code=2
     )
-    assert "set training.framework to torch" in said and "Traceback" not in said
+    assert "set training.framework to torch" in message and "Traceback" not in message
 
 
 def test_commands_that_read_any_dataset_read_images(digits, trained):
@@ -195,10 +195,10 @@ def test_commands_that_read_any_dataset_read_images(digits, trained):
     assert planned["tokens_per_epoch"] == 17 * rows  # 16 patches and the class
     # All that is padded are the rows that complete an epoch's last batch.
     assert planned["padding_ratio"] == round(64 * planned["steps_per_epoch"] / rows, 4)
-    found = trained.run_json()["metrics"]["test"]
-    said = command("howdah.cli", "evaluate", "--config", config, run, "--json", stdin=" ")
-    assert json.loads(said)["metrics"]["accuracy"] == found["accuracy"]
-    gate = f"--set=gate.minimum={{accuracy: {found['accuracy'] + 0.01}}}"
+    metrics = trained.run_json()["metrics"]["test"]
+    output = command("howdah.cli", "evaluate", "--config", config, run, "--json", stdin=" ")
+    assert json.loads(output)["metrics"]["accuracy"] == metrics["accuracy"]
+    gate = f"--set=gate.minimum={{accuracy: {metrics['accuracy'] + 0.01}}}"
     command("howdah.cli", "gate", "--config", config, run, gate, code=1)
     report = os.path.join(trained.directory, "report.html")
     assert os.path.getsize(report) > 10_000

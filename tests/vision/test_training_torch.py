@@ -71,12 +71,12 @@ def test_a_rank_with_fewer_images_than_the_other_computes_fillers(tmp_path):
     for shard in ("none", "full"):
         place = tmp_path / shard
         place.mkdir()
-        found = configuration(place).model_dump(mode="json", exclude_unset=True)
-        found["training"] |= {"global_batch_size": 51, "max_steps": 6}
-        found["training"]["parallel"] = {"shard": shard}
-        found["checkpoint"] = found["evaluation"] = {"every_steps": 3}
-        found["training"]["comm"] = "torch"
-        train(place, from_dict(found), "howdah.cli", "train", "--np", "2")
+        settings = configuration(place).model_dump(mode="json", exclude_unset=True)
+        settings["training"] |= {"global_batch_size": 51, "max_steps": 6}
+        settings["training"]["parallel"] = {"shard": shard}
+        settings["checkpoint"] = settings["evaluation"] = {"every_steps": 3}
+        settings["training"]["comm"] = "torch"
+        train(place, from_dict(settings), "howdah.cli", "train", "--np", "2")
         lines = read_metrics(str(place / "run"))
         losses[shard] = [line["loss"] for line in lines if "split" not in line]
     assert len(losses["none"]) == 6
@@ -86,8 +86,8 @@ def test_a_rank_with_fewer_images_than_the_other_computes_fillers(tmp_path):
 def test_it_learns_and_counts_tokens_of_patches(run):
     _, config = run
     with open(os.path.join(config.run.directory, "run.json"), encoding="utf-8") as file:
-        found = json.load(file)
-    assert found["status"] == "finished" and found["metrics"]["test"]["accuracy"] > 0.9
+        record = json.load(file)
+    assert record["status"] == "finished" and record["metrics"]["test"]["accuracy"] > 0.9
     assert load_dataset(config.data.dataset).manifest.max_length == 5
     steps = [line for line in read_metrics(config.run.directory) if "split" not in line]
     assert len(steps) == 30 and steps[-1]["loss"] < steps[0]["loss"]
@@ -123,9 +123,11 @@ def test_an_evaluation_of_the_export_gives_the_run_s_metrics(run):
     from howdah.training.evaluation.evaluate import evaluate_run
 
     _, config = run
-    found = evaluate_run(config)
+    metrics = evaluate_run(config)
     with open(os.path.join(config.run.directory, "run.json"), encoding="utf-8") as file:
-        assert found["loss"] == pytest.approx(json.load(file)["metrics"]["test"]["loss"], abs=1e-6)
+        assert metrics["loss"] == pytest.approx(
+            json.load(file)["metrics"]["test"]["loss"], abs=1e-6
+        )
 
 
 def test_texts_are_not_given_to_a_model_of_images(run):

@@ -51,9 +51,9 @@ def test_logits_are_those_of_transformers_for_images_of_any_size(vit):
     for shape in ((32, 32, 3), (50, 20, 3), (40, 90), (8, 8)):
         pixels = rng.integers(0, 256, shape, dtype=np.uint8)
         mine = forward(encoder.decode(png(pixels))[None], np.ones((1, 17), int))
-        given = processor(Image.fromarray(pixels).convert("RGB"), return_tensors="pt")
+        inputs = processor(Image.fromarray(pixels).convert("RGB"), return_tensors="pt")
         with torch.no_grad():
-            expected = theirs.eval()(**given).logits.numpy()
+            expected = theirs.eval()(**inputs).logits.numpy()
         np.testing.assert_allclose(mine, expected, atol=1e-5)
 
 
@@ -67,15 +67,15 @@ def test_gradients_are_those_of_transformers(vit, recompute):
     rng = np.random.default_rng(1)
     pixels = rng.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
     labels = torch.tensor([0, 1, 2, 1])
-    own = forward_torch.on_device(pixels.reshape(4, -1), "cpu")
-    logits = net.train()(own, torch.ones(4, 17, dtype=torch.int32))
+    images = forward_torch.on_device(pixels.reshape(4, -1), "cpu")
+    logits = net.train()(images, torch.ones(4, 17, dtype=torch.int32))
     torch.nn.functional.cross_entropy(logits, labels).backward()
-    given = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
-    theirs(pixel_values=given, labels=labels).loss.backward()
+    inputs = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
+    theirs(pixel_values=inputs, labels=labels).loss.backward()
     expected = dict(theirs.named_parameters())
-    found = dict(net.named_parameters())
-    assert found.keys() == expected.keys()
-    for name, parameter in found.items():
+    parameters = dict(net.named_parameters())
+    assert parameters.keys() == expected.keys()
+    for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.grad, expected[name].grad, atol=1e-5, rtol=1e-4)
 
 

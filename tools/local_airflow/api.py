@@ -195,7 +195,9 @@ class AirflowApi:
             if now in OVER or time.monotonic() > deadline:
                 tasks = self.tasks(dag_id, run_id)
                 order = ("failed", "up_for_retry", "running", "deferred", "queued", None)
-                bad = [t for wanted in order for t in tasks.values() if t["state"] == wanted]
+                bad = [
+                    t for task_state in order for t in tasks.values() if t["state"] == task_state
+                ]
                 name = bad[0]["task_id"] if bad else next(iter(tasks))
                 self._complain(dag_id, run_id, name, f"{now}; {_states(tasks)}", state)
             time.sleep(_POLL_SECONDS)

@@ -221,10 +221,10 @@ def _fold(
             progress(f"{name}: finished before")
     if done is None:
         raise ModelError(f"{name} succeeded but has no metrics of the split {TEST}", where=run)
-    found = baselines.find(run, dataset.path, dataset.manifest.dataset_hash, config)
+    baseline = baselines.find(run, dataset.path, dataset.manifest.dataset_hash, config)
     return {
         "fold": number,
-        "baseline": None if found is None else found.value(TEST, config.evaluation.metric),
+        "baseline": None if baseline is None else baseline.value(TEST, config.evaluation.metric),
         "directory": run,
         "dataset": dataset.path,
         "rows": done["rows"],

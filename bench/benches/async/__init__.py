@@ -94,16 +94,16 @@ def main() -> None:
         harness.Row(
             what=f"{unit} to a loss of {LOSS:g}, {case}", unit=unit,
             peer="all-reduce", lower_is_better=True,
-            peer_values=[found[f"all-reduce {slow:g}"][unit] for found in rounds],
-            our_values=[found[f"server {slow:g}"][unit] for found in rounds],
+            peer_values=[one[f"all-reduce {slow:g}"][unit] for one in rounds],
+            our_values=[one[f"server {slow:g}"][unit] for one in rounds],
         )
         for slow, case in ((1.0, "equal workers"), (STRAGGLER, "one of two 3x as slow"))
         for unit in ("seconds", "updates", "gradients")
     ]  # fmt: skip
     for slow, case in ((1.0, "equal workers"), (STRAGGLER, "one of two 3x as slow")):
-        found = [one[f"server {slow:g}"] for one in rounds]
+        case_rounds = [one[f"server {slow:g}"] for one in rounds]
         mean, most, second, share = (
-            statistics.median(one[key] for one in found)
+            statistics.median(one[key] for one in case_rounds)
             for key in ("stale_mean", "stale_max", "second_stale_mean", "second_share")
         )
         print(

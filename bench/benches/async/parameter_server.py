@@ -33,9 +33,9 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(train rows, labels, test rows, labels): 1,437 and 360 of scikit-learn's digits."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    order = np.random.default_rng(0).permutation(len(found.target))
-    rows, labels = found.data[order].astype(np.float32) / 16.0, found.target[order]
+    dataset = load_digits()
+    order = np.random.default_rng(0).permutation(len(dataset.target))
+    rows, labels = dataset.data[order].astype(np.float32) / 16.0, dataset.target[order]
     return rows[_TEST_ROWS:], labels[_TEST_ROWS:], rows[:_TEST_ROWS], labels[:_TEST_ROWS]
 
 

@@ -53,11 +53,11 @@ def rows(random: np.random.Generator, count: int, shift: str) -> dict[str, np.nd
     return {"scores": scores_NC.astype(np.float32), "ids": ids_N, "right": right_N}
 
 
-def _saved(path: str, given: dict, counts) -> str:
-    scores_NC = given["scores"]
+def _saved(path: str, rows: dict, counts) -> str:
+    scores_NC = rows["scores"]
     np.savez(
         path, label=scores_NC.argmax(1), confidence=scores_NC.max(1).astype(float),
-        length=np.array([len(ids) for ids in given["ids"]]), bins_confidence=counts.confidence,
+        length=np.array([len(ids) for ids in rows["ids"]]), bins_confidence=counts.confidence,
         bins_length=counts.length,
     )  # fmt: skip
     return path
@@ -83,8 +83,8 @@ def main() -> None:
     if not python:
         print("Evidently is left out: HOWDAH_BENCH_EVIDENTLY names no Python that has it")
     # The peer's reference is the validation split for all three columns.
-    known = Profile.like(reference)
-    known.add(held["scores"], held["ids"])
+    peer_reference = Profile.like(reference)
+    peer_reference.add(held["scores"], held["ids"])
     with tempfile.TemporaryDirectory() as folder:
         for shift in SHIFTS:
             current = rows(random, ROWS, shift)
@@ -96,12 +96,12 @@ def main() -> None:
             alarms = ", ".join(column.name for column in verdict.alarms) or "none"
             print(f"{shift}: ours {1000 * took:.1f} ms, alarms: {alarms}")
             if python:
-                _peer(python, folder, held, known, current, profile, shift)
+                _peer(python, folder, held, peer_reference, current, profile, shift)
 
 
-def _peer(python: str, folder: str, held, known, current, profile, shift: str) -> None:
+def _peer(python: str, folder: str, held, reference, current, profile, shift: str) -> None:
     paths = [
-        _saved(f"{folder}/reference.npz", held, known.counts),
+        _saved(f"{folder}/reference.npz", held, reference.counts),
         _saved(f"{folder}/current.npz", current, profile.counts),
     ]
     done = subprocess.run(
@@ -110,13 +110,13 @@ def _peer(python: str, folder: str, held, known, current, profile, shift: str) -
     if done.returncode:
         print(f"{shift}: Evidently failed: {done.stderr.strip().splitlines()[-1]}")
         return
-    found = json.loads(done.stdout.strip().splitlines()[-1])
-    drifted = ", ".join(f"{name} {value:.3f}" for name, value in found["found"].items())
-    print(f"{shift}: Evidently import {found['import']:.1f} s, run {found['run']:.1f} s, page"
-          f" {found['page']:,} bytes; PSI: {drifted}")  # fmt: skip
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    drifted = ", ".join(f"{name} {value:.3f}" for name, value in result["found"].items())
+    print(f"{shift}: Evidently import {result['import']:.1f} s, run {result['run']:.1f} s, page"
+          f" {result['page']:,} bytes; PSI: {drifted}")  # fmt: skip
     for name in ("confidence", "length"):
-        old_B, new_B = getattr(known.counts, name), getattr(profile.counts, name)
-        same = found["same"][name]
+        old_B, new_B = getattr(reference.counts, name), getattr(profile.counts, name)
+        same = result["same"][name]
         # A bin without rows is filled in another way there.
         if (old_B > 0).all() and (new_B > 0).all():
             ours = {"psi": psi(old_B, new_B), "js": js_distance(old_B, new_B) * np.log(2) ** 0.5}

@@ -29,26 +29,26 @@ SPARK = (
 def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> list[dict]:
     """The figures of each size; printed as a table, with what they say of 100 M rows."""
     base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
-    found: list[dict] = []
+    figures: list[dict] = []
     for size in sizes:
         run = partial(_measure, folder, base, size)
         name = f"growth {size}, executor apart" if APART else f"growth {size}"
-        found += journal.up_to(1, name, run, budget)
-    if not found:
+        figures += journal.up_to(1, name, run, budget)
+    if not figures:
         return []
     lines = [
         "| rows | wall s | task s | task ms a row | shuffle bytes a row | kept bytes a row"
         f" | driver's Python MB | JVM MB{'' if APART else ' (its executors in it)'} | jobs |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in found:
+    for row in figures:
         lines.append(
             f"| {row['rows']:,} | {row['wall']:.0f} | {row['task']:.0f}"
             f" | {1000 * row['task'] / row['rows']:.2f} | {row['shuffle'] / row['rows']:,.0f}"
             f" | {row['kept'] / row['rows']:,.0f} | {row['python'] / 1e6:.0f}"
             f" | {row['jvm'] / 1e6:,.0f} | {row['jobs']} |"
         )
-    last = found[-1]
+    last = figures[-1]
     seconds = last["task"] / last["rows"] * TARGET / (EXECUTORS * CORES)
     lines.append(
         f"\nExtrapolated from the last row, not measured: {TARGET:,} rows on {EXECUTORS} executors"
@@ -57,7 +57,7 @@ def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> 
         f" {last['kept'] / last['rows'] * TARGET / EXECUTORS / 1e9:.1f} GB kept an executor."
     )
     print("\n".join(lines), flush=True)
-    return found
+    return figures
 
 
 def _measure(folder: str, base: str, size: int) -> dict:
@@ -94,11 +94,11 @@ def _measure(folder: str, base: str, size: int) -> dict:
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     sampler = Sampler(lambda: _processes(process.pid)).start()
-    _, said = process.communicate()
+    _, stderr = process.communicate()
     wall = time.monotonic() - began
     samples = [sizes for _, sizes in sampler.stop()]
     if process.returncode:
-        raise SystemExit(f"howdah etl failed:\n{said[-4000:]}")
+        raise SystemExit(f"howdah etl failed:\n{stderr[-4000:]}")
     return {
         "rows": size,
         "wall": wall,

@@ -33,9 +33,9 @@ def compared(
     def run(way: str) -> dict:
         if not os.path.exists(path):
             rows.write(path, count)
-        found = _run(way, path, folder)
-        print(f"{way}, {count:,} rows: {found}", flush=True)
-        return found
+        result = _run(way, path, folder)
+        print(f"{way}, {count:,} rows: {result}", flush=True)
+        return result
 
     def name(way: str) -> str:
         return f"near duplicates of {count}, {way}"
@@ -43,22 +43,22 @@ def compared(
     for round_ in range(1, rounds + 1):
         for way in _WANTED:
             journal.up_to(round_, name(way), partial(run, way), budget)
-    found = {way: journal.kept(name(way))[:rounds] for way in ("ours", *WAYS)}
+    runs = {way: journal.kept(name(way))[:rounds] for way in ("ours", *WAYS)}
     return [
         harness.Row(
             what=f"near duplicates of {count:,} rows", unit="rows/s", peer=peer,
-            peer_values=[count / one["seconds"] for one in found[way]],
-            our_values=[count / one["seconds"] for one in found["ours"]],
+            peer_values=[count / one["seconds"] for one in runs[way]],
+            our_values=[count / one["seconds"] for one in runs["ours"]],
             bar="> 1x at equal or better recall",
             notes={
-                "found_by_peer": found[way][0]["found"],
-                "found_by_ours": found["ours"][0]["found"],
-                "joined_by_peer": found[way][0]["joined"],
-                "joined_by_ours": found["ours"][0]["joined"],
+                "found_by_peer": runs[way][0]["found"],
+                "found_by_ours": runs["ours"][0]["found"],
+                "joined_by_peer": runs[way][0]["joined"],
+                "joined_by_ours": runs["ours"][0]["joined"],
             },
         )
         for way, peer in WAYS.items()
-        if found[way] and found["ours"]
+        if runs[way] and runs["ours"]
     ]  # fmt: skip
 
 

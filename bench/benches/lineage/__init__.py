@@ -36,8 +36,8 @@ def main() -> None:
         ids = [f"article-{n:09d}" for n in range(7, ROWS, ROWS // LOOKUPS)]
         root, table = f"{directory}/data", ds.dataset(f"{directory}/ids")
         for row_id in (ids[3], "no-such-article"):
-            there = bool(shards.find(row_id, shards.versions(root)))
-            assert there == bool(_scan(table, row_id)) == row_id.startswith("article-")
+            by_index = bool(shards.find(row_id, shards.versions(root)))
+            assert by_index == bool(_scan(table, row_id)) == row_id.startswith("article-")
         rows = [_in_process(root, table, ids), _command(root, ids)]
         report("lineage", rows, rows_in_dataset=ROWS, shards=SHARDS, index_bytes=size)
 

@@ -37,19 +37,19 @@ def main() -> None:
         "| 100 M rows | s | own memory, MB | with mapped files, MB | |",
         "|---|--:|--:|--:|---|",
     ]
-    found = {}
+    parts = {}
     with tempfile.TemporaryDirectory() as folder:
         for part in WHAT:
-            (found[part],) = journal.up_to(1, part, lambda part=part: _measure(folder, part))
-            one = dict(found[part])
+            (parts[part],) = journal.up_to(1, part, lambda part=part: _measure(folder, part))
+            one = dict(parts[part])
             plain = [one.pop(key) for key in ("seconds", "own", "mapped")]
-            said = ", ".join(f"{key}: {value}" for key, value in one.items())
+            notes = ", ".join(f"{key}: {value}" for key, value in one.items())
             lines.append(
                 f"| {part} | {plain[0]:,.2f} | {plain[1] / 1e6:,.0f} | {plain[2] / 1e6:,.0f}"
-                f" | {said} |"
+                f" | {notes} |"
             )
     print("\n".join(lines), flush=True)
-    harness.report("rows", [], parts=found)
+    harness.report("rows", [], parts=parts)
 
 
 def _measure(folder: str, part: str) -> dict:
@@ -70,17 +70,17 @@ def _measure(folder: str, part: str) -> dict:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - began
-    own = max(sizes["own"] for _, sizes in sampler.stop())
+    memory = max(sizes["own"] for _, sizes in sampler.stop())
     if process.returncode:
         raise SystemExit(f"{part} failed")
-    said = json.loads(out.splitlines()[-1]) if part != "command" else _plan(json.loads(out))
-    return {"seconds": seconds, **said, "own": own, "mapped": usage.ru_maxrss * 1024}
+    figures = json.loads(out.splitlines()[-1]) if part != "command" else _plan(json.loads(out))
+    return {"seconds": seconds, **figures, "own": memory, "mapped": usage.ru_maxrss * 1024}
 
 
-def _plan(said: dict) -> dict:
-    if said["rows"]["train"] != data.ROWS:
-        raise SystemExit(f"howdah plan counts other rows: {said['rows']}")
-    return {"steps an epoch": said["steps_per_epoch"]}
+def _plan(plan: dict) -> dict:
+    if plan["rows"]["train"] != data.ROWS:
+        raise SystemExit(f"howdah plan counts other rows: {plan['rows']}")
+    return {"steps an epoch": plan["steps_per_epoch"]}
 
 
 def _config(folder: str) -> str:

@@ -111,12 +111,12 @@ def _tallied(_: str) -> dict:
     """Metrics of ROWS rows."""
     chunks = _chunks()
     began = time.monotonic()
-    found = _metrics(chunks, ROWS)
+    metrics = _metrics(chunks, ROWS)
     seconds = time.monotonic() - began
-    if found["rows"] != ROWS:
-        raise SystemExit(f"the tally has other rows: {found['rows']}")
-    own = sum(labels.nbytes + logits.nbytes for labels, logits in chunks)
-    return {"ns a row": round(1e9 * seconds / ROWS), "of them the chunks": f"{own / 1e6:,.0f} MB"}
+    if metrics["rows"] != ROWS:
+        raise SystemExit(f"the tally has other rows: {metrics['rows']}")
+    size = sum(labels.nbytes + logits.nbytes for labels, logits in chunks)
+    return {"ns a row": round(1e9 * seconds / ROWS), "of them the chunks": f"{size / 1e6:,.0f} MB"}
 
 
 def _exact(_: str) -> dict:

@@ -187,15 +187,15 @@ async def ask(reader, writer, request: bytes) -> bool:
 
 def requests_of(stack: Stack, port: int) -> list[bytes]:
     """Every text's request."""
-    found = []
+    requests = []
     for text in texts():
         body = json.dumps(stack.body(text)).encode()
         head = (
             f"POST {stack.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        found.append(head.encode() + body)
-    return found
+        requests.append(head.encode() + body)
+    return requests
 
 
 async def load(stack: Stack, port: int, connections: int, seconds: float) -> tuple[list, int]:
@@ -262,7 +262,7 @@ def main() -> None:
     harness.report(
         "serve", rows(rounds, memory), connections=CONNECTIONS, seconds=SECONDS,
         resident_mb=memory,
-        rounds={name: [vars(one) for one in found] for name, found in rounds.items()},
+        rounds={name: [vars(one) for one in each] for name, each in rounds.items()},
     )  # fmt: skip
 
 
@@ -270,14 +270,14 @@ def rows(rounds: dict[str, list[Round]], memory: dict[str, float]) -> list[harne
     """Ours beside each peer."""
     if "howdah" not in rounds:
         return []
-    ours, found = rounds["howdah"], []
+    ours, table = rounds["howdah"], []
     for name, theirs in rounds.items():
         if name == "howdah":
             continue
         bar = ">= 2x" if name == "pipeline" else None
         errors = {"errors_peer": sum(one.errors for one in theirs),
                   "errors_ours": sum(one.errors for one in ours)}  # fmt: skip
-        found.append(
+        table.append(
             harness.Row(
                 what=f"{CONNECTIONS} connections", unit="texts/s", peer=STACKS[name].title,
                 peer_values=[one.rate for one in theirs], our_values=[one.rate for one in ours],
@@ -285,17 +285,17 @@ def rows(rounds: dict[str, list[Round]], memory: dict[str, float]) -> list[harne
             )
         )  # fmt: skip
         for field, what in (("p50", "p50"), ("p95", "p95"), ("single_p50", "one connection, p50")):
-            found.append(
+            table.append(
                 harness.Row(
                     what=what, unit="ms", peer=STACKS[name].title, lower_is_better=True,
                     peer_values=[getattr(one, field) for one in theirs],
                     our_values=[getattr(one, field) for one in ours],
                 )
             )  # fmt: skip
-        found.append(
+        table.append(
             harness.Row(
                 what="resident", unit="MB", peer=STACKS[name].title, lower_is_better=True,
                 peer_values=[memory[name]], our_values=[memory["howdah"]], bar="< 350 MB",
             )
         )  # fmt: skip
-    return found
+    return table

@@ -179,13 +179,13 @@ ALONE = {"howdah": "howdah torchrun", "hf trainer": "hf trainer", "ddp": "ddp",
 # ------------------------------------------------------------------------------------- measured
 def _alone(bench: Bench, stack: Stack) -> dict:
     """Milliseconds of a step of one rank, with the whole batch and with half of it."""
-    found = {}
+    milliseconds = {}
     for key, batch in (("whole_ms", BATCH), ("half_ms", BATCH // 2)):
         place = Place.new(bench, 1, batch)
         with Watched(stack.argv(place), place, ours=stack.ours) as run:
             run.wait_for("steps", lambda run=run: len(run.steps()) > WARM + STEPS)
-            found[key] = _milliseconds(run)
-    return found
+            milliseconds[key] = _milliseconds(run)
+    return milliseconds
 
 
 def _together(bench: Bench, stack: Stack) -> dict:
@@ -193,14 +193,14 @@ def _together(bench: Bench, stack: Stack) -> dict:
     place = Place.new(bench, 2, BATCH)
     with Watched(stack.argv(place), place, ours=stack.ours) as run:
         run.wait_for("steps", lambda: len(run.steps()) > WARM + STEPS)
-        found = {
+        figures = {
             "first_step_seconds": run.steps()[0].time - run.begun,
             "step_ms": _milliseconds(run),
             **run.memory(),
             "listeners": run.listeners(),
         }
-        found["killed"] = run.kill_rank(1, goes_on=stack.resumes, elastic=stack.elastic)
-    return found
+        figures["killed"] = run.kill_rank(1, goes_on=stack.resumes, elastic=stack.elastic)
+    return figures
 
 
 def _milliseconds(run: Watched) -> float:
@@ -264,10 +264,10 @@ def _size(path: os.PathLike) -> int:
 def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterator[dict]:
     """What is shown of each stack: medians, and the last round's end."""
 
-    def median(found: list[dict], key: str) -> float:
-        return statistics.median(one[key] for one in found)
+    def median(runs: list[dict], key: str) -> float:
+        return statistics.median(one[key] for one in runs)
 
-    for name, found in rounds.items():
+    for name, runs in rounds.items():
         stack = STACKS[name]
         one = alone.get(stack.alone)
         number, size = installed((stack.framework, *stack.packages))
@@ -281,15 +281,15 @@ def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterat
             if stack.ours
             else f"{lines} lines",
             "packages": f"{number - framework}, {size - framework_size:,.0f} MB",
-            "first step s": f"{median(found, 'first_step_seconds'):.1f}",
+            "first step s": f"{median(runs, 'first_step_seconds'):.1f}",
             "np=1 ms": f"{median(one, 'whole_ms'):.0f}" if one else "failed",
-            "np=2 ms": f"{median(found, 'step_ms'):.0f}",
-            "added ms": f"{median(found, 'step_ms') - median(one, 'half_ms'):.0f}" if one else "",
-            "a rank's peak MB": f"{median(found, 'rank_mb'):,.0f}",
-            "own processes": f"{median(found, 'own_processes'):.0f}, "
-            f"{median(found, 'own_mb'):,.0f} MB",
-            "open ports": f"{median(found, 'listeners'):.0f}",
-            "a killed rank": _said(found, stack),
+            "np=2 ms": f"{median(runs, 'step_ms'):.0f}",
+            "added ms": f"{median(runs, 'step_ms') - median(one, 'half_ms'):.0f}" if one else "",
+            "a rank's peak MB": f"{median(runs, 'rank_mb'):,.0f}",
+            "own processes": f"{median(runs, 'own_processes'):.0f}, "
+            f"{median(runs, 'own_mb'):,.0f} MB",
+            "open ports": f"{median(runs, 'listeners'):.0f}",
+            "a killed rank": _said(runs, stack),
         }
 
 
@@ -299,23 +299,23 @@ class _Nowhere:
     folder = base = ""
 
 
-def _said(found: list[dict], stack: Stack) -> str:
-    kills = [one["killed"] for one in found]
+def _said(runs: list[dict], stack: Stack) -> str:
+    kills = [one["killed"] for one in runs]
     outcomes = sorted({kill["outcome"] for kill in kills})
     seconds = statistics.median(kill["seconds"] for kill in kills)
     codes = sorted({kill["exit_code"] for kill in kills if kill["exit_code"] is not None})
-    said = f"{' or '.join(outcomes)} after {seconds:.1f} s"
+    outcome = f"{' or '.join(outcomes)} after {seconds:.1f} s"
     if codes:
-        said += f", exit code {', '.join(map(str, codes))}"
+        outcome += f", exit code {', '.join(map(str, codes))}"
     went_on = [kill for kill in kills if "seconds_to_new_step" in kill]
     if went_on:
         again = statistics.median(kill["seconds_to_new_step"] for kill in went_on)
         repeated = statistics.median(kill["steps_repeated"] for kill in went_on)
         how = "started again, " if codes else ""
-        said += f"; {how}next new step after {again:.1f} s, {repeated:.0f} repeated"
+        outcome += f"; {how}next new step after {again:.1f} s, {repeated:.0f} repeated"
     elif not stack.resumes:
-        said += f"; {stack.remark}"
-    return said
+        outcome += f"; {stack.remark}"
+    return outcome
 
 
 def table(rows: list[dict]) -> str:
@@ -326,8 +326,8 @@ def table(rows: list[dict]) -> str:
 
 def main() -> None:
     """All stacks, or those that BENCH_STACKS names."""
-    wanted = [name for name in os.environ.get("BENCH_STACKS", "").split(",") if name] or [*STACKS]
-    if unknown := sorted(set(wanted) - set(STACKS)):
+    names = [name for name in os.environ.get("BENCH_STACKS", "").split(",") if name] or [*STACKS]
+    if unknown := sorted(set(names) - set(STACKS)):
         raise SystemExit(f"no stack {', '.join(unknown)}; there are: {', '.join(STACKS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # contexts end what they have started
     rounds: dict[str, list[dict]] = {}
@@ -336,21 +336,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(folder, size="minilm", texts="lengths", rows=ROWS, steps=STEPS)
 
-        def go_on(found: dict, key: str, count: int, what: str, stack: Stack, run: Callable):
+        def go_on(results: dict, key: str, count: int, what: str, stack: Stack, run: Callable):
             """Up to `count` rounds; a stack that fails costs its own row."""
             if what in failures:
                 return
             try:
                 journal = _journal(stack)
-                found[key] = journal.up_to(count, what, lambda: run(bench, stack))
+                results[key] = journal.up_to(count, what, lambda: run(bench, stack))
             except SystemExit as error:
                 failures[what] = str(error)
                 print(f"{what} failed:\n{error}", flush=True)
 
         for count in range(1, ROUNDS + 1):  # in turn: what the machine does beside hits all
-            for name in wanted:
+            for name in names:
                 go_on(rounds, name, count, name, STACKS[name], _together)
-            for key in dict.fromkeys(STACKS[name].alone for name in wanted):
+            for key in dict.fromkeys(STACKS[name].alone for name in names):
                 go_on(alone, key, count, f"np=1 {key}", STACKS[ALONE[key]], _alone)
     rows = list(_rows(rounds, alone))
     if rows:

@@ -174,14 +174,14 @@ class Watched:
         """Process ids by rank."""
         if self._ours:
             run = f"{self._place.folder}/run"
-            found = {one.rank: one.pid for one in RankRecord.read_all(run)}
-            return found or self._ranks_of_job(status_path(run))
+            pids = {one.rank: one.pid for one in RankRecord.read_all(run)}
+            return pids or self._ranks_of_job(status_path(run))
         folder = f"{self._place.folder}/ranks"
-        found = {}
+        pids = {}
         for name in os.listdir(folder):
             with open(f"{folder}/{name}", encoding="utf-8") as file:
-                found[int(name)] = int(file.read())
-        return found
+                pids[int(name)] = int(file.read())
+        return pids
 
     @staticmethod
     def _ranks_of_job(path: str) -> dict[int, int]:
@@ -205,13 +205,13 @@ class Watched:
 
     def listeners(self) -> int:
         """Listening TCP sockets of all its processes that other machines can reach."""
-        found = set()
+        ports = set()
         for pid in marked(MARK, self._token):
             with contextlib.suppress(psutil.Error):
                 for one in psutil.Process(pid).net_connections("tcp"):
                     if one.status == psutil.CONN_LISTEN and not _loopback(one.laddr.ip):
-                        found.add(one.laddr.port)
-        return len(found)
+                        ports.add(one.laddr.port)
+        return len(ports)
 
     def kill_rank(self, rank: int, *, goes_on: bool, elastic: bool = False) -> dict:
         """Kill a rank and see what follows.
@@ -240,17 +240,17 @@ class Watched:
         deadline = time.monotonic() + _HANGS_SECONDS
         while self.code is None and not advanced() and time.monotonic() < deadline:
             time.sleep(0.05)
-        found: dict = {"exit_code": self.code, "seconds": time.time() - at}
-        found["outcome"] = "ends" if self.code is not None else "hangs"
+        result: dict = {"exit_code": self.code, "seconds": time.time() - at}
+        result["outcome"] = "ends" if self.code is not None else "hangs"
         if self.code is None and advanced():
-            found["outcome"] = "recovers"
+            result["outcome"] = "recovers"
         elif self.code is not None and goes_on:
             self.start()
             self.wait_for("step after a second start", advanced)
         if step := advanced():
-            found["seconds_to_new_step"] = step.time - at
-            found["steps_repeated"] = max(0, before.number - new_life()[0].number + 1)
-        return found
+            result["seconds_to_new_step"] = step.time - at
+            result["steps_repeated"] = max(0, before.number - new_life()[0].number + 1)
+        return result
 
 
 def _loopback(address: str) -> bool:

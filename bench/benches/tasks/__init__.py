@@ -76,7 +76,7 @@ def main() -> None:
         "tasks", sources=SOURCES, plans=repr(PLANS), rows=ROWS, articles=bool(ag_news), base=base
     )
     budget = harness.Budget(PARTS)
-    found = []
+    rows = []
     for task in WANTED:
         folder = _folder(task, ag_news)
         runs: dict[str, list[dict]] = {name: [] for name in SYSTEMS}
@@ -84,11 +84,11 @@ def main() -> None:
             for name in SYSTEMS:
                 run = partial(_run_of, name, seed, folder, task, base, ag_news)
                 runs[name] += journal.up_to(1, f"{task}, {name}, seed {seed}", run, budget)
-        found += _rows(task, runs)
+        rows += _rows(task, runs)
     if budget.over:
         print("parts are left: run the bench again")
     harness.report(
-        "tasks", found, pretrained=pretrained, plans=repr(PLANS), complete=not budget.over
+        "tasks", rows, pretrained=pretrained, plans=repr(PLANS), complete=not budget.over
     )
 
 

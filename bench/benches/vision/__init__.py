@@ -82,7 +82,7 @@ def _peer(folder: str, seed: int) -> dict:
 def main() -> None:
     """Peer and ours in turn for each seed."""
     ways = {"HF Trainer": _peer, "ours": _ours}
-    found: dict[str, list[dict]] = {name: [] for name in ways}
+    runs_by_way: dict[str, list[dict]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as folder:
         images.write_folder(f"{folder}/digits", images.digits())
         images.write_vit(f"{folder}/vit", side=16, patch=4, width=64, layers=4)
@@ -91,14 +91,14 @@ def main() -> None:
         _run("howdah.cli", "etl", "--config", f"{folder}/run.yaml")
         for seed in SEEDS:
             for name, way in ways.items():
-                found[name].append(way(folder, seed))
-                print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
+                runs_by_way[name].append(way(folder, seed))
+                print(f"{name}, seed {seed}: {runs_by_way[name][-1]}", flush=True)
     values = {
         name: (
             [100 * run["accuracy"] for run in runs],
             [1000 * run["train_seconds"] / run["steps"] for run in runs],
         )
-        for name, runs in found.items()
+        for name, runs in runs_by_way.items()
     }
     rows = [
         harness.Row(
@@ -112,7 +112,7 @@ def main() -> None:
             )
         )
     ]  # fmt: skip
-    harness.report("vision", rows, runs=found)
+    harness.report("vision", rows, runs=runs_by_way)
     for name, (accuracies, steps) in values.items():
         each = ", ".join(f"{value:.2f}" for value in accuracies)
         print(f"{name:<12} mean {statistics.mean(accuracies):.2f}  per seed {each}", end="")

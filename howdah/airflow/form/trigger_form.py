@@ -79,7 +79,7 @@ def params(
     *,
     names: Iterable[str] = OPEN,
     defaults: Mapping[str, Any] | None = None,
-    own: Iterable[str] = OWN,
+    form_fields: Iterable[str] = OWN,
     policy: Policy | None = None,
 ) -> dict[str, Param]:
     """The `params` of a DAG: the form's own fields first, `set` last.
@@ -87,7 +87,7 @@ def params(
     Args:
         names: keys that have a field.
         defaults: a partial configuration; the form's own fields may be beside its sections.
-        own: the form's own fields that the DAG has.
+        form_fields: the form's own fields that the DAG has.
         policy: leaves out the keys that may not be sent. The form's own fields, which tasks read,
             are then hidden and keep their defaults. None: every field is shown.
     """
@@ -96,7 +96,7 @@ def params(
     from airflow.sdk import Param
 
     installed = defaults or {}
-    made = {name: own_param(name, installed, policy) for name in OWN if name in own}
+    made = {name: own_param(name, installed, policy) for name in OWN if name in form_fields}
     for each in fields(names, defaults=sections(installed)):
         if policy is None or policy.may_send(each.name):
             made[each.name] = Param(each.default, each.help, **each.schema, title=each.name)
@@ -213,21 +213,21 @@ def own_params(context: Context) -> dict[str, Any]:
 
 
 def config(
-    given: Mapping[str, Any],
+    sent: Mapping[str, Any],
     *,
     on: str = "local",
     overrides: Mapping[str, Any] | None = None,
-    own: Iterable[str] = OWN,
+    form_fields: Iterable[str] = OWN,
     defaults: Mapping[str, Any] | None = None,
     judge: Judge | None = None,
 ) -> dict[str, Any]:
     """The complete configuration, as nested dicts, from the values that the form or the API sent.
 
     Args:
-        given: {key: value}, including the form's own fields and `set`.
+        sent: {key: value}, including the form's own fields and `set`.
         on: where training runs; decides the default of Spark's master.
         overrides: {key: value} that the DAG run sets, such as run.directory.
-        own: the form's own fields, which are left out.
+        form_fields: the form's own fields, which are left out.
         defaults: this installation's defaults, for keys that were not sent.
         judge: the judge of this installation's policy; None: everything may be sent.
     Raises:
@@ -237,14 +237,14 @@ def config(
     keys = [name for name, _ in configs.keys() if name not in OF_THE_RUN]  # noqa: SIM118
     sendable = {name for name in keys if name.partition(".")[0] in SECTIONS}
     installed = defaults or {}
-    lines = set_lines.parse(given.get(SET), sections(installed))
+    lines = set_lines.parse(sent.get(SET), sections(installed))
     problems: list[HowdahError] = list(lines.problems)
     refused: list[HowdahError] = []
     changed: set[str] = set()
     values = {name: _of(installed, name) for name in keys if _has(installed, name)}
-    sendings = {name: value for name, value in given.items() if name != SET}
+    sendings = {name: value for name, value in sent.items() if name != SET}
     for name, value in (*sendings.items(), *lines.values.items()):
-        if name in own and name not in lines.values:
+        if name in form_fields and name not in lines.values:
             if judge is not None and value != own_default(name, installed):
                 refused += judge.key(name)
             continue

@@ -105,9 +105,9 @@ def back_fill(airflow, dag: str, at_once: int) -> None:
 
 def runs_of(airflow, dag: str) -> dict[str, dict]:
     """{day: its run}; each day has one."""
-    found = airflow.api("GET", f"/dags/{dag}/dagRuns", params={"limit": 100})["dag_runs"]
-    by_day = {run["logical_date"][:10]: run for run in found}
-    assert len(by_day) == len(found)
+    runs = airflow.api("GET", f"/dags/{dag}/dagRuns", params={"limit": 100})["dag_runs"]
+    by_day = {run["logical_date"][:10]: run for run in runs}
+    assert len(by_day) == len(runs)
     return by_day
 
 
@@ -125,8 +125,8 @@ def test_ten_days_are_appended_trained_and_published_in_order_whatever_is_killed
     # ---------------------------------------------- the task of the third day's training is killed
     third = wait_until(lambda: runs_of(airflow, "fill_retrain").get(DAYS[2]), LIMIT)["dag_run_id"]
     airflow.wait_task("fill_retrain", third, "train", {"running"}, LIMIT)
-    found = wait_until(lambda: guards(airflow), 300)
-    os.kill(next(iter(found.values())), signal.SIGKILL)
+    guard_pids = wait_until(lambda: guards(airflow), 300)
+    os.kill(next(iter(guard_pids.values())), signal.SIGKILL)
     wait_until(lambda: airflow.task("fill_retrain", third, "train")["try_number"] == 2, 600)
 
     wait_until(lambda: over(airflow, "fill_retrain"), LIMIT)

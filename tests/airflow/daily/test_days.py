@@ -102,9 +102,9 @@ def test_settings_have_defaults_and_every_problem_is_named():
     wrong = {"partition": "%Y", "wait_hours": 0, "shedule": None, "retrain": {"cooldown": 1}}
     with pytest.raises(ConfigError) as caught:
         settings.from_defaults({"daily": wrong})
-    said = str(caught.value)
+    message = str(caught.value)
     for part in ("names no partition", "wait_hours", "did you mean schedule", "cooldown_hours"):
-        assert part in said
+        assert part in message
 
 
 def test_a_time_zone_has_to_exist():
@@ -121,9 +121,9 @@ def test_what_the_installations_daily_dags_name_is_allowed_and_no_more():
             "publish": {"directory": "hdfs:///models", "name": "news"},
         }
     )
-    given = {"retrain": {"source": "/in/days/{ds}.csv"}, "ready": "/w/ds={ds}/_SUCCESS"}
-    own = settings.from_defaults({"daily": given})
-    assert settings.granted(own, config) == (
+    section = {"retrain": {"source": "/in/days/{ds}.csv"}, "ready": "/w/ds={ds}/_SUCCESS"}
+    daily = settings.from_defaults({"daily": section})
+    assert settings.granted(daily, config) == (
         ["news.texts", "news.texts_scored"], ["hdfs:///models/news", "/w", "/in/days"],
     )  # fmt: skip
 
@@ -173,8 +173,8 @@ PLACES = touched.places_of({}, HADOOP, "/jobs")
     ],
 )
 def test_names_follow_the_naming_specification(name, space, full):
-    found = PLACES.of(name)
-    assert (found.namespace, found.name) == (space, full)
+    qualified = PLACES.of(name)
+    assert (qualified.namespace, qualified.name) == (space, full)
 
 
 def test_what_each_command_touches():

@@ -50,9 +50,9 @@ def test_what_is_asked_comes_from_the_form_and_the_installation(installed):
         daily={"ready": "/w/ds={ds}/_SUCCESS"},
     )
     day = days.Day(partitions=("ds=1",), by="the date")
-    asked = form.request({}, day, "/runs/r")
-    assert (asked["source"], asked["output"]) == ("news.texts", "news.texts_scored")
-    assert (asked["model"], asked["wait"]) == ("hdfs:///models/news", True)
+    request = form.request({}, day, "/runs/r")
+    assert (request["source"], request["output"]) == ("news.texts", "news.texts_scored")
+    assert (request["model"], request["wait"]) == ("hdfs:///models/news", True)
     files = form.request({"source": "/in/{ds}.csv"}, day, "/runs/r")
     assert (files["source"], files["output"]) == ("/in/1.csv", "/runs/r/predictions.parquet")
 
@@ -74,9 +74,9 @@ def test_the_policy_judges_what_differs_from_the_installation(installed):
     bad = {"model": "/etc/x", "source": "hr.pay", "output": "hr.out", "conn_id": "c", "x": 1}
     with pytest.raises(ConfigError) as caught:
         form.check(bad, judge)
-    said = str(caught.value)
+    message = str(caught.value)
     for part in ("unknown key 'x'", "model is refused", "source is refused", "output is refused"):
-        assert part in said
+        assert part in message
 
 
 def test_a_retraining_gets_the_days_rows_and_begins_from_the_version_of_its_first_try(
@@ -104,9 +104,9 @@ def test_a_retraining_gets_the_days_rows_and_begins_from_the_version_of_its_firs
 
     def decided(sent):
         task = made(retraining.CheckRetrainOperator, hook)
-        found = task.decided({**context, **dated("2026-11-01")}, sent)
+        decision = task.decided({**context, **dated("2026-11-01")}, sent)
         waits.append(task._awaited)
-        return found
+        return decision
 
     first = decided({"partition": None, "source": None})
     assert first == {

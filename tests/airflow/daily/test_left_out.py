@@ -80,9 +80,9 @@ def test_every_secret_of_the_defaults_is_put_back_and_none_that_is_no_longer_the
     data = {"source": "/in/{ds}.csv", **SPARK}
     installed(["/opt/page"], data=data)
     daily = checked(CheckDayOperator, hook(), {"partition": "ds=1"})["config"]
-    asked = {"model": "m", "source": "/in/1.csv", "output": None, "text_column": None,
+    form = {"model": "m", "source": "/in/1.csv", "output": None, "text_column": None,
              "id_column": None, "master": None}  # fmt: skip
-    scoring = checked(CheckScoringOperator, hook(), asked)["config"]
+    scoring = checked(CheckScoringOperator, hook(), form)["config"]
     for made in (daily, scoring):
         stored = json.dumps(made)
         assert not [secret for secret in SECRETS if secret in stored], stored

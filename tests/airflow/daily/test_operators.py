@@ -124,9 +124,9 @@ def test_days_whose_rows_came_late_are_scored_again_and_judged(context):
 
     hook, scoring = task(answer)
     scored = scoring.execute(context)
-    asked = hook.asked[0]
-    assert asked[asked.index("--since") + 1] == "ds=2026-10-31"
-    assert asked[asked.index("--until") + 1] == "ds=2026-11-03" and "--partition" not in asked
+    words = hook.asked[0]
+    assert words[words.index("--since") + 1] == "ds=2026-10-31"
+    assert words[words.index("--until") + 1] == "ds=2026-11-03" and "--partition" not in words
     assert [one["partition"] for one in scored["partitions"]] == ["ds=2026-11-01", "ds=2026-11-03"]
     # The day itself must be there: a walk from an earlier day does not miss it.
     answer = {**answer, "partitions": answer["partitions"][:2]}
@@ -212,9 +212,9 @@ def test_the_installations_policy_decides_which_notifiers_may_be_named(
     ]  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         notifiers.made(Hook(notifiers=wrong), "drift")
-    said = str(caught.value)
+    message = str(caught.value)
     for part in ("rule `notifiers`", "os.system", "not an Airflow BaseNotifier", "massage"):
-        assert part in said
+        assert part in message
     assert len(notifiers.made(Hook(notifiers=[{"path": recorder}]), "drift")) == 1
     (tmp_path / "policy.yaml").write_text("notifiers: [my.chat.Tell]\n")
     with pytest.raises(ConfigError, match="rule `notifiers`"):

@@ -85,8 +85,8 @@ def events(airflow, task: str, kind: str) -> list[dict]:
     """OpenLineage events of a task, `DAG.task`."""
     if not airflow.lineage.exists():
         return []
-    found = [json.loads(line) for line in airflow.lineage.read_text().splitlines() if line]
-    return [e for e in found if e["job"]["name"] == task and e["eventType"] == kind]
+    emitted = [json.loads(line) for line in airflow.lineage.read_text().splitlines() if line]
+    return [e for e in emitted if e["job"]["name"] == task and e["eventType"] == kind]
 
 
 def names(datasets) -> dict[str, dict]:
@@ -96,8 +96,8 @@ def names(datasets) -> dict[str, dict]:
 def write_day(place, day: str, number: int) -> None:
     """Rows of one source, each day others."""
     lines = Path(write_rows(place / "rows.csv", 240 * number)).read_text("utf-8").splitlines()
-    own = [lines[0], *lines[1 + 240 * (number - 1) :]]
-    (place / "in" / f"{day}.csv").write_text("\n".join([*own, ""]))
+    rows = [lines[0], *lines[1 + 240 * (number - 1) :]]
+    (place / "in" / f"{day}.csv").write_text("\n".join([*rows, ""]))
 
 
 def test_two_days_are_appended_and_published_and_one_that_drifts_raises_the_alarm(days):

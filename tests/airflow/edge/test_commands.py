@@ -74,22 +74,22 @@ def test_a_failures_message_and_whether_it_is_retried(hook, arguments, config, c
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("/nowhere/howdah", "cannot be started"),
         ("/bin/true", "does not answer like howdah"),
         ("other-version", "version 9.9.0"),
     ],
 )
-def test_a_program_that_is_not_ours(hook, tmp_path, command, said):
+def test_a_program_that_is_not_ours(hook, tmp_path, command, message):
     from howdah.airflow.failures import HowdahCommandRefused
 
     if command == "other-version":
         command = other_howdah(tmp_path)
     with pytest.raises(HowdahCommandRefused) as caught:
         hook(command=command).run(["doctor", "--json"])
-    assert said in str(caught.value)
-    if "9.9.0" in said:
+    assert message in str(caught.value)
+    if "9.9.0" in message:
         assert howdah.__version__ in str(caught.value)
 
 
@@ -128,9 +128,9 @@ def test_nothing_outlives_a_task_that_is_ended(hook, endless, number):
     wait_until(lambda: len(running(endless)) >= 3)  # the task's arguments as well
     below = descendants(task.pid)
     os.killpg(task.pid, number)  # Airflow ends the process group of its task
-    said, _ = task.communicate(timeout=60)
+    output, _ = task.communicate(timeout=60)
     if number == signal.SIGTERM:
-        assert "raised HowdahCommandFailed 143" in said
+        assert "raised HowdahCommandFailed 143" in output
     wait_until(lambda: all(gone(pid) for pid in below))
     assert not running(endless)
 
@@ -173,12 +173,12 @@ def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn
         ("local", False, local), ("yarn", False, yarn),
         ("local", True, local or name == "Horovod"),
     ):  # fmt: skip
-        asked = hook(command=str(program))
+        program_hook = hook(command=str(program))
         if not stops:
-            assert doctor(asked, on, logging.getLogger(), horovod=horovod)["ok"]
+            assert doctor(program_hook, on, logging.getLogger(), horovod=horovod)["ok"]
             continue
         with pytest.raises(HowdahCommandRefused) as caught:
-            doctor(asked, on, logging.getLogger(), horovod=horovod)
+            doctor(program_hook, on, logging.getLogger(), horovod=horovod)
         where = {"local": "this machine", "yarn": "YARN"}[on]
         assert f"lacks what training on {where} needs" in str(caught.value)
         assert f"- {name}" in str(caught.value)
@@ -220,9 +220,9 @@ def test_preflight_without_a_source_plans_the_run_and_makes_no_dataset(
     }
     run = {"conn_id": connection("howdah_plain", extra), "config": config}
     task = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)
-    found = PreflightOperator(task_id="preflight", np=2, **run).execute({"ti": task})
-    assert found["ok"]
-    assert found["job"] == {
+    report = PreflightOperator(task_id="preflight", np=2, **run).execute({"ti": task})
+    assert report["ok"]
+    assert report["job"] == {
         "dataset": tiny_dataset.path, "rows": {"test": 25, "train": 96, "validation": 24},
         "world_size": 2, "steps_per_epoch": 8, "steps": 8,
     }  # fmt: skip

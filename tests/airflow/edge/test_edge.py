@@ -48,12 +48,12 @@ def hook(healthy_cluster, edge, monkeypatch):
                               names=conf.YARN_FILES))  # fmt: skip
     for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME"):
         monkeypatch.delenv(name, raising=False)
-    known = ("HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME", "PATH")
+    names = ("HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME", "PATH")
     extra = {
         "on": "yarn", "ssh_conn_id": "edge", "command": HOWDAH, "resourcemanager": urls,
         "run_root": "hdfs:///runs",
         "environment": {name: str(value) for name, value in healthy_cluster.env.items()
-                        if name in known},
+                        if name in names},
     }  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_EDGE", json.dumps(edge.connection()))
     monkeypatch.setenv(
@@ -78,8 +78,8 @@ def applications(hook, place, name):
 def test_a_job_is_submitted_on_the_edge_node_and_looked_after_by_http(hook, place):
     lines = []
     config = endless(place, "far")
-    asked = hook.run(["submit", "--dry-run", "--json"], config=config, on_line=lines.append)
-    assert asked["application"]["workers"] == 2
+    plan = hook.run(["submit", "--dry-run", "--json"], config=config, on_line=lines.append)
+    assert plan["application"]["workers"] == 2
     submitted = hook.run(["submit", "--json"], config=config, on_line=lines.append)
     assert any("submitting far" in line for line in lines)
     again = hook.run(["submit", "--json"], config=config)
@@ -114,15 +114,15 @@ def test_a_connection_lost_while_it_submits_leaves_one_application_in_the_end(ho
 
 
 def guard_processes():
-    found = []
+    pids = []
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if b"guard" in arguments and b"submit" in arguments and stat_fields(int(name)):
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 @pytest.mark.full
@@ -173,8 +173,8 @@ def test_a_kerberised_resourcemanager_is_asked_with_the_connections_keytab(
 
     become_alice(secure_cluster, tmp_path, monkeypatch)
     place_data(secure_dir, tiny_model_dir)
-    there = {"HADOOP_CONF_DIR": str(secure_cluster.conf_dir)}
-    urls = web_urls(conf.load(there, names=conf.YARN_FILES))
+    environment = {"HADOOP_CONF_DIR": str(secure_cluster.conf_dir)}
+    urls = web_urls(conf.load(environment, names=conf.YARN_FILES))
     keytab = {
         "keytab": str(secure_cluster.keytab("alice")),
         "principal": secure_cluster.principal("alice"),
@@ -201,7 +201,7 @@ def test_a_kerberised_resourcemanager_is_asked_with_the_connections_keytab(
 
     config = endless(secure_dir, "kerberos")
     config["yarn"] |= keytab
-    made = hook(environment=there, **keytab)
+    made = hook(environment=environment, **keytab)
     lines = []
     submitted = made.run(["submit", "--json"], config=config, on_line=lines.append)
     with made.logged_in():

@@ -65,7 +65,7 @@ def test_a_failure_on_the_edge_node_has_its_own_message(remote):
 
 
 @pytest.mark.parametrize(
-    ("how", "said", "again"),
+    ("how", "message", "again"),
     [
         ({"command": "/nowhere/howdah"}, "the howdah program does not exist", False),
         ({"command": "other-version"}, "version 9.9.0", False),
@@ -74,7 +74,7 @@ def test_a_failure_on_the_edge_node_has_its_own_message(remote):
         ({"port": 1}, "cannot be reached by SSH", True),
     ],
 )
-def test_an_edge_node_that_cannot_be_used(remote, tmp_path, how, said, again, monkeypatch):
+def test_an_edge_node_that_cannot_be_used(remote, tmp_path, how, message, again, monkeypatch):
     from airflow.sdk.exceptions import AirflowFailException
 
     from howdah.airflow.failures import HowdahCommandFailed
@@ -83,7 +83,7 @@ def test_an_edge_node_that_cannot_be_used(remote, tmp_path, how, said, again, mo
         how = {"command": other_howdah(tmp_path)}
     with pytest.raises(HowdahCommandFailed) as caught:
         remote(**how).run(["doctor", "--json"])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "127.0.0.1" in str(caught.value)
     assert isinstance(caught.value, AirflowFailException) != again
 
@@ -195,5 +195,5 @@ def test_secrets_are_not_in_a_command_line_and_are_masked_in_lines(
 
     from howdah.airflow.hook import masked
 
-    said = {"what": f"it says {secret}", "tokens": 7, "all": [("here", f"{secret}!")]}
-    assert masked(said) == {"what": "it says ***", "tokens": 7, "all": [("here", "***!")]}
+    answer = {"what": f"it says {secret}", "tokens": 7, "all": [("here", f"{secret}!")]}
+    assert masked(answer) == {"what": "it says ***", "tokens": 7, "all": [("here", "***!")]}

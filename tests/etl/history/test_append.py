@@ -30,11 +30,11 @@ def day_rows(day: int, past: list[tuple[str, str, str]], count: int, rng) -> lis
     labels."""
     rows = []
     for n in range(count):
-        known = past + rows
-        kind = rng.choice(["new", "new", "copy", "near", "near", "other"]) if known else "new"
+        earlier = past + rows
+        kind = rng.choice(["new", "new", "copy", "near", "near", "other"]) if earlier else "new"
         text, label = " ".join(rng.sample(WORDS, 24)), rng.choice("ab")
         if kind != "new":
-            _, text, label = rng.choice(known)
+            _, text, label = rng.choice(earlier)
             if kind == "other":
                 label = "b" if label == "a" else "a"
             if kind == "near" or (kind == "other" and rng.random() < 0.7):
@@ -73,11 +73,11 @@ def leaks(places: dict[str, str], texts: dict[str, str]) -> list[tuple[str, str]
     options, ids = DedupOptions(), sorted(places)
     made = signatures([texts[i] for i in ids], options.ngram, NUM_PERMUTATIONS)
     need = equal_entries(options.threshold, NUM_PERMUTATIONS)
-    found = []
+    crossing = []
     for n, signature in enumerate(made):
         like = np.flatnonzero((made[n + 1 :] == signature).sum(axis=1) >= need) + n + 1
-        found += [(ids[n], ids[m]) for m in like if places[ids[n]] != places[ids[m]]]
-    return found
+        crossing += [(ids[n], ids[m]) for m in like if places[ids[n]] != places[ids[m]]]
+    return crossing
 
 
 def template_rows(day: int) -> list[tuple[str, str, str]]:
@@ -189,8 +189,8 @@ def test_late_rows_of_a_merged_part_are_appended_as_the_refusal_says(
         run(config_for(tmp_path, tiny_model_dir, late, "day-0", **FEW_JOBS))
     assert "under another data.append.part" in caught.value.remedy
     bounds = {"max_reject_fraction": 0.2}  # stricter than that of the parts
-    given = FEW_JOBS | {"quality": bounds}
-    result, _ = run(config_for(tmp_path, tiny_model_dir, late, "day-0-late", **given))
+    settings = FEW_JOBS | {"quality": bounds}
+    result, _ = run(config_for(tmp_path, tiny_model_dir, late, "day-0-late", **settings))
     after = places_of(result)
     assert {i: after[i] for i in before} == before and len(after) == 62
     assert result.manifest.parts[-1].drops == {"known_id": 20}

@@ -33,16 +33,16 @@ def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_d
     root = str(tmp_path / "data")
     made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
     quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
-    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality}
+    fields = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality}
     storage.remove(f"{made.path}/manifest.json")
-    commit(made.path, made.manifest.model_copy(update=said))
+    commit(made.path, made.manifest.model_copy(update=fields))
     before = load_dataset(root)
     [place] = shards.find("train-5", [before])[before.path]
     assert place["split"] == "train"
     kept = all_rows(before)
-    found = forget.survey({"train-5"}, datasets=[root])
-    assert list(found.files.values()) == [1]
-    forget.apply({"train-5"}, found, datasets=[root], progress=quiet)
+    survey = forget.survey({"train-5"}, datasets=[root])
+    assert list(survey.files.values()) == [1]
+    forget.apply({"train-5"}, survey, datasets=[root], progress=quiet)
     forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
     assert kept.pop("train-5") and kept == all_rows(load_dataset(root))
 
@@ -54,12 +54,12 @@ def test_copies_are_known_by_what_they_hold_and_not_by_their_names(tmp_path, tin
     storage.make_dirs(run)
     storage.write_whole(f"{run}/p.parquet", parquet({"id": keys}))
     places = {"datasets": [root], "runs": [run]}
-    found = forget.survey({"page"}, **places)
-    assert found.files == {
+    survey = forget.survey({"page"}, **places)
+    assert survey.files == {
         made.shard_path(made.manifest.splits["train"][0]): 2,
         f"{run}/p.parquet": 2,
     }
-    forget.apply({"page"}, found, datasets=[root], progress=quiet)
+    forget.apply({"page"}, survey, datasets=[root], progress=quiet)
     forget.refuse_left(forget.survey({"page"}, **places))
     after = load_dataset(root)
     assert ids_of(after)["train"] == ["other", "page#12"]
@@ -83,22 +83,22 @@ def numbered_rows(path: str, model_dir: str, keys: list[str]):
         path, "train", RecordLayout(), "none", 1, texts, [0] * len(keys), keys
     )}  # fmt: skip
     quality = {"read": 4, "kept": 4, "drops": {}, "seconds": 1.0, "at_max_length": 0}
-    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality, "splits": splits}
-    commit(path, made.manifest.model_copy(update=said))
+    fields = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality, "splits": splits}
+    commit(path, made.manifest.model_copy(update=fields))
     return load_dataset(path)
 
 
 def all_rows(dataset) -> dict[str, tuple]:
     """{id: (token ids, what is to be predicted, by record and by index)}"""
-    found = {}
+    examples = {}
     for split, entries in dataset.manifest.splits.items():
         one = ShardSet(dataset, split)
         for shard, entry in enumerate(entries):
             for row in range(entry.rows):
                 example = one.example(shard, row)
                 target = one.labels_of(np.array([shard]), np.array([row])).tolist()
-                found[example.id.decode()] = (example.input_ids.tolist(), example.label, target)
-    return found
+                examples[example.id.decode()] = (example.input_ids.tolist(), example.label, target)
+    return examples
 
 
 @pytest.fixture(params=["plain", pytest.param("hdfs", marks=pytest.mark.hadoop)])
@@ -121,8 +121,8 @@ def versions(root: str) -> int:
 
 def test_shards_of_versions_before_are_found_and_stay_when_it_is_swept(root):
     staging.sweep(root)
-    found = ids_of(load_dataset(root))
-    assert len(found["train"]) == 18 and "d0-train-0" in found["train"]
+    ids = ids_of(load_dataset(root))
+    assert len(ids["train"]) == 18 and "d0-train-0" in ids["train"]
     old = storage.join(root, "v=0000000000000000")
     assert {e.name for e in storage.list_dir(old) if e.is_dir} == {"ledger", "rejects"}
     assert "parent" not in json.dumps(load_dataset(old).manifest.model_dump())
@@ -180,10 +180,10 @@ def test_replay_takes_the_newest_part_and_some_of_the_older(root):
     none = replayed(dataset, training(0, 1))
     assert [e.part for e in none.manifest.splits["train"]] == ["day-2"]
     assert none.manifest.splits["test"] == dataset.manifest.splits["test"]
-    for wanted in (0.5, 6):
-        half = replayed(dataset, training(wanted, 1))
+    for replay in (0.5, 6):
+        half = replayed(dataset, training(replay, 1))
         assert half.manifest.rows("train") == 12
-        assert half.identity == replayed(dataset, training(wanted, 1)).identity
+        assert half.identity == replayed(dataset, training(replay, 1)).identity
         assert len({half.identity, none.identity, dataset.identity}) == 3
     chosen = {replayed(dataset, training(6, s)).manifest.splits["train"][0].part for s in range(8)}
     assert chosen == {"day-0", "day-1"}
@@ -209,19 +209,19 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
         storage.write_whole(f"{run}/{name}", data)
     places = {"datasets": [root], "runs": [f"{place}/runs"]}
     before, listed = ids_of(load_dataset(root)), sorted(storage.find(f"{root}/*/*"))
-    found = forget.survey(ids, **places)
+    survey = forget.survey(ids, **places)
     assert sorted(storage.find(f"{root}/*/*")) == listed  # a survey changes nothing
-    listed = {one["path"].rpartition("/")[2] for one in found.listed}
+    listed = {one["path"].rpartition("/")[2] for one in survey.listed}
     assert listed == {"p.csv", "p.jsonl", "rank-0.log"}
-    assert len(found.versions) == 3 and found.models[0]["run_id"] == "r1"
-    assert f"{run}/predictions/p.parquet" in found.files
+    assert len(survey.versions) == 3 and survey.models[0]["run_id"] == "r1"
+    assert f"{run}/predictions/p.parquet" in survey.files
     with pytest.raises(DataError) as caught:
-        forget.refuse_left(found)
+        forget.refuse_left(survey)
     assert caught.value.exit_code == 3
-    changed = forget.apply(ids, found, datasets=[root], progress=quiet)
+    changed = forget.apply(ids, survey, datasets=[root], progress=quiet)
     left = forget.survey(ids, **places)
     forget.refuse_left(left)
-    assert left.models == found.models  # its version is gone, and it is still listed
+    assert left.models == survey.models  # its version is gone, and it is still listed
     after = load_dataset(root)
     assert after.path in changed and versions(root) == 1
     got = ids_of(after)
@@ -230,7 +230,7 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
     ledger = after.manifest.ledger.files
     assert sum(f.rows for f in ledger if f.kind == "bands") == 31
     assert [p.name for p in after.manifest.parts] == ["day-0", "day-1", "day-2"]
-    assert left.listed == found.listed and not left.all_read
+    assert left.listed == survey.listed and not left.all_read
     assert storage.read_text(f"{run}/rank-0.log") == "row d0-train-0: too long\nother\n"
     with storage.open_read(f"{run}/predictions/p.parquet") as file:
         assert pq.read_table(pa.PythonFile(file, "r")).num_rows == 1
@@ -246,8 +246,8 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
 def test_parts_and_quality_count_the_rows_that_are_left_out(root):
     ids = {"d0-train-0", "d0-train-1", "d1-test-0", "d2-validation-0", "gone-2"}
     before = load_dataset(root).manifest
-    found = forget.survey(ids, datasets=[root])
-    forget.apply(ids, found, datasets=[root], progress=quiet)
+    survey = forget.survey(ids, datasets=[root])
+    forget.apply(ids, survey, datasets=[root], progress=quiet)
     after = load_dataset(root).manifest
     for old, new, gone in zip(
         before.parts, after.parts, ({"train": 2}, {"test": 1}, {"validation": 1}), strict=True
@@ -270,34 +270,34 @@ def test_rows_of_a_scored_table_go_by_their_number(tmp_path):
     path = str(tmp_path / "part-0.parquet")
     table = {"id": [7, 8, 9], "rank": [8, 1, 1], "label": ["cat", "dog", "dog"]}
     storage.write_whole(path, parquet(table))
-    found = forget.survey({"8"}, files=[str(tmp_path)])
-    assert found.files == {path: 1}
-    forget.apply({"8"}, found, progress=quiet)
+    survey = forget.survey({"8"}, files=[str(tmp_path)])
+    assert survey.files == {path: 1}
+    forget.apply({"8"}, survey, progress=quiet)
     assert pq.read_table(path)["id"].to_pylist() == [7, 9]
 
 
 def test_what_has_none_of_the_rows_stays_as_it_is(root):
     listed = sorted(storage.find(f"{root}/*/*"))
-    found = forget.survey({"no-such-id"}, datasets=[root])
-    assert found.files == {} == forget.survey({"train-0"}, datasets=[root]).files
-    [mark] = forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet)
+    survey = forget.survey({"no-such-id"}, datasets=[root])
+    assert survey.files == {} == forget.survey({"train-0"}, datasets=[root]).files
+    [mark] = forget.apply({"no-such-id"}, survey, datasets=[root], progress=quiet)
     kept = [path for path in storage.find(f"{root}/*/*") if "/forgotten/" not in path]
     assert sorted(kept) == listed
     assert storage.read_json(mark)["versions"] == []
     # ... and a second time not even a mark
-    assert forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet) == []
+    assert forget.apply({"no-such-id"}, survey, datasets=[root], progress=quiet) == []
 
 
 def test_ids_that_are_in_no_place_are_listed(root, tmp_path):
     parquet_path = tmp_path / "rows.parquet"
     parquet_path.write_bytes(parquet({"id": ["elsewhere-1"]}))
     ids = {"d0-train-0", "elsewhere-1", "mistyped-1"}
-    found = forget.survey(ids, datasets=[root], files=[str(tmp_path / "rows.parquet")])
-    assert found.nowhere == ["mistyped-1"] and found.as_dict()["ids_nowhere"] == 1
-    assert forget.nowhere_lines(found) == [
+    survey = forget.survey(ids, datasets=[root], files=[str(tmp_path / "rows.parquet")])
+    assert survey.nowhere == ["mistyped-1"] and survey.as_dict()["ids_nowhere"] == 1
+    assert forget.nowhere_lines(survey) == [
         "1 of 3 ids are in none of the files that were read: 'mistyped-1'"
     ]
-    forget.apply({"d0-train-0"}, found, datasets=[root], progress=quiet)
+    forget.apply({"d0-train-0"}, survey, datasets=[root], progress=quiet)
     again = forget.survey({"d0-train-0"}, datasets=[root])
     assert again.nowhere == [] and forget.nowhere_lines(again) == []  # forgotten before
 
@@ -313,15 +313,15 @@ def test_runs_without_an_export_and_tables_of_rejected_rows_are_listed(root, tmp
         (tmp_path / "runs" / name / "run.json").write_text(json.dumps(run))
     quality = {**version.manifest.quality, "rejects_table": "db.rejects"}
     path = storage.join(version.path, "manifest.json")
-    said = storage.read_json(path) | {"quality": quality}
-    storage.write_whole(path, json.dumps(said).encode())
-    found = forget.survey({"d0-train-0"}, datasets=[root], runs=[str(tmp_path / "runs")])
-    listed = {one["run_id"]: one["status"] for one in found.models}
+    manifest = storage.read_json(path) | {"quality": quality}
+    storage.write_whole(path, json.dumps(manifest).encode())
+    survey = forget.survey({"d0-train-0"}, datasets=[root], runs=[str(tmp_path / "runs")])
+    listed = {one["run_id"]: one["status"] for one in survey.models}
     assert listed == {"failed": "failed", "running": "running"}
-    [line] = model_lines(next(one for one in found.models if one["run_id"] == "failed"))
+    [line] = model_lines(next(one for one in survey.models if one["run_id"] == "failed"))
     assert "failed, whose checkpoints" in line and version.path in line
     table = f"db.rejects, partition dataset={version.manifest.dataset_hash}"
-    assert found.tables == [table] and table in forget.table_lines(found)[0]
+    assert survey.tables == [table] and table in forget.table_lines(survey)[0]
 
 
 @pytest.mark.parametrize("encoded", ["utf-8", "utf-8-sig"])
@@ -348,15 +348,15 @@ def test_the_commands_say_what_they_find_and_change_nothing_unasked(root, tmp_pa
     (tmp_path / "ids").write_text("d0-train-0\n")
     words = ["model", "forget", "--ids", str(tmp_path / "ids"), "--dataset", root, "--json"]
     assert howdah(words) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert not said["applied"] and len(said["versions"]) == 3 and versions(root) == 3
+    output = json.loads(capsys.readouterr().out)
+    assert not output["applied"] and len(output["versions"]) == 3 and versions(root) == 3
     assert howdah([*words, "--apply"]) == 0
     assert json.loads(capsys.readouterr().out)["applied"] and versions(root) == 1
     assert howdah(["model", "forget", "--ids", str(tmp_path / "ids")]) == 2
     capsys.readouterr()
     assert howdah(["etl", "--compact", "--set", f"data.dataset={root}", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["shards"] < said["shards_before"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["shards"] < output["shards_before"]
 
 
 def howdah(words: list[str]) -> int:

@@ -70,16 +70,16 @@ def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
     words = ["model", "forget", "--ids", str(tmp_path / "ids"), "--dataset", root,
              "--runs", str(tmp_path / "runs"), "--json"]  # fmt: skip
     before = ids_of(made)
-    there = any(row_id in rows for rows in before.values())
+    is_in_dataset = any(row_id in rows for rows in before.values())
     assert howdah(words) == 1  # there are files that a person must look at
-    found = json.loads(capsys.readouterr().out)
-    outside = {path.rpartition("/")[2]: n for path, n in found["files"].items() if run in path}
-    assert outside == {"test.parquet": 1} and not found["all_read"]
-    listed = {one["path"] for one in found["listed"] if run in one["path"]}
+    output = json.loads(capsys.readouterr().out)
+    outside = {path.rpartition("/")[2]: n for path, n in output["files"].items() if run in path}
+    assert outside == {"test.parquet": 1} and not output["all_read"]
+    listed = {one["path"] for one in output["listed"] if run in one["path"]}
     assert listed == {f"{run}/{name}" for name in (
         "run.json", "logs/rank-0.log", *(f"predictions/{t}" for t in tables)
     )}  # fmt: skip
-    assert bool(found["versions"]) == there == bool(found["models"])
+    assert bool(output["versions"]) == is_in_dataset == bool(output["models"])
     assert howdah([*words, "--apply"]) == 1
     capsys.readouterr()
     for name, text in STAYS.items():
@@ -97,8 +97,8 @@ def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
     # a second run finds none, and changes nothing
     for more in ([], ["--apply"]):
         assert howdah([*words, *more]) == 1
-        said = json.loads(capsys.readouterr().out)
-        assert said["files"] == {} and said["versions"] == [] and said["changed"] == []
+        output = json.loads(capsys.readouterr().out)
+        assert output["files"] == {} and output["versions"] == [] and output["changed"] == []
 
 
 def answer(words: list[str], capsys, code: int = 0) -> dict:
@@ -119,8 +119,8 @@ def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):
         "ds=5/.part.parquet.crc": b"\0\xff", "ds=5/part.parquet": parquet({"id": ["5", "7"]}),
     })  # fmt: skip
     words = [*words_for(tmp_path, 'say "5" & <6>', "5"), "--files", str(tmp_path / "p")]
-    found = answer(words, capsys)
-    assert len(found["files"]) == 3 and found["all_read"] and found["listed"] == []
+    output = answer(words, capsys)
+    assert len(output["files"]) == 3 and output["all_read"] and output["listed"] == []
     assert answer([*words, "--apply"], capsys)["applied"]
     assert pq.read_table(f"{tmp_path}/p/000000_0").to_pylist() == [{"id": 8.0, "key": 5}]
     assert not storage.exists(f"{tmp_path}/p/report.html")
@@ -151,9 +151,9 @@ def test_a_file_of_another_writer_is_listed_and_stays(name, tmp_path, capsys):
     put(tmp_path / "p", {"a.parquet": parquet({"id": ["5"]}), name: data})
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")]
     for more in ([], ["--apply"]):
-        found = answer([*words, *more], capsys, code=1)
-        [listed] = found["listed"]
-        assert listed["path"].endswith(name) and not found["all_read"]
+        output = answer([*words, *more], capsys, code=1)
+        [listed] = output["listed"]
+        assert listed["path"].endswith(name) and not output["all_read"]
         assert why in listed["why"] and look in listed["look"]
     assert storage.read_bytes(f"{tmp_path}/p/{name}") == data
     assert pq.read_table(f"{tmp_path}/p/a.parquet").num_rows == 0
@@ -169,8 +169,8 @@ def test_the_lines_never_say_that_nothing_is_left_in_files_that_were_not_read(tm
 
 
 def test_a_place_that_does_not_exist_was_not_read(tmp_path, capsys):
-    found = answer([*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")], capsys, code=1)
-    assert found["missing"] == [str(tmp_path / "p")] and not found["all_read"]
+    output = answer([*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")], capsys, code=1)
+    assert output["missing"] == [str(tmp_path / "p")] and not output["all_read"]
 
 
 def test_where_to_look_in_files_of_a_cluster():
@@ -219,8 +219,8 @@ def test_shards_are_asked_by_their_indexes_and_once(tmp_path, tiny_model_dir, mo
 
     monkeypatch.setattr(in_dataset, "rows_of", counted)
     assert forget.survey({"no-such-id"}, datasets=[root]).files == {} and read == []
-    found = forget.survey({"5", "14"}, datasets=[root])
-    assert len(found.versions) == 4 and len(read) == len(set(read)) == 2
+    survey = forget.survey({"5", "14"}, datasets=[root])
+    assert len(survey.versions) == 4 and len(read) == len(set(read)) == 2
 
 
 def test_what_a_killed_etl_has_left_is_found_and_removed(tmp_path, tiny_model_dir, capsys):
@@ -232,8 +232,8 @@ def test_what_a_killed_etl_has_left_is_found_and_removed(tmp_path, tiny_model_di
         "rejects/part-00000.0badcafe-1.parquet": parquet(rows),
     })  # fmt: skip
     words = [*words_for(tmp_path, "500"), "--dataset", root]
-    found = answer(words, capsys)
-    assert sorted(found["leftovers"].values()) == [1, 1] and found["versions"] == []
+    output = answer(words, capsys)
+    assert sorted(output["leftovers"].values()) == [1, 1] and output["versions"] == []
     assert answer([*words, "--apply"], capsys)["applied"]
     assert not storage.exists(f"{root}/v=00000000000000ff")
     assert answer(words, capsys)["leftovers"] == {}

@@ -28,8 +28,8 @@ def everywhere(root: str) -> bytes:
 
 
 def forget_rows(root: str, *ids: str) -> None:
-    found = forget.survey(set(ids), datasets=[root])
-    forget.apply(set(ids), found, datasets=[root], progress=lambda line: None)
+    survey = forget.survey(set(ids), datasets=[root])
+    forget.apply(set(ids), survey, datasets=[root], progress=lambda line: None)
     forget.refuse_left(forget.survey(set(ids), datasets=[root]))
 
 
@@ -41,8 +41,8 @@ def test_a_forgotten_row_that_comes_again_with_a_later_day_is_left_out(
     root = storage.parent(result.path)
 
     # by the indexes of ids, which the ETL has written: no record is read
-    found = shards.find("a-3", [load_dataset(result.path)])
-    assert [row["split"] for row in found[result.path]] == [places_of(result)["a-3"]]
+    matches = shards.find("a-3", [load_dataset(result.path)])
+    assert [row["split"] for row in matches[result.path]] == [places_of(result)["a-3"]]
     assert shards.find("b-3", [load_dataset(result.path)]) == {}
     forget_rows(root, "a-3", "never-there")
     marker = "xqzforgottenqzx"
@@ -65,12 +65,12 @@ def test_a_row_whose_own_id_ends_in_a_number_is_no_copy(spark, tmp_path):
         ("page", "text", None), ("page#12", "text", None), ("page#2", "text", "duplicate_id"),
         ("other#1", "text", "duplicate_id"), ("copied#2", "text", None), ("copied", "text", None),
     ]  # fmt: skip
-    given = spark.createDataFrame(rows, "id string, text string, reason string")
-    found = leave_out(given, forgotten_ids.load(str(tmp_path))).collect()
-    assert sorted((row["id"], row["reason"]) for row in found if row["id"] is not None) == [
+    frame = spark.createDataFrame(rows, "id string, text string, reason string")
+    remaining = leave_out(frame, forgotten_ids.load(str(tmp_path))).collect()
+    assert sorted((row["id"], row["reason"]) for row in remaining if row["id"] is not None) == [
         ("copied", None), ("other#1", "duplicate_id"), ("page#12", None)
     ]  # fmt: skip
-    gone = [row for row in found if row["id"] is None]
+    gone = [row for row in remaining if row["id"] is None]
     assert [(row["text"], row["reason"]) for row in gone] == [(None, "forgotten")] * 3
 
 

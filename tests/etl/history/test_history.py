@@ -44,19 +44,19 @@ def joined(parts: list[dict]) -> pd.DataFrame:
 
 def test_old_rows_are_compared_by_text_and_by_signature(rows):
     near, far = TEXTS[21] + " more", "something else altogether"
-    wanted = pd.DataFrame({
+    new = pd.DataFrame({
         "id": ["copy", "near", "far", "collides"], "node": [30, 210, 210, 50],
         "key": ["key-3", "k", "l", "m"], "signature": signed([TEXTS[3], near, far, far]),
         "label": "a", "kind": ledger.PAIR, "bands": [[]] * 4,
     })  # fmt: skip
-    found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).set_index("id")
-    assert set(found.index) == {"copy", "near"}
-    assert found.loc["copy", "exact"] and found.loc["copy", "split"] == "test"
-    assert not found.loc["near", "exact"] and found.loc["near", "past"] == "old-21"
-    assert found.loc["near", ["split", "cluster", "part"]].tolist() == ["train", "old-21", "day-0"]
-    wanted["signature"] = None  # data.dedup.near: false
-    found = joined(list(ledger._compare(wanted, 0, rows, 0.7)))
-    assert found["id"].tolist() == ["copy"]
+    pairs = joined(list(ledger._compare(new, 0, rows, 0.7))).set_index("id")
+    assert set(pairs.index) == {"copy", "near"}
+    assert pairs.loc["copy", "exact"] and pairs.loc["copy", "split"] == "test"
+    assert not pairs.loc["near", "exact"] and pairs.loc["near", "past"] == "old-21"
+    assert pairs.loc["near", ["split", "cluster", "part"]].tolist() == ["train", "old-21", "day-0"]
+    new["signature"] = None  # data.dedup.near: false
+    pairs = joined(list(ledger._compare(new, 0, rows, 0.7)))
+    assert pairs["id"].tolist() == ["copy"]
 
 
 def test_only_row_groups_with_a_wanted_value_are_read(rows, monkeypatch):
@@ -83,14 +83,14 @@ def test_of_a_full_bucket_held_out_rows_are_all_compared_and_training_rows_cappe
         bands = {"band": [7] * len(nodes), "node": nodes, "split": [split] * len(nodes)}
         pq.write_table(pa.table(bands), path)
         files.append((path, f"day-{n}"))
-    wanted = pd.DataFrame({"id": ["a", "b"], "band": [7, 8]})
-    found = joined(list(ledger._meet(wanted, 0, {0: files}, most=2)))
-    assert set(found["id"].dropna()) == {"a"}
-    by_kind = {kind: set(rows["node"].dropna()) for kind, rows in found.groupby("kind")}
+    new = pd.DataFrame({"id": ["a", "b"], "band": [7, 8]})
+    meetings = joined(list(ledger._meet(new, 0, {0: files}, most=2)))
+    assert set(meetings["id"].dropna()) == {"a"}
+    by_kind = {kind: set(rows["node"].dropna()) for kind, rows in meetings.groupby("kind")}
     assert by_kind == {"pair": {1, 2, 5, 6}, "beyond": set(), "asks": set(), "held": {7, 8}}
-    bound = found[found["kind"] != "pair"]
+    bound = meetings[meetings["kind"] != "pair"]
     assert (bound["band"] == 7).all()
-    all_of_it = joined(list(ledger._meet(wanted, 0, {0: files}, most=4)))
+    all_of_it = joined(list(ledger._meet(new, 0, {0: files}, most=4)))
     assert set(all_of_it["kind"]) == {"pair"} and len(all_of_it) == 8
 
 
@@ -104,12 +104,12 @@ def test_rows_that_ask_are_compared_with_the_held_rows_of_their_buckets(rows):
     held = pd.DataFrame({
         "kind": ledger.HELD, "node": [50, 50, 70, 60], "bands": [[1], [2], [2], [1]],
     })  # fmt: skip
-    wanted = pd.concat([asks, held], ignore_index=True)
-    found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).sort_values("id")
-    assert found[["id", "past", "exact"]].to_numpy().tolist() == [
+    requests = pd.concat([asks, held], ignore_index=True)
+    pairs = joined(list(ledger._compare(requests, 0, rows, 0.7))).sort_values("id")
+    assert pairs[["id", "past", "exact"]].to_numpy().tolist() == [
         ["near", "old-5", False], ["near-too", "old-5", True],
     ]  # fmt: skip
-    assert set(found["label"]) == {"b"} and set(found["past_label"]) == {"a"}
+    assert set(pairs["label"]) == {"b"} and set(pairs["past_label"]) == {"a"}
 
 
 # ---------------------------------------------------------------------------------------- parts
@@ -133,10 +133,10 @@ def root(tmp_path, tiny_model_dir):
     made = build_appended(root, model_dir=tiny_model_dir)
     config = past._agreed(DataSection(), 4, "t")
     new = find(data(str(tmp_path / "none")))
-    own = {"identity": new.identity, "source": new.source}
+    fields = {"identity": new.identity, "source": new.source}
     manifest = made.manifest.model_copy(update={
         "ledger": made.manifest.ledger.model_copy(update={"config": config, "buckets": 3}),
-        "parts": [p if p.name == "day-0" else p.model_copy(update=own)
+        "parts": [p if p.name == "day-0" else p.model_copy(update=fields)
                   for p in made.manifest.parts],
         "created": "2026-02-01", "dataset_hash": "c" * 16,
     })  # fmt: skip
@@ -167,8 +167,8 @@ def test_a_version_lists_the_parents_files_and_a_replaced_parts_none(root, tmp_p
     assert all(f.version is not None for f in whole.ledger.files)
 
 
-def _model(found) -> str:
-    return found.parent.manifest.tokenizer.source
+def _model(history) -> str:
+    return history.parent.manifest.tokenizer.source
 
 
 def test_parts_that_are_made_otherwise_are_refused_with_both(root):
@@ -184,18 +184,18 @@ def test_parts_that_are_made_otherwise_are_refused_with_both(root):
 
 def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
     bounds = {"max_reject_fraction": 0.9, "max_leakage": 0.5}
-    found = find(data(root, quality=bounds))
-    assert found.parent is not None and "quality" not in found.config
+    history = find(data(root, quality=bounds))
+    assert history.parent is not None and "quality" not in history.config
     with pytest.raises(ConfigError, match="made as the parts before it"):
         find(data(root, quality={"min_characters": 9, **bounds}))
 
 
 def test_rows_that_are_there_already_are_no_bad_rows():
-    there = {"known_id": 900, "bridges_splits": 40, "held_out_copy": 30, "near_duplicate": 20}
-    counting.refuse_rejects(1_000, Counter(there), DataSection())
+    drops = {"known_id": 900, "bridges_splits": 40, "held_out_copy": 30, "near_duplicate": 20}
+    counting.refuse_rejects(1_000, Counter(drops), DataSection())
     strict = DataSection(quality={"max_reject_fraction": 0.009})
     with pytest.raises(DataError) as caught:
-        counting.refuse_rejects(1_000, Counter({**there, "label_conflict": 10}), strict)
+        counting.refuse_rejects(1_000, Counter({**drops, "label_conflict": 10}), strict)
     assert caught.value.got == "10 rows: 10 label_conflict"
 
 
@@ -216,13 +216,13 @@ def test_a_dataset_without_a_ledger_and_a_merged_part_are_refused(root):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "section",
     [
         {"split": {"group": "user"}}, {"split": {"test": 100}}, {"split": {"fold": "1/5"}},
         {"balance": "upsample"}, {"dedup": {"exact": False}}, {"format": "tfrecord"},
     ],
 )  # fmt: skip
-def test_what_needs_all_rows_at_once_is_refused(given):
-    DataSection(**given)
+def test_what_needs_all_rows_at_once_is_refused(section):
+    DataSection(**section)
     with pytest.raises(ValueError, match="append cannot be used with"):
-        DataSection(append={"enabled": True}, **given)
+        DataSection(append={"enabled": True}, **section)

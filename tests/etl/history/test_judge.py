@@ -35,12 +35,12 @@ def written(spark, tmp_path, old: list[tuple], data: DataSection) -> SimpleNames
         assert storage.size(storage.join(str(tmp_path), file.name)) == file.bytes
 
     def paths(kind):
-        found = {}
+        by_bucket = {}
         for file in files:
             if file.kind == kind:
                 path = storage.join(str(tmp_path), file.name)
-                found.setdefault(file.bucket, []).append((path, file.part))
-        return found
+                by_bucket.setdefault(file.bucket, []).append((path, file.part))
+        return by_bucket
 
     rows = [path for of_bucket in paths(ledger.ROWS).values() for path, _ in of_bucket]
     return SimpleNamespace(
@@ -59,10 +59,10 @@ def judged(spark, new: list[tuple], places: dict[str, tuple[str, str]], past, da
     judging = judge.Judging(separated=separated, past=past, data=data, temporary=[])
     judging.gone(separated.fresh)
     placed = judging.place(spark.createDataFrame(rows, f"{NEW}, {more}"))
-    found = {one["id"]: one for one in placed.collect()}
+    fates = {one["id"]: one for one in placed.collect()}
     for frame in judging.temporary:
         frame.unpersist()
-    return found, judging
+    return fates, judging
 
 
 def test_each_kind_of_new_row(spark, tmp_path):
@@ -81,18 +81,18 @@ def test_each_kind_of_new_row(spark, tmp_path):
         row("new", text(5), "a"),
     ]  # fmt: skip
     places = {"its-group": ("near-train",) * 2, "bridge-too": ("bridge",) * 2}
-    found, judging = judged(spark, new, places, past, data)
-    assert len(found) == len(new) and judging.full_buckets == 0
-    assert {i: one["reason"] for i, one in found.items()} == {
+    fates, judging = judged(spark, new, places, past, data)
+    assert len(fates) == len(new) and judging.full_buckets == 0
+    assert {i: one["reason"] for i, one in fates.items()} == {
         "old-1": "known_id", "same": "exact_duplicate", "other": "label_conflict",
         "near": "near_duplicate", "near-test": "held_out_copy", "near-train": None,
         "its-group": None, "bridge": "bridges_splits", "bridge-too": "bridges_splits", "new": None,
     }  # fmt: skip
     for row_id in ("near-train", "its-group", "new"):  # test is frozen: nothing new goes there
-        assert found[row_id]["split"] == "train"
-    assert found["near-train"]["group"] == found["its-group"]["group"] == "c1"
-    assert found["same"]["detail"] == "same text as old-0"
-    assert found["bridge"]["detail"] == "like rows of train, validation"
+        assert fates[row_id]["split"] == "train"
+    assert fates["near-train"]["group"] == fates["its-group"]["group"] == "c1"
+    assert fates["same"]["detail"] == "same text as old-0"
+    assert fates["bridge"]["detail"] == "like rows of train, validation"
 
 
 TEMPLATE = " ".join(f"template{k}" for k in range(14))
@@ -122,17 +122,17 @@ def test_unlike_rows_of_a_full_bucket_go_to_train_and_held_out_ones_are_all_comp
     new = [row(f"new-{n}", of_template(f"n{n}"), "a") for n in range(6)]
     new += [row(f"like-{n}", of_template(f"o{n}").replace("w1", "x1"), "b") for n in range(12, 36)]
     new += [row(f"copy-{n}", of_template(f"o{n}").replace("w1", "x1"), "a") for n in range(12, 36)]
-    found, judging = judged(spark, new, {}, past, data)
+    fates, judging = judged(spark, new, {}, past, data)
     assert judging.full_buckets > 0 and judging.uncompared > 0
     lines = []
     assert judging.capped(lines.append)["full_past_buckets"] == judging.full_buckets
     assert "more than 2 old rows" in lines[0]
     for n in range(6):  # in buckets that have rows of each split, and like none of them
-        assert (found[f"new-{n}"]["reason"], found[f"new-{n}"]["split"]) == (None, "train")
+        assert (fates[f"new-{n}"]["reason"], fates[f"new-{n}"]["split"]) == (None, "train")
     for n in range(12, 36):
-        assert found[f"copy-{n}"]["reason"] == "near_duplicate"
-        assert found[f"copy-{n}"]["detail"] == f"like old-{n}"
-        like = found[f"like-{n}"]
+        assert fates[f"copy-{n}"]["reason"] == "near_duplicate"
+        assert fates[f"copy-{n}"]["detail"] == f"like old-{n}"
+        like = fates[f"like-{n}"]
         if like["reason"] is None:  # in no bucket with training rows that were not compared
             assert like["split"] == splits[n] not in frozen
         else:
@@ -154,14 +154,14 @@ def test_of_a_days_group_that_touches_two_splits_what_is_like_held_out_rows_goes
     ]  # fmt: skip
     places = {name: ("g", name) for name in ("tested", "trained", "validated", "unlike")}
     places["its-cluster"] = ("g", "tested")
-    found, _ = judged(spark, new, places, past, data)
-    assert {i: (one["reason"], one["split"]) for i, one in found.items() if not one["reason"]} == {
+    fates, _ = judged(spark, new, places, past, data)
+    assert {i: (one["reason"], one["split"]) for i, one in fates.items() if not one["reason"]} == {
         "trained": (None, "train"), "unlike": (None, "train"), "elsewhere": (None, "test"),
     }  # fmt: skip
     for name in ("tested", "its-cluster", "validated"):
-        assert found[name]["reason"] == "bridges_splits"
-    assert found["trained"]["group"] == found["unlike"]["group"] == "c1"
-    assert "too large to compare" in found["validated"]["detail"]
+        assert fates[name]["reason"] == "bridges_splits"
+    assert fates["trained"]["group"] == fates["unlike"]["group"] == "c1"
+    assert "too large to compare" in fates["validated"]["detail"]
 
 
 def test_without_ids_a_text_under_another_label_gets_an_id_of_its_own(spark, tmp_path):
@@ -169,18 +169,18 @@ def test_without_ids_a_text_under_another_label_gets_an_id_of_its_own(spark, tmp
     past = written(spark, tmp_path, [(*row("h-1", text(0), "a"), "train", "c0")], data)
     new = spark.createDataFrame([row("h-1", text(0), "b"), row("h-2", text(1), "b")], NEW)
     rows = judge.with_own_ids(new, past, data).collect()
-    found = {one["text"]: one["id"] for one in rows}
-    assert rows[0].asDict().keys() == set(new.columns) and found[text(1)] == "h-2"
-    own = found[text(0)]
-    assert own != "h-1" and len(own) == 3
+    id_of = {one["text"]: one["id"] for one in rows}
+    assert rows[0].asDict().keys() == set(new.columns) and id_of[text(1)] == "h-2"
+    new_id = id_of[text(0)]
+    assert new_id != "h-1" and len(new_id) == 3
     # read again when it is there itself, and the other one no more: the same id
-    kept = [(*row(own, text(0), "b"), "train", "c0"), (*row("h-3", text(3), "a"), "train", "c0")]
+    kept = [(*row(new_id, text(0), "b"), "train", "c0"), (*row("h-3", text(3), "a"), "train", "c0")]
     again = written(spark, tmp_path / "again", kept[:1], data)
     other = written(spark, tmp_path / "other", kept[1:], data)
     replaced, others = (one.paths_of_rows(same_part=False) for one in (again, other))
     by_part = {True: replaced, False: others}
     past = SimpleNamespace(part="day-1", paths_of_rows=lambda same_part: by_part[same_part])
-    assert {r["text"]: r["id"] for r in judge.with_own_ids(new, past, data).collect()} == found
+    assert {r["text"]: r["id"] for r in judge.with_own_ids(new, past, data).collect()} == id_of
     by_id = DataSection(columns={"id": "id"}, dedup={"conflict": "keep"})
     assert judge.with_own_ids(new, past, by_id) is new
 
@@ -196,10 +196,10 @@ def test_what_is_like_a_row_that_goes_is_kept_or_judged_by_itself(spark, tmp_pat
     separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
     judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
     with scratch:
-        found = dedup.deduplicate(
+        result = dedup.deduplicate(
             separated.fresh, data.dedup, scratch, kept, driver_edges=100, gone=judging.gone
         )
-        placed = {one["id"]: one for one in judging.place(found.rows).collect()}
+        placed = {one["id"]: one for one in judging.place(result.rows).collect()}
     for frame in kept:
         frame.unpersist()
     assert {i: (one["reason"], one["detail"]) for i, one in placed.items()} == {

@@ -123,8 +123,8 @@ def short_lives(tmp_path_factory):
     lives = {"token_renew_seconds": RENEWED_SECONDS, "token_max_seconds": GREATEST_SECONDS}
     # A driver that a busy machine is slow to start is no dead one.
     extra = {"yarn-site": {"yarn.am.liveness-monitor.expiry-interval-ms": "600000"}}
-    with running(None, tmp_path_factory, "short", secure=True, extra=extra, **lives) as found:
-        yield found
+    with running(None, tmp_path_factory, "short", secure=True, extra=extra, **lives) as cluster:
+        yield cluster
 
 
 def _pause(pids):

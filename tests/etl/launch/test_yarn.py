@@ -183,13 +183,13 @@ def test_a_java_of_our_own_runs_every_container(yarn_etl, tmp_path):
 
 def containers(nodes):
     """(pid, program) of the JVMs that run in a container's directory below `nodes`."""
-    found = set()
+    jvms = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             place, program = os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/exe")
             if place.startswith(nodes) and "/container_" in place and program.endswith("/java"):
-                found.add((int(pid), program))
-    return found
+                jvms.add((int(pid), program))
+    return jvms
 
 
 @pytest.mark.parametrize(

@@ -77,10 +77,10 @@ def joined(spark, a, b, driver_edges, place):
     edges = spark.createDataFrame(pd.DataFrame({"a": a, "b": b}), "a bigint, b bigint")
     temporary, lines = [], []
     with Scratch(str(place), "0badcafe") as scratch:
-        found = components.connected_components(
+        roots = components.connected_components(
             edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
         )
-        table = found.toPandas()
+        table = roots.toPandas()
     for frame in temporary:
         frame.unpersist()
     assert list(place.iterdir() if place.exists() else []) == []
@@ -149,12 +149,12 @@ def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, shape, 
     temporary, lines = [], []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
         tracemalloc.start()
-        found = components.connected_components(
+        roots = components.connected_components(
             edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
         )
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        table = found.toPandas()
+        table = roots.toPandas()
     for frame in temporary:
         frame.unpersist()
     assert len(lines) <= 15, lines
@@ -213,8 +213,8 @@ def test_an_executor_that_is_lost_between_rounds_costs_no_component(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert "KILLED" in lines and "round 4:" in lines[lines.index("KILLED") + 1], lines
-    found = pq.read_table(tmp_path / "labels")
-    assert_same(found["node"].to_numpy(), found["root"].to_numpy(), a, b)
+    labels = pq.read_table(tmp_path / "labels")
+    assert_same(labels["node"].to_numpy(), labels["root"].to_numpy(), a, b)
 
 
 @pytest.fixture
@@ -266,15 +266,15 @@ def test_ten_million_edges_with_a_bounded_driver(spark, tmp_path, compiled):
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
 
         def join():
-            found = components.connected_components(
+            roots = components.connected_components(
                 edges, scratch, temporary, driver_edges=2_000_000, progress=lines.append
             )
-            found.write.parquet(str(tmp_path / "labels"))
+            roots.write.parquet(str(tmp_path / "labels"))
 
         _, peak = measured("10,000,000 edges", join)
     for frame in temporary:
         frame.unpersist()
     assert 1 <= len(lines) <= 15, lines
     assert peak < 200 * 2_000_000 + 20 * 2**20  # by the edges that it takes, not by all of them
-    found = pq.read_table(tmp_path / "labels")
-    assert_same(found["node"].to_numpy(), found["root"].to_numpy(), a, b)
+    labels = pq.read_table(tmp_path / "labels")
+    assert_same(labels["node"].to_numpy(), labels["root"].to_numpy(), a, b)

@@ -43,19 +43,19 @@ def _frame(spark, rows, partitions):
 def _fates(spark, rows, options, tmp_path, partitions=3, driver_edges=1_000):
     temporary = []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        found = dedup.deduplicate(
+        result = dedup.deduplicate(
             _frame(spark, rows, partitions), options, scratch, temporary, driver_edges=driver_edges
         )
-        fates = {r["id"]: (r["reason"], r["detail"], r["group"]) for r in found.rows.collect()}
+        fates = {r["id"]: (r["reason"], r["detail"], r["group"]) for r in result.rows.collect()}
     assert len(temporary) == 1  # signatures and buckets have gone
     for frame in temporary:
         frame.unpersist()
-    return fates, found
+    return fates, result
 
 
 def test_planted_duplicates_are_found_whatever_the_partitions(spark, tmp_path):
     rows = _planted()
-    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
+    fates, result = _fates(spark, rows, DedupOptions(), tmp_path)
     assert len(fates) == len(rows)
     assert fates["near1"] == (None, None, "near1")
     assert fates["near2"] == ("near_duplicate", "like near1", "near1")
@@ -64,8 +64,8 @@ def test_planted_duplicates_are_found_whatever_the_partitions(spark, tmp_path):
     assert fates["copy3"] == ("exact_duplicate", "same text as copy1", "copy1")
     assert fates["fight1"][:2] == fates["fight2"][:2] == ("label_conflict", "labels: a, b")
     assert all(fates[f"alone{n:02d}"] == (None, None, f"alone{n:02d}") for n in range(30))
-    assert (found.near_clusters, found.largest_cluster, found.largest_group) == (1, 3, 3)
-    assert (found.capped_buckets, found.capped_entries) == (0, 0)
+    assert (result.near_clusters, result.largest_cluster, result.largest_group) == (1, 3, 3)
+    assert (result.capped_buckets, result.capped_entries) == (0, 0)
     again, _ = _fates(spark, rows[::-1], DedupOptions(), tmp_path, partitions=1)
     assert again == fates
     rounds, _ = _fates(spark, rows, DedupOptions(), tmp_path, driver_edges=0)
@@ -113,8 +113,8 @@ def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_pa
     options = DedupOptions(**STRICT)
     pairs = _alike(texts, options)
     assert 50 < len(pairs) < 700
-    fates, found = _fates(spark, rows, options, tmp_path)
-    assert found.capped_buckets > 0 and found.capped_entries > 0
+    fates, result = _fates(spark, rows, options, tmp_path)
+    assert result.capped_buckets > 0 and result.capped_entries > 0
     assert not any(reason for reason, _, _ in fates.values())
     torn = [(a, b) for a, b in pairs if fates[f"r{a:02d}"][2] != fates[f"r{b:02d}"][2]]
     assert not torn
@@ -137,8 +137,8 @@ def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path, monke
         assert whole[int(name[1:])] == whole[int(survivor[1:])]
     # large enough, and the clusters are those of all pairs
     monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 40)
-    fates, found = _fates(spark, rows, DedupOptions(**STRICT), tmp_path)
-    assert found.capped_buckets == 0
+    fates, result = _fates(spark, rows, DedupOptions(**STRICT), tmp_path)
+    assert result.capped_buckets == 0
     for n in range(40):
         assert fates[f"r{n:02d}"][2] == f"r{whole.get(n, n):02d}"
 
@@ -149,8 +149,8 @@ def test_of_a_chain_of_edits_those_stay_that_are_like_none_that_stays(spark, tmp
     for n in range(40):  # each is like its neighbours; the first and the last share no word
         texts.append(" ".join([f"new{k}" for k in range(n)] + words[n:]))
     rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
-    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
-    assert (found.near_clusters, found.largest_cluster) == (1, 40)
+    fates, result = _fates(spark, rows, DedupOptions(), tmp_path)
+    assert (result.near_clusters, result.largest_cluster) == (1, 40)
     assert {group for _, _, group in fates.values()} == {"r00"}  # one split for all
     kept = [int(name[1:]) for name, (reason, _, _) in fates.items() if reason is None]
     signature = minhash.signatures(texts, "auto", 128)
@@ -193,11 +193,11 @@ def test_a_hundred_thousand_texts_of_the_same_words_go_to_one_split(spark, tmp_p
     count = 100_000
     rows = [(f"r{n:06d}", text, f"label{n % 7}") for n, text in enumerate(_boilerplate(count))]
     rows += [(f"s{n:06d}", " ".join(_words(50 + n)), "label0") for n in range(20)]
-    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
+    fates, result = _fates(spark, rows, DedupOptions(), tmp_path)
     kept = sorted(name for name, (reason, _, _) in fates.items() if reason is None)
     assert kept == [f"r{n:06d}" for n in range(7)] + [f"s{n:06d}" for n in range(20)]
     assert {group for name, (_, _, group) in fates.items() if name[0] == "r"} == {"r000000"}
-    assert (found.near_clusters, found.largest_cluster, found.capped_buckets) == (1, count, 0)
+    assert (result.near_clusters, result.largest_cluster, result.capped_buckets) == (1, count, 0)
 
 
 def _boilerplate_source(tmp_path):
@@ -247,10 +247,10 @@ def test_what_the_same_text_under_several_labels_is(spark, tmp_path, policy):
     rows = [(f"o{n}", often, "a") for n in range(9)] + [("o9", often, "b")]
     rows += [("t0", twice, "a"), ("t1", twice, "b"), ("near", near, "c")]
     options = DedupOptions(conflict={"policy": policy})
-    fates, found = _fates(spark, rows, options, tmp_path)
+    fates, result = _fates(spark, rows, options, tmp_path)
     assert fates["o0"] == (None, None, "near") and fates["o8"][0] == "exact_duplicate"
     # near has another label than o0
-    assert (found.noisy_clusters, found.noisy_texts, found.largest_cluster) == (1, 2, 2)
+    assert (result.noisy_clusters, result.noisy_texts, result.largest_cluster) == (1, 2, 2)
     if policy == "majority":
         assert fates["o9"][:2] == ("label_conflict", "labels: a, b")
         assert fates["t0"][0] == fates["t1"][0] == "label_conflict"  # half of them is no majority
@@ -271,19 +271,19 @@ def test_a_copy_of_a_held_out_row_leaves_train_and_not_the_other_way(spark, tmp_
         ("h-alone", _words(3), "a", None),
     ]  # fmt: skip
     table = []
-    for name, words, label, given in rows:
+    for name, words, label, fixed_split in rows:
         text = " ".join(words)
-        table.append((name, text, label, text_key(text), given))
+        table.append((name, text, label, text_key(text), fixed_split))
     schema = "id string, text string, label string, key string, given string"
     frame = spark.createDataFrame(table, schema).repartition(3)
 
     options = DedupOptions() if official else DedupOptions(conflict="keep")
     temporary = []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        found = dedup.deduplicate(
+        result = dedup.deduplicate(
             frame, options, scratch, temporary, driver_edges=99, whole=official
         )
-        got = {r["id"]: (r["reason"], r["detail"]) for r in found.rows.collect()}
+        got = {r["id"]: (r["reason"], r["detail"]) for r in result.rows.collect()}
     for each in temporary:
         each.unpersist()
     assert got["a-train"] == ("held_out_copy", "same text as b-test of test")

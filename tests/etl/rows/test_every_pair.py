@@ -74,14 +74,14 @@ def _groups(spark, texts, options, tmp_path):
     frame = spark.createDataFrame(rows, "id string, text string, label string, key string")
     temporary = []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        found = dedup.deduplicate(frame, options, scratch, temporary, driver_edges=2_000)
+        result = dedup.deduplicate(frame, options, scratch, temporary, driver_edges=2_000)
         table = sorted(
-            (row["id"], row["group"]) for row in found.rows.select("id", "group").collect()
+            (row["id"], row["group"]) for row in result.rows.select("id", "group").collect()
         )
     for item in temporary:
         item.unpersist()
     assert len(table) == len(texts)
-    return np.unique([group for _, group in table], return_inverse=True)[1], found
+    return np.unique([group for _, group in table], return_inverse=True)[1], result
 
 
 def _torn_signatures(texts, groups, options):
@@ -114,18 +114,18 @@ def _torn_signatures(texts, groups, options):
 
 def _torn_exactly(texts, groups, options):
     """(pairs whose Jaccard similarity is _CERTAIN or more, those of them in two groups)."""
-    found = minhash.sets(texts, options.ngram)
-    sizes = np.array([len(each) for each in found])
+    shingles = minhash.sets(texts, options.ngram)
+    sizes = np.array([len(each) for each in shingles])
     owner = np.repeat(np.arange(len(texts)), sizes)
-    names, number = np.unique(np.concatenate(found), return_inverse=True)
+    names, number = np.unique(np.concatenate(shingles), return_inverse=True)
     order = np.argsort(number, kind="stable")
     owners = owner[order]  # of each shingle, one after the other
     starts = np.concatenate(([0], np.cumsum(np.bincount(number, minlength=len(names)))))
     ends = np.concatenate(([0], np.cumsum(sizes)))
     above, torn = 0, []
     for n in range(len(texts)):
-        own = number[ends[n] : ends[n + 1]]
-        others = np.concatenate([owners[starts[each] : starts[each + 1]] for each in own])
+        shingles_of_n = number[ends[n] : ends[n + 1]]
+        others = np.concatenate([owners[starts[each] : starts[each + 1]] for each in shingles_of_n])
         common = np.bincount(others, minlength=len(texts))[n + 1 :]
         similarity = common / (sizes[n] + sizes[n + 1 :] - common)
         alike = n + 1 + np.flatnonzero(similarity >= _CERTAIN)
@@ -138,8 +138,8 @@ def _judge(spark, tmp_path, count, max_bucket_size):
     options = DedupOptions()
     texts = _texts(count)
     with mock.patch.object(near, "MAX_BUCKET_SIZE", max_bucket_size):
-        groups, found = _groups(spark, texts, options, tmp_path)
-    assert found.capped_buckets > 0  # of the boilerplate not all was compared
+        groups, result = _groups(spark, texts, options, tmp_path)
+    assert result.capped_buckets > 0  # of the boilerplate not all was compared
     above, torn, unseen = _torn_signatures(texts, groups, options)
     assert above > count and not torn, (above, torn[:5])
     assert unseen <= above // 100, (above, unseen)

@@ -72,16 +72,16 @@ def test_label_order():
     assert labels.names(DataSection(), {"b": 1, "a": 1}) == ["a", "b"]
     assert labels.names(DataSection(labels=["b", "a"]), {"a": 1, "b": 2}) == ["b", "a"]
     # the heads of models that were trained before know a label by its number
-    found = {"b": 1, "aa": 1, "c": 1}
-    assert labels.names(DataSection(), found, before=["b", "a"]) == ["b", "a", "aa", "c"]
+    counts = {"b": 1, "aa": 1, "c": 1}
+    assert labels.names(DataSection(), counts, before=["b", "a"]) == ["b", "a", "aa", "c"]
     mapped = DataSection(labels={"1": "x", "2": "y", "3": "x"})
     assert labels.names(mapped, {"x": 1, "y": 1}) == ["x", "y"]
 
 
 def test_names_of_one_number_have_one_order_and_similar_ones_are_named():
-    found = ["1", "01", "10", "2"]
-    assert labels.names(DataSection(), dict.fromkeys(found, 1)) == ["01", "1", "2", "10"]
-    assert labels.names(DataSection(), dict.fromkeys(found[::-1], 1)) == ["01", "1", "2", "10"]
+    names = ["1", "01", "10", "2"]
+    assert labels.names(DataSection(), dict.fromkeys(names, 1)) == ["01", "1", "2", "10"]
+    assert labels.names(DataSection(), dict.fromkeys(names[::-1], 1)) == ["01", "1", "2", "10"]
     alike = labels.similar(["Sports", "World", "sports", "caf\u00e9", "cafe\u0301"])
     assert alike == [["Sports", "sports"], ["caf\u00e9", "cafe\u0301"]]
 
@@ -89,8 +89,8 @@ def test_names_of_one_number_have_one_order_and_similar_ones_are_named():
 def test_labels_of_the_configuration_are_texts_without_blanks_at_their_ends():
     assert label_mapping(DataSection(labels=[0, 1.0, "a "])) == {"0": "0", "1": "1", "a": "a"}
     assert label_mapping(DataSection(labels={1: "x", " b": 2})) == {"1": "x", "b": "2"}
-    for names, said in (([True, False], "in quotes"), (["a", " a"], "twice"), ([None], "string")):
-        with pytest.raises(ValueError, match=said):
+    for names, words in (([True, False], "in quotes"), (["a", " a"], "twice"), ([None], "string")):
+        with pytest.raises(ValueError, match=words):
             DataSection(labels=names)
 
 
@@ -187,8 +187,8 @@ def test_links_do_not_depend_on_where_batches_end():
     def links(cuts):
         ends = [0, *cuts, len(rows)]
         parts = [batch.slice(a, b - a) for a, b in itertools.pairwise(ends)]
-        found = [b.to_pylist() for b in near._link_batches(parts, 0.4)]
-        return sorted((e["a"], e["b"]) for part in found for e in part)
+        links = [b.to_pylist() for b in near._link_batches(parts, 0.4)]
+        return sorted((e["a"], e["b"]) for part in links for e in part)
 
     def components(edges):
         if not edges:

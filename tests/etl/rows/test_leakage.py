@@ -32,15 +32,15 @@ def _rows():
 
 def test_planted_near_copies_are_counted_whatever_the_partitions(spark, monkeypatch):
     frame = spark.createDataFrame(_rows(), COLUMNS)
-    found = leakage.estimate(frame.repartition(3))
-    assert found["splits"] == {
+    estimate = leakage.estimate(frame.repartition(3))
+    assert estimate["splits"] == {
         "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
     }  # fmt: skip
-    assert leakage.share(found) == pytest.approx(8 / 40)
-    assert len(found["examples"]) == 5
-    for pair in found["examples"]:
+    assert leakage.share(estimate) == pytest.approx(8 / 40)
+    assert len(estimate["examples"]) == 5
+    for pair in estimate["examples"]:
         assert pair["near"] == f"train{pair['id'][-2:]}" and 0.85 < pair["similarity"] < 1
-    assert leakage.estimate(frame.coalesce(1)) == found
+    assert leakage.estimate(frame.coalesce(1)) == estimate
     # a smaller sample is one of the same rows
     monkeypatch.setattr(leakage, "SAMPLE", 7)
     few = leakage.estimate(frame)
@@ -53,26 +53,26 @@ def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
     held = [row for row in rows if row[2] != "train"]
     options = DedupOptions()
     signed = minhash.signatures([text for _, text, _ in held], options.ngram, NUM_PERMUTATIONS)
-    old = [(row[0], row[2], bytes(own)) for row, own in zip(held, signed, strict=True)]
+    old = [(row[0], row[2], bytes(signature)) for row, signature in zip(held, signed, strict=True)]
     old = spark.createDataFrame(old, "id string, split string, signature binary")
     frame = spark.createDataFrame([row for row in rows if row not in held[1:]], COLUMNS)
-    given = leakage.Old(rows=old.where(F.col("id") != held[0][0]), dedup=options)
-    found = leakage.estimate(frame, given)
-    assert found["splits"] == {
+    history = leakage.Old(rows=old.where(F.col("id") != held[0][0]), dedup=options)
+    estimate = leakage.estimate(frame, history)
+    assert estimate["splits"] == {
         "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
     }  # fmt: skip
-    for pair in found["examples"]:
+    for pair in estimate["examples"]:
         assert pair["near"] == f"train{pair['id'][-2:]}"
     lines = []
     with pytest.raises(DataError, match="near duplicates") as caught:
-        leakage.judged(frame, QualityOptions(max_leakage=0.1), lines.append, given)
+        leakage.judged(frame, QualityOptions(max_leakage=0.1), lines.append, history)
     assert caught.value.got.startswith("20.00%") and "of this part" in lines[0]
 
 
 def test_no_evaluation_rows_no_estimate(spark):
     frame = spark.createDataFrame([row for row in _rows() if row[2] == "train"], COLUMNS)
-    found = leakage.estimate(frame)
-    assert found["splits"] == {} and leakage.share(found) == 0
+    estimate = leakage.estimate(frame)
+    assert estimate["splits"] == {} and leakage.share(estimate) == 0
 
 
 def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
@@ -86,12 +86,12 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
     a, b = minhash.sets([rows[0][0], rows[4][0]], "auto")
     assert 0.5 < minhash.jaccard(a, b) < 0.85
     source = write_csv(tmp_path / "rows.csv", rows)
-    given = {"source": source}
+    settings = {"source": source}
     with pytest.raises(DataError, match="near duplicates among the training rows") as caught:
-        run(make_config(tmp_path, tiny_model_dir, **given | {"quality": {"max_leakage": 0.05}}))
+        run(make_config(tmp_path, tiny_model_dir, **settings | {"quality": {"max_leakage": 0.05}}))
     assert caught.value.where == "data.quality.max_leakage"
     assert not list(tmp_path.glob("dataset/v=*/*.tfrecord"))
-    result, lines = run(make_config(tmp_path, tiny_model_dir, **given))
-    said = result.manifest.quality["leakage"]
-    assert said["splits"]["test"]["found"] > 0
+    result, lines = run(make_config(tmp_path, tiny_model_dir, **settings))
+    estimate = result.manifest.quality["leakage"]
+    assert estimate["splits"]["test"]["found"] > 0
     assert any("rows have a training row with similarity >= " in line for line in lines)

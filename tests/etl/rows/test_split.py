@@ -17,7 +17,7 @@ from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_
 
 # ------------------------------------------------------------------------------- configuration
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"test": 1.0}, "rows are a whole number"),
         ({"test": 2.5}, "rows are a whole number"),
@@ -39,10 +39,10 @@ from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_
         ),
     ],
 )
-def test_what_cannot_be_is_refused(given, said):
+def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ConfigError) as caught:
-        config_module.from_dict({"data": {"split": given}})
-    assert said in str(caught.value)
+        config_module.from_dict({"data": {"split": options}})
+    assert message in str(caught.value)
 
 
 def test_dates_and_numbers_of_yaml_are_moments(tmp_path):
@@ -110,13 +110,13 @@ def test_the_tenths_of_a_regression_do_not_depend_on_partitions(spark, monkeypat
     frame = spark.createDataFrame(rows, "label string, reason string, group string")
     for sampled in (100_000, 500):  # all of them, or a sample
         monkeypatch.setattr(draw, "_SAMPLED", sampled)
-        found = {
+        cuts = {
             tuple(
                 draw._tenths(frame.repartition(parts).selectExpr("group", "double(label) target"))
             )
             for parts in (1, 2, 8)
         }
-        assert len(found) == 1 and len(*found) == 9
+        assert len(cuts) == 1 and len(*cuts) == 9
     ordered = sorted(float(label) for label, _, _ in rows)
     monkeypatch.setattr(draw, "_SAMPLED", 100_000)
     exact = draw._tenths(frame.selectExpr("group", "double(label) target"))
@@ -126,9 +126,9 @@ def test_the_tenths_of_a_regression_do_not_depend_on_partitions(spark, monkeypat
 @pytest.mark.spark
 def test_no_task_ranks_a_whole_class(spark):
     frame = spark.createDataFrame(_rows(), "label string, reason string, group string")
-    found = draw._units(frame, SplitOptions(stratify=10))
+    frame_units = draw._units(frame, SplitOptions(stratify=10))
     strata = {n: draw.Stratum(units=9, goals={"test": 2.0}, fills=True) for n in range(5)}
-    plan = draw._ranked(found, strata)._jdf.queryExecution().optimizedPlan().toString()
+    plan = draw._ranked(frame_units, strata)._jdf.queryExecution().optimizedPlan().toString()
     assert re.findall(r"\], \[(\w+)#\w+, (\w+)#\w+, (\w+)#\w+\], \[order#", plan) == [
         ("stratum", "large", "bucket")
     ]
@@ -164,9 +164,9 @@ def test_the_newest_rows_are_found_without_sorting_all(spark):
 
     for count in (1, 100):
         assert newest(count)[1] == count  # beyond 1e15 each is a moment of its own
-    cut, found = newest(505.5)
+    cut, newer_count = newest(505.5)
     shares = (sum(v >= other for v in values) for other in values)
-    assert abs(found - 505.5) == min(abs(n - 505.5) for n in shares) and cut in values
+    assert abs(newer_count - 505.5) == min(abs(n - 505.5) for n in shares) and cut in values
     assert draw.newest(frame.where("moment < 0"), MOMENT, 5) is None
     assert newest(0.3) == (max(values), 1)
     frame.unpersist()
@@ -177,16 +177,16 @@ def _joined(spark, rows, tmp_path, driver_edges):
     schema = "id string, reason string, group string, groups array<string>"
     temporary = []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        found = units.of_groups(
+        result = units.of_groups(
             spark.createDataFrame(rows, schema).repartition(3),
             scratch,
             temporary,
             driver_edges=driver_edges,
         )
-        groups = {row["id"]: row["group"] for row in found.rows.collect()}
+        groups = {row["id"]: row["group"] for row in result.rows.collect()}
     for one in temporary:
         one.unpersist()
-    return groups, found
+    return groups, result
 
 
 @pytest.mark.spark
@@ -212,7 +212,7 @@ def test_users_threads_and_duplicates_are_joined_like_by_a_union_find(
     for name, reason, copy, values in rows:
         for other in [] if reason else [f"copy={copy}", *values]:
             parent[root(name)] = root(other)
-    groups, found = _joined(spark, rows, tmp_path, driver_edges)
+    groups, result = _joined(spark, rows, tmp_path, driver_edges)
     expected = {}
     for name, reason, _, _ in rows:
         if reason is None:
@@ -222,8 +222,8 @@ def test_users_threads_and_duplicates_are_joined_like_by_a_union_find(
         if name != "out":
             got.setdefault(group, set()).add(name)
     assert sorted(map(sorted, got.values())) == sorted(map(sorted, expected.values()))
-    assert found.largest == max(map(len, got.values())) and found.joined > 20
-    assert found.without == sum(not values for *_, values in rows) > 5
+    assert result.largest == max(map(len, got.values())) and result.joined > 20
+    assert result.without == sum(not values for *_, values in rows) > 5
     names = {}  # a unit is named by the smallest of its rows' first values
     for name, reason, copy, values in rows:
         if reason is None:
@@ -240,17 +240,17 @@ def test_times_give_splits_by_cut_points_or_the_newest_share(spark):
 
     def splits(**options):
         options = SplitOptions(**options)
-        found, given = split.given_by(frame, options)
-        assert given.drawn == []
-        return {row["id"]: row[GIVEN] for row in found.collect()}, given
+        rows_with_split, assignment = split.given_by(frame, options)
+        assert assignment.drawn == []
+        return {row["id"]: row[GIVEN] for row in rows_with_split.collect()}, assignment
 
-    got, given = splits(validation=0.1, test=8, time={"column": "at"})
+    got, assignment = splits(validation=0.1, test=8, time={"column": "at"})
     assert [got[f"r{n:02d}"] for n in (0, 27, 28, 31, 32, 39)] == [
         "train", "train", "validation", "validation", "test", "test",
     ]  # fmt: skip
-    assert given.rows == {"train": 28, "validation": 4, "test": 8}
-    got, given = splits(validation=0, time={"column": "at", "test_from": "35"})
-    assert given.rows == {"train": 35, "test": 5} and given.cuts == {"test": 35.0}
+    assert assignment.rows == {"train": 28, "validation": 4, "test": 8}
+    got, assignment = splits(validation=0, time={"column": "at", "test_from": "35"})
+    assert assignment.rows == {"train": 35, "test": 5} and assignment.cuts == {"test": 35.0}
     with pytest.raises(DataError, match="all rows"):
         splits(test=40, time={"column": "at"})
 

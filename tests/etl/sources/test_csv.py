@@ -29,17 +29,17 @@ def scan(text, delimiter=",", block=2**20, **options):
     before, csv_quotes._BLOCK_CHARACTERS = csv_quotes._BLOCK_CHARACTERS, block
     try:
         source = io.StringIO(text, newline="")
-        found = csv_quotes.scan(source, CsvOptions(**options), delimiter)
-        if not found.line:  # the parser reads as many records, or raises
-            lines = io.StringIO(text, newline="" if found.carriage else "\n")
-            list(csv_rows.records(lines, CsvOptions(**options), delimiter, found, "file"))
-        return found
+        quotes = csv_quotes.scan(source, CsvOptions(**options), delimiter)
+        if not quotes.line:  # the parser reads as many records, or raises
+            lines = io.StringIO(text, newline="" if quotes.carriage else "\n")
+            list(csv_rows.records(lines, CsvOptions(**options), delimiter, quotes, "file"))
+        return quotes
     finally:
         csv_quotes._BLOCK_CHARACTERS = before
 
 
-def good(found):
-    return (found.line, found.strays) == (0, 0)
+def good(quotes):
+    return (quotes.line, quotes.strays) == (0, 0)
 
 
 # ------------------------------------------------------------------------------------ the scan
@@ -82,9 +82,9 @@ def test_good_files_are_good_in_blocks_of_any_size(block):
 )
 def test_fields_that_swallow_lines_are_found_with_their_line(block, lines, line, problem):
     for newline in ("\n", "\r\n", "\r"):
-        found = scan(newline.join(lines) + newline, block=block)
-        assert (found.line, found.strays) == (line, 0) and problem in found.problem
-        assert found.begin.startswith(lines[line - 1].rpartition('"')[2][:3])
+        quotes = scan(newline.join(lines) + newline, block=block)
+        assert (quotes.line, quotes.strays) == (line, 0) and problem in quotes.problem
+        assert quotes.begin.startswith(lines[line - 1].rpartition('"')[2][:3])
 
 
 def test_too_many_line_breaks_are_an_unclosed_quote(monkeypatch):
@@ -93,13 +93,13 @@ def test_too_many_line_breaks_are_an_unclosed_quote(monkeypatch):
     assert good(scan(text))
     monkeypatch.setattr(csv_quotes, "MAX_LINE_BREAKS", 7)
     for block in (1, 4, 2**20):
-        found = scan(text, block=block)
-        assert found.line == 2 and "more than 7 line breaks" in found.problem
+        quotes = scan(text, block=block)
+        assert quotes.line == 2 and "more than 7 line breaks" in quotes.problem
 
 
 def test_stray_quotes_within_a_line_are_counted():
-    found = scan('a,b\n""one",x\n"t\\"wo",y\n"three" 3,"z"z\n')
-    assert (found.line, found.strays, found.stray_line) == (0, 4, 2)
+    quotes = scan('a,b\n""one",x\n"t\\"wo",y\n"three" 3,"z"z\n')
+    assert (quotes.line, quotes.strays, quotes.stray_line) == (0, 4, 2)
 
 
 TEXTS = st.text(st.sampled_from('ab ,"\n\r\\'), max_size=8)

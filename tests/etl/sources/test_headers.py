@@ -68,8 +68,8 @@ def test_files_below_a_directory_are_in_the_order_of_names(tmp_path):
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    found = [entry.path.removeprefix(f"{tmp_path}/") for entry in below(str(tmp_path))]
-    assert found == ["a/1/2/x.csv", "a/1/3.csv", "a/2.csv", "b.csv"]
+    paths = [entry.path.removeprefix(f"{tmp_path}/") for entry in below(str(tmp_path))]
+    assert paths == ["a/1/2/x.csv", "a/1/3.csv", "a/2.csv", "b.csv"]
 
 
 @pytest.mark.spark

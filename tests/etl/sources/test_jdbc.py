@@ -31,29 +31,29 @@ def test_rows_come_from_a_real_database(postgres, tmp_path, tiny_model_dir, monk
     monkeypatch.setenv(jdbc.VARIABLE, postgres)
     work = tmp_path / "work"
     work.mkdir()
-    found = scenarios("jdbc", work, tiny_model_dir)
-    whole = found["whole"]
-    assert (rows(whole), whole["unchanged"]) == (40, False), found
-    assert found["whole_again"]["source"]["rows"] == whole["source"]["rows"]
-    assert (found["ranges"]["hash"], found["ranges"]["unchanged"]) == (whole["hash"], True)
-    assert rows(found["watermark"]) == 40
-    assert (rows(found["grown"]), rows(found["watermark_grown"])) == (50, 50)
-    assert found["watermark"]["source"]["watermark"] == ["id", 40, "40"]
+    results = scenarios("jdbc", work, tiny_model_dir)
+    whole = results["whole"]
+    assert (rows(whole), whole["unchanged"]) == (40, False), results
+    assert results["whole_again"]["source"]["rows"] == whole["source"]["rows"]
+    assert (results["ranges"]["hash"], results["ranges"]["unchanged"]) == (whole["hash"], True)
+    assert rows(results["watermark"]) == 40
+    assert (rows(results["grown"]), rows(results["watermark_grown"])) == (50, 50)
+    assert results["watermark"]["source"]["watermark"] == ["id", 40, "40"]
     # what each identity notices of a row that has changed in its place
-    assert found["changed"]["source"] != found["grown_again"]["source"]
-    assert found["watermark_changed"]["source"] == found["watermark_grown"]["source"]
-    assert rows(found["query"]) == 40
+    assert results["changed"]["source"] != results["grown_again"]["source"]
+    assert results["watermark_changed"]["source"] == results["watermark_grown"]["source"]
+    assert rows(results["query"]) == 40
     for name in ("writes", "function", "two", "no_table", "no_column", "wrong_password"):
-        assert found[name]["error"]["error"] == "DataError", name
-    assert found["left"] == 50
-    assert "password authentication failed" in found["wrong_password"]["error"]["got"]
+        assert results[name]["error"]["error"] == "DataError", name
+    assert results["left"] == 50
+    assert "password authentication failed" in results["wrong_password"]["error"]["got"]
     port = urlsplit(postgres).port
     assert whole["source"]["server"] == f"postgresql://127.0.0.1:{port}/news"
 
     # nothing that was written or said has the password, or a wrong one
     secret = urlsplit(postgres).password
-    said = str(found)
-    assert secret not in said and "hunter2" not in said
+    text = str(results)
+    assert secret not in text and "hunter2" not in text
     (work / "url").unlink()
     for text in (secret, "hunter2"):
         argv = ["grep", "-rl", text, str(work)]
@@ -70,11 +70,11 @@ def private(tmp_path, text, mode=0o600):
 
 def test_the_password_is_apart_from_what_is_shown(tmp_path):
     text = "postgresql://me:p%40ss%2Fword@db.example:5433/news?sslmode=verify-full\n"
-    found = jdbc.server(private(tmp_path, text))
-    assert (found.user, found.password) == ("me", "p@ss/word")
-    assert found.url == "jdbc:postgresql://db.example:5433/news?sslmode=verify-full"
-    assert found.name == "postgresql://db.example:5433/news"
-    assert "p@ss" not in repr(found)
+    server = jdbc.server(private(tmp_path, text))
+    assert (server.user, server.password) == ("me", "p@ss/word")
+    assert server.url == "jdbc:postgresql://db.example:5433/news?sslmode=verify-full"
+    assert server.name == "postgresql://db.example:5433/news"
+    assert "p@ss" not in repr(server)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,14 @@ def test_another_url_is_refused_without_showing_it(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"format": "csv", "jdbc": {"watermark": "id"}}, "jdbc needs format: jdbc"),
         ({"format": "jdbc", "partitions": {"ds": "1"}}, "partitions needs format: hive"),
     ],
 )
-def test_keys_that_do_not_fit_are_refused(data, said):
-    with pytest.raises(ConfigError, match=said):
+def test_keys_that_do_not_fit_are_refused(data, message):
+    with pytest.raises(ConfigError, match=message):
         config_module.from_dict({"data": {"source": "news", **data}})
 
 

@@ -45,8 +45,8 @@ def table(spark, tmp_path):
     ],
 )
 def test_the_rows_of_the_partitions_that_are_found_are_read(spark, table, partitions, texts):
-    given = {"source": table, "format": "hive", "partitions": partitions}
-    data = config_module.from_dict({"data": given}).data
+    settings = {"source": table, "format": "hive", "partitions": partitions}
+    data = config_module.from_dict({"data": settings}).data
     source = hive.resolved(spark, sources.resolve(data), data)
     assert len(source.identity["partitions"]) == len(source.identity["files"]) == len(texts)
     rows = hive.read(spark, source, data).collect()
@@ -56,8 +56,8 @@ def test_the_rows_of_the_partitions_that_are_found_are_read(spark, table, partit
 @pytest.mark.spark
 def test_a_partition_that_is_not_there_is_refused_in_any_spelling(spark, table):
     for value in ("6", "five"):
-        given = {"source": table, "format": "hive", "partitions": {"hour": ["05", value]}}
-        data = config_module.from_dict({"data": given}).data
+        settings = {"source": table, "format": "hive", "partitions": {"hour": ["05", value]}}
+        data = config_module.from_dict({"data": settings}).data
         with pytest.raises(DataError, match="no such partition") as caught:
             hive.resolved(spark, sources.resolve(data), data)
         assert caught.value.got == f"hour={value}"
@@ -79,13 +79,13 @@ def test_a_partition_with_rows_of_which_none_is_read_is_not_done(spark, table, t
 
 
 def test_scoring_takes_partitions_in_any_spelling():
-    there = [{"hour": value} for value in ("05", "4", "12", "06")]
+    hours = [{"hour": value} for value in ("05", "4", "12", "06")]
     kinds = {"hour": "int"}
 
-    def of(**asked):
+    def of(**fields):
         return [
             one["hour"]
-            for one in chosen(Selection(**asked), ["hour"], there, table="t", kinds=kinds)
+            for one in chosen(Selection(**fields), ["hour"], hours, table="t", kinds=kinds)
         ]
 
     assert of(partitions=("hour=5",)) == of(partitions=("hour=05",)) == ["05"]

@@ -33,34 +33,37 @@ def snapshot(result):
     return result["source"]["snapshot"]
 
 
-def judge_snapshots(found):
-    newest, older = found["newest"], found["older"]
-    assert (rows(newest), newest["unchanged"]) == (80, False), found
-    assert (rows(older), older["unchanged"]) == (40, False), found
+def judge_snapshots(results):
+    newest, older = results["newest"], results["older"]
+    assert (rows(newest), newest["unchanged"]) == (80, False), results
+    assert (rows(older), older["unchanged"]) == (40, False), results
     assert older["hash"] != newest["hash"]
     # by whichever words a snapshot was asked for, it is the same source
     for name in ("newest_again", "pinned", "by_time"):
-        assert found[name]["source"].items() <= newest["source"].items() and rows(found[name]) == 80
-    after = found["pinned_after"]  # though the table has a newer one
+        assert (
+            results[name]["source"].items() <= newest["source"].items()
+            and rows(results[name]) == 80
+        )
+    after = results["pinned_after"]  # though the table has a newer one
     assert (after["hash"], after["unchanged"]) == (newest["hash"], True)
-    assert rows(found["appended"]) == 120
-    assert len({snapshot(found[name]) for name in ("older", "newest", "appended")}) == 3
-    assert snapshot(found["by_path"]) == snapshot(older) and rows(found["by_path"]) == 40
+    assert rows(results["appended"]) == 120
+    assert len({snapshot(results[name]) for name in ("older", "newest", "appended")}) == 3
+    assert snapshot(results["by_path"]) == snapshot(older) and rows(results["by_path"]) == 40
     for name in ("before_all", "unknown"):
-        error = found[name]["error"]
+        error = results[name]["error"]
         assert "no such snapshot" in error["what"], error
         assert error["where"].startswith("data.as_of") and str(snapshot(newest)) in error["got"]
-    assert found["no_table"]["error"]["error"] == "DataError"
+    assert results["no_table"]["error"]["error"] == "DataError"
 
 
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.timeout(1200)  # several ETLs, and jars that are fetched
 def test_a_delta_tables_version_is_pinned(tmp_path, tiny_model_dir):
-    found = scenarios("delta", tmp_path, tiny_model_dir)
-    judge_snapshots(found)
-    assert snapshot(found["replaced"]) == snapshot(found["older"])  # of another table
-    assert found["replaced"]["source"]["id"] != found["older"]["source"]["id"]
+    results = scenarios("delta", tmp_path, tiny_model_dir)
+    judge_snapshots(results)
+    assert snapshot(results["replaced"]) == snapshot(results["older"])  # of another table
+    assert results["replaced"]["source"]["id"] != results["older"]["source"]["id"]
 
 
 @pytest.mark.full
@@ -74,9 +77,9 @@ def test_an_iceberg_tables_snapshot_is_pinned(spark35_python, tmp_path, tiny_mod
 @pytest.mark.spark
 @pytest.mark.timeout(1200)  # several ETLs, and jars that are fetched
 def test_avro_files_are_read_and_their_columns_compared(tmp_path, tiny_model_dir):
-    found = scenarios("avro", tmp_path, tiny_model_dir)
-    assert rows(found["auto"]) == 80 and found["auto"]["source"]["kind"] == "avro"
-    error = found["other_columns"]["error"]
+    results = scenarios("avro", tmp_path, tiny_model_dir)
+    assert rows(results["auto"]) == 80 and results["auto"]["source"]["kind"] == "avro"
+    error = results["other_columns"]["error"]
     assert "Avro files do not have the same columns" in error["what"]
     assert "ds=2026-01-03" in error["where"] + error["expected"]
 
@@ -130,8 +133,8 @@ def test_a_spark_without_a_connector_is_refused_before_it_starts(monkeypatch):
     with pytest.raises(ConfigError, match="no connector for iceberg") as caught:
         connectors.settings(config, print)
     assert "3.5" in caught.value.expected and "data.spark.home" in caught.value.remedy
-    own = {"spark": {"conf": {"spark.jars": "/x/iceberg-spark-runtime-9.jar"}}}
-    config = config_module.from_dict({"data": {"format": "iceberg", "source": "t", **own}})
+    jar = {"spark": {"conf": {"spark.jars": "/x/iceberg-spark-runtime-9.jar"}}}
+    config = config_module.from_dict({"data": {"format": "iceberg", "source": "t", **jar}})
     assert connectors.settings(config, print) == {}
 
 

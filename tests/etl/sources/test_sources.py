@@ -159,19 +159,19 @@ def test_numbers_of_json_are_read_as_they_are_written_and_odd_lines_get_a_reason
     jobs = len(tracker.getJobIdsForGroup("json"))
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     rows = table.collect()
-    found = {row["key"]: row for row in rows}
+    by_key = {row["key"]: row for row in rows}
     # a blank line is not a row
     assert jobs == 0 and len(rows) == 2 + len(lines) + len(odd) - 1
-    assert [found[str(n)]["text"] for n in range(len(written))] == [*written[:-1], "text"]
-    assert found["o"]["reason"] == "malformed" and found["o"]["detail"] == (
+    assert [by_key[str(n)]["text"] for n in range(len(written))] == [*written[:-1], "text"]
+    assert by_key["o"]["reason"] == "malformed" and by_key["o"]["detail"] == (
         "line 9: column text is an object, not a text"
     )
     broken = sorted(row["detail"] for row in rows if row["reason"] == "malformed")
     assert broken[0] == "line 10: list instead of an object: [1]"
     assert broken[1].startswith("line 11: not JSON (") and broken[1].endswith(": {no")
-    assert [found[key]["text"] for key in ("u", "h")] == ["bad \ufffd", "half \ufffd"]
-    assert found["i\\xff"]["reason"] == "wrong_encoding"
-    assert found["1.50"]["text"] == found["m"]["text"] == ""
+    assert [by_key[key]["text"] for key in ("u", "h")] == ["bad \ufffd", "half \ufffd"]
+    assert by_key["i\\xff"]["reason"] == "wrong_encoding"
+    assert by_key["1.50"]["text"] == by_key["m"]["text"] == ""
 
 
 @pytest.mark.spark
@@ -224,9 +224,9 @@ def test_keys_of_any_type_are_texts(spark, tmp_path):
         rows = read(spark, source=str(tmp_path / "a.parquet"), columns={"id": name})
         return {row[1]: row[0] for row in rows}, {row[1]: row[2] for row in rows}
 
-    ids, found = keys("big")
+    ids, labels = keys("big")
     assert ids == {"one": "18446744073709551615", "two": "7", "three": "8"}
-    assert found == {"one": "1", "two": None, "three": "0.5"}  # NaN is no label
+    assert labels == {"one": "1", "two": None, "three": "0.5"}  # NaN is no label
     assert keys("decimal")[0] == {"one": str(10**29), "two": "1", "three": "-3"}
     prices = keys("price")[0]
     assert prices["one"] == "1" and prices["two"] == "2.50"

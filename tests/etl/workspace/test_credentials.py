@@ -40,25 +40,25 @@ def container(tmp_path, monkeypatch):
 
 
 def test_a_task_reads_the_tokens_that_it_was_given(container):
-    given = credentials_file(7 * 86400)
+    token_bytes = credentials_file(7 * 86400)
 
     def work(batches):
         for batch in batches:
             yield batch, credentials.ends(tokens.load())
 
-    (answer,) = crossing(credentials.using(work, credentials.Secrets(given)))(iter(["rows"]))
-    assert answer == ("rows", credentials.ends(tokens.parse(given)))
-    own = os.environ[tokens.ENVIRONMENT]
-    assert os.path.dirname(own) == str(container)
-    assert os.stat(own).st_mode & 0o777 == 0o600
-    assert (container / "container_tokens").read_bytes() != given
+    (answer,) = crossing(credentials.using(work, credentials.Secrets(token_bytes)))(iter(["rows"]))
+    assert answer == ("rows", credentials.ends(tokens.parse(token_bytes)))
+    path = os.environ[tokens.ENVIRONMENT]
+    assert os.path.dirname(path) == str(container)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert (container / "container_tokens").read_bytes() != token_bytes
     # The next ones take their place, in the same file.
     later = credentials_file(8 * 86400)
     credentials.use(later)
-    assert os.environ[tokens.ENVIRONMENT] == own
-    with open(own, "rb") as file:
+    assert os.environ[tokens.ENVIRONMENT] == path
+    with open(path, "rb") as file:
         assert file.read() == later
-    assert sorted(os.listdir(container)) == ["container_tokens", os.path.basename(own)]
+    assert sorted(os.listdir(container)) == ["container_tokens", os.path.basename(path)]
 
 
 def test_a_task_that_waited_long_reads_newer_ones_where_the_driver_keeps_them(
@@ -144,19 +144,19 @@ def test_without_kerberos_there_is_nothing_to_keep(monkeypatch):
 
 def test_processes_of_one_container_share_what_one_of_them_found(container, monkeypatch):
     credentials.use(credentials_file(7 * 86400))
-    found = os.environ[tokens.ENVIRONMENT]
+    path = os.environ[tokens.ENVIRONMENT]
     monkeypatch.setenv(tokens.ENVIRONMENT, str(container / "container_tokens"))  # another process
     credentials.use(credentials_file(86400))
-    assert os.environ[tokens.ENVIRONMENT] == found
+    assert os.environ[tokens.ENVIRONMENT] == path
 
 
 @pytest.mark.parametrize(
-    "given",
+    "tokens_file",
     [None, credentials_file(10), credentials_file(9e5, "YARN_AM_RM_TOKEN")],
     ids=["none", "older", "not for HDFS"],
 )
-def test_what_is_no_better_is_left(container, given):
-    credentials.use(given)
+def test_what_is_no_better_is_left(container, tokens_file):
+    credentials.use(tokens_file)
     assert os.environ[tokens.ENVIRONMENT] == str(container / "container_tokens")
     assert os.listdir(container) == ["container_tokens"]
 

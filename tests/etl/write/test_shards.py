@@ -66,18 +66,18 @@ def test_balance_and_place_need_no_task_for_a_class_or_split(spark, monkeypatch,
     train = encoded.where("split = 'train'").groupBy("label").count().collect()
     counts = {row["label"]: row["count"] for row in train}
     balanced = shards.balance(encoded, how, 1.0, counts, seed=3)
-    found = balanced.where("split = 'train'").groupBy("label").count().collect()
-    wanted = min(counts.values()) if how == "downsample" else max(counts.values())
-    assert {row["count"] for row in found} == {wanted} and len(found) == 3
+    class_counts = balanced.where("split = 'train'").groupBy("label").count().collect()
+    rows_per_class = min(counts.values()) if how == "downsample" else max(counts.values())
+    assert {row["count"] for row in class_counts} == {rows_per_class} and len(class_counts) == 3
     ids = [row["id"] for row in balanced.collect()]
     assert len(ids) == len(set(ids))
-    plan = {"train": SplitSize(rows=3 * wanted, tokens=1, shards=4),
+    plan = {"train": SplitSize(rows=3 * rows_per_class, tokens=1, shards=4),
             "test": SplitSize(rows=300, tokens=1, shards=1)}  # fmt: skip
     for frame in (balanced, shards.place(balanced, plan, seed=3)):
         text = frame._jdf.queryExecution().optimizedPlan().toString()
         windows = re.findall(r"Window \[.*?\], \[(.*?)\], \[", text)
         keys = [{name.split("#")[0] for name in window.split(", ")} for window in windows]
-        assert keys and all(found in ({"label", "bucket"}, {"split", "bucket"}) for found in keys)
+        assert keys and all(names in ({"label", "bucket"}, {"split", "bucket"}) for names in keys)
     # the same rows whatever the buckets and partitions
     monkeypatch.setattr(shards, "_ROWS_PER_BUCKET", 10**6)
     whole = shards.balance(encoded.repartition(5), how, 1.0, counts, seed=3)

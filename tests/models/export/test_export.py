@@ -85,8 +85,8 @@ def info(tmp_path, base, tiny_model_dir) -> RunInfo:
 def test_the_texts_columns_are_those_of_the_dataset(tmp_path, base, source, text):
     config = from_dict({"data": {"columns": {"text": "configured"}}})
     dataset = make_dataset(str(tmp_path), source=source)
-    found = describe_run(config=config, dataset=dataset, base=base, run_id="r", step=1, metrics={})
-    assert found.columns["text"] == text
+    info = describe_run(config=config, dataset=dataset, base=base, run_id="r", step=1, metrics={})
+    assert info.columns["text"] == text
 
 
 def write(target: str, base, info: RunInfo, **changes) -> str:
@@ -143,19 +143,19 @@ def test_the_files_and_their_contents(tmp_path, base, info):
     assert config["id2label"] == {"0": "cat", "1": "dog", "2": "owl & co"}
     assert config["label2id"]["owl & co"] == 2
     assert config["architectures"] == ["DistilBertForSequenceClassification"]
-    said = storage.read_json(os.path.join(target, INFO))
-    assert said["run_id"] == "run-1"
-    assert said["clean"]["unicode_nfc"] is True
-    assert said["clean"]["whitespace"] is False  # the manifest does not list it
-    assert said["max_length"] == 48
-    assert said["base"]["hash"] == base.hash
+    record = storage.read_json(os.path.join(target, INFO))
+    assert record["run_id"] == "run-1"
+    assert record["clean"]["unicode_nfc"] is True
+    assert record["clean"]["whitespace"] is False  # the manifest does not list it
+    assert record["max_length"] == 48
+    assert record["base"]["hash"] == base.hash
     with open(os.path.join(target, "model.safetensors"), "rb") as file:
-        assert hashlib.sha256(file.read()).hexdigest() == said["weights_sha256"]
+        assert hashlib.sha256(file.read()).hexdigest() == record["weights_sha256"]
     card = storage.read_text(os.path.join(target, "README.md"))
     metrics = info.metrics["test"]
     accuracy = f"| accuracy | {metrics['accuracy']:.4f} |"
     for part in ("run-1", "owl & co", accuracy, "zoo", "| rows | 4 |", "unicode_nfc",
-                 "train: 7 rows", said["weights_sha256"]):  # fmt: skip
+                 "train: 7 rows", record["weights_sha256"]):  # fmt: skip
         assert part in card
     assert os.stat(os.path.join(target, "model.safetensors")).st_mode & 0o044  # others may read
 
@@ -308,9 +308,9 @@ def test_export_of_a_run_takes_the_best_checkpoint(run, base):
     path = export_run(run)
     assert path == os.path.join(run.run.directory, "export")
     assert np.array_equal(exported_bias(path), weights_for(base, seed=5)["classifier.bias"])
-    said = storage.read_json(os.path.join(path, INFO))
-    assert said["step"] == 5
-    assert said["dataset"]["hash"] == "1"
+    record = storage.read_json(os.path.join(path, INFO))
+    assert record["step"] == 5
+    assert record["dataset"]["hash"] == "1"
 
 
 def test_export_of_a_given_checkpoint_to_a_given_directory(run, base, tmp_path):
@@ -321,8 +321,8 @@ def test_export_of_a_given_checkpoint_to_a_given_directory(run, base, tmp_path):
 
 def test_export_finds_the_dataset_version_that_was_trained_on(run, tmp_path):
     make_dataset(str(tmp_path / "data"), version="2", created="2031-01-01T00:00:00+00:00")
-    said = storage.read_json(os.path.join(export_run(run), INFO))
-    assert said["dataset"]["hash"] == "1"
+    record = storage.read_json(os.path.join(export_run(run), INFO))
+    assert record["dataset"]["hash"] == "1"
 
 
 def test_export_refuses_another_base_or_a_lost_dataset(run, tmp_path):
@@ -350,16 +350,16 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
     freeze_config(run.model_copy(update={"checkpoint": below}), run.run.directory)
     moved = str(tmp_path / "moved")
     os.rename(run.run.directory, moved)
-    asked = run.model_copy(update={"run": run.run.model_copy(update={"directory": moved})})
-    assert export_run(asked) == os.path.join(moved, "export")
+    config = run.model_copy(update={"run": run.run.model_copy(update={"directory": moved})})
+    assert export_run(config) == os.path.join(moved, "export")
     assert not os.path.exists(run.run.directory)
     storage.write_whole(os.path.join(moved, "config.yaml"), b"\n")
     with pytest.raises(ModelError, match="configuration is empty"):
-        export_run(asked)
+        export_run(config)
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "said"),
+    ("name", "fields", "message"),
     [
         ("config.json", 5, "no JSON object"),
         ("config.json", {"id2label": 5}, "has no labels"),
@@ -372,7 +372,7 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
     ],
 )
 def test_an_export_whose_json_is_of_another_shape_is_refused(
-    tmp_path, base, info, name, fields, said
+    tmp_path, base, info, name, fields, message
 ):
     target = export(
         str(tmp_path / "export"), weights=weights_for(base), base_config=base.config,
@@ -381,9 +381,9 @@ def test_an_export_whose_json_is_of_another_shape_is_refused(
     path = f"{target}/{name}"
     body = storage.read_json(path) | fields if isinstance(fields, dict) else fields
     storage.write_whole(path, json.dumps(body).encode())
-    with pytest.raises(ModelError, match=said) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         open_model(target, framework="onnx")
     assert caught.value.where.startswith(path) and caught.value.remedy
     version = open_version(target)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         assert version.info and version.labels

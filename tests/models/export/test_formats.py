@@ -39,8 +39,8 @@ def by_path(path: str):
     assert names == ["input_ids", "attention_mask"]
 
     def forward(ids, mask):
-        given = dict(zip(names, (ids.astype(np.int64), mask.astype(np.int64)), strict=True))
-        return session.run(["logits"], given)[0]
+        feeds = dict(zip(names, (ids.astype(np.int64), mask.astype(np.int64)), strict=True))
+        return session.run(["logits"], feeds)[0]
 
     return forward
 
@@ -143,10 +143,10 @@ def test_no_framework_is_imported(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert found["frameworks"] == [] and found["chosen"] == "onnx"
+    report = json.loads(done.stdout)
+    assert report["frameworks"] == [] and report["chosen"] == "onnx"
     here = open_model(path, framework="onnx", threads=1).scores(TEXTS)
-    np.testing.assert_array_equal(np.array(found["scores"], np.float32), here)
+    np.testing.assert_array_equal(np.array(report["scores"], np.float32), here)
     done = subprocess.run(
         [sys.executable, "-c", STDIN, path], capture_output=True, text=True, input=TEXTS[0],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120, check=False,
@@ -177,36 +177,36 @@ def test_the_graph_says_what_a_program_needs_beside_the_tokenizer(tmp_path):
         session = onnxruntime.InferenceSession(
             os.path.join(path, name), providers=["CPUExecutionProvider"]
         )
-        said = session.get_modelmeta().custom_metadata_map
-        assert said["run_id"] == "run-1" and json.loads(said["labels"])[0] == "negative"
-        assert said["max_length"] == "48" and said["task"] == "single_label"
-        assert json.loads(said["clean"]) == {"collapse_whitespace": True}
-        assert json.loads(said["pairs"]) is False
+        metadata = session.get_modelmeta().custom_metadata_map
+        assert metadata["run_id"] == "run-1" and json.loads(metadata["labels"])[0] == "negative"
+        assert metadata["max_length"] == "48" and metadata["task"] == "single_label"
+        assert json.loads(metadata["clean"]) == {"collapse_whitespace": True}
+        assert json.loads(metadata["pairs"]) is False
     assert os.path.getsize(os.path.join(path, "model_w8.onnx")) < 0.5 * os.path.getsize(
         os.path.join(path, "model.safetensors")
     )
 
 
 def test_formats_near_the_model_say_how_near(tmp_path):
-    base, said = base_of(str(tmp_path / "base"), "distilbert"), []
+    base, messages = base_of(str(tmp_path / "base"), "distilbert"), []
     rng = np.random.default_rng(1)
     rows = [rng.integers(5, 900, length) for length in rng.integers(3, 40, 60)]
     path = write_export(
         tmp_path / "export", base, formats=["onnx-w8", "onnx-int8"], samples=rows,
-        progress=said.append,
+        progress=messages.append,
     )  # fmt: skip
-    found = storage.read_json(os.path.join(path, INFO))["formats"]
-    assert found["onnx-w8"]["rows"] == 60 and found["onnx-w8"]["agreement"] > 0.9
-    assert 0 < found["onnx-w8"]["furthest_score"] < 0.1
-    assert any("keep their label" in line and "model_w8.onnx" in line for line in said)
-    assert any("other texts of the batch" in line for line in said)  # of int8
+    formats = storage.read_json(os.path.join(path, INFO))["formats"]
+    assert formats["onnx-w8"]["rows"] == 60 and formats["onnx-w8"]["agreement"] > 0.9
+    assert 0 < formats["onnx-w8"]["furthest_score"] < 0.1
+    assert any("keep their label" in line and "model_w8.onnx" in line for line in messages)
+    assert any("other texts of the batch" in line for line in messages)  # of int8
     exact, near = (open_model(path, framework=name).scores(TEXTS) for name in ("onnx", "onnx-w8"))
     np.testing.assert_allclose(near, exact, atol=0.1)
     assert (near != exact).any()
 
 
 def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypatch):
-    base, said = base_of(str(tmp_path / "base"), "distilbert"), []
+    base, messages = base_of(str(tmp_path / "base"), "distilbert"), []
     path = write_export(tmp_path / "export", base)
     assert serving_framework(open_version(path, "none")) == "onnx"
     assert serving_framework(open_version(path, "none"), "torch") == "torch"
@@ -214,8 +214,8 @@ def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypa
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "onnx" else find(name, *a)
     )
-    without = write_export(tmp_path / "without", base, progress=said.append)
-    assert "model.onnx" not in os.listdir(without) and "`onnx` is not installed" in said[0]
+    without = write_export(tmp_path / "without", base, progress=messages.append)
+    assert "model.onnx" not in os.listdir(without) and "`onnx` is not installed" in messages[0]
     assert serving_framework(open_version(without, "none")) == "torch"
     with pytest.raises(ModelError, match="not installed"):
         open_model(without, framework="onnx")
@@ -291,10 +291,10 @@ def test_a_wrong_format_leaves_the_export_that_was_there(tmp_path, monkeypatch):
     before = storage.read_bytes(os.path.join(path, INFO))
     build = onnx_graph.forward_onnx.build
 
-    def wrong(config, places, **given):  # the key's weights in the place of the query's
+    def wrong(config, places, **options):  # the key's weights in the place of the query's
         names = [name for name in places if ".q_lin." in name]
         swapped = {name: places[name.replace("q_lin", "k_lin")] for name in names}
-        return build(config, {**places, **swapped}, **given)
+        return build(config, {**places, **swapped}, **options)
 
     monkeypatch.setattr(onnx_graph.forward_onnx, "build", wrong)
     with pytest.raises(ModelError, match="logits of the format onnx differ from the model"):

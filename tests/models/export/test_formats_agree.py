@@ -19,27 +19,27 @@ SHAPES = 200
 
 def odd_batches(words: int, longest: int) -> dict[str, np.ndarray]:
     """Batches of 1 to 9 rows and 1 to `longest` tokens, rows of different lengths."""
-    rng, found = np.random.default_rng(2), {}
+    rng, batches = np.random.default_rng(2), {}
     for number in range(SHAPES):
         rows = int(rng.integers(1, 10))
         tokens = int(rng.choice([1, 2, 3, longest, rng.integers(1, longest + 1)]))
         mask = np.arange(tokens) < rng.integers(1, tokens + 1, (rows, 1))
         mask[0] = True
         # No padding's id (0 or 1) in a text: transformers' RoBERTa counts no position for it.
-        found[f"ids_{number}"] = rng.integers(2, words, (rows, tokens)).astype(np.int32)
-        found[f"mask_{number}"] = mask.astype(np.int32)
-    return found
+        batches[f"ids_{number}"] = rng.integers(2, words, (rows, tokens)).astype(np.int32)
+        batches[f"mask_{number}"] = mask.astype(np.int32)
+    return batches
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_reader_gives_the_same_logits(family, tmp_path):
-    base, said = base_of(str(tmp_path / "base"), family), []
+    base, messages = base_of(str(tmp_path / "base"), family), []
     path = write_export(
-        tmp_path / "export", base, formats=["onnx", "savedmodel"], progress=said.append
+        tmp_path / "export", base, formats=["onnx", "savedmodel"], progress=messages.append
     )
-    assert any("saved_model" in line and "its logits differ by" in line for line in said)
+    assert any("saved_model" in line and "its logits differ by" in line for line in messages)
     batches = str(tmp_path / "batches.npz")
     np.savez(batches, **odd_batches(900, 48))
     logits = {}

@@ -17,19 +17,19 @@ class TestServing(ServingContract):
 @pytest.mark.parametrize("started", [False, True])
 def test_gpu_memory_grows_with_its_use(started):
     """With simulated devices: tests the settings, not a GPU."""
-    asked = []
+    calls = []
 
     def grow(gpu, on):
         if started:
             raise RuntimeError("Physical devices cannot be modified after being initialized")
-        asked.append((gpu, on))
+        calls.append((gpu, on))
 
     devices = SimpleNamespace(
         list_physical_devices=lambda kind: [f"{kind}:{n}" for n in range(2)],
         experimental=SimpleNamespace(set_memory_growth=grow),
     )
     runtimes._grow_memory(devices)
-    assert asked == ([] if started else [("GPU:0", True), ("GPU:1", True)])
+    assert calls == ([] if started else [("GPU:0", True), ("GPU:1", True)])
 
 
 def test_memory_growth_is_set_before_tensorflow_starts(monkeypatch):

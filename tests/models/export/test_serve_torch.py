@@ -17,8 +17,8 @@ class TestServing(ServingContract):
     framework = "torch"
 
 
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_threads_that_wait_do_not_spin(given, tmp_path):
+@pytest.mark.parametrize("policy", [None, "ACTIVE"])
+def test_threads_that_wait_do_not_spin(policy, tmp_path):
     """Unless the user says so. A program that it starts has its own setting."""
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
     script = (
@@ -29,9 +29,9 @@ def test_threads_that_wait_do_not_spin(given, tmp_path):
     settings = {"OMP_DISPLAY_ENV": "true", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "-c", script, path],
-        env=os.environ | settings | ({} if given is None else {"OMP_WAIT_POLICY": given}),
+        env=os.environ | settings | ({} if policy is None else {"OMP_WAIT_POLICY": policy}),
         capture_output=True, text=True, timeout=200, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == str(given)
-    said = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
-    assert said and all((given or "PASSIVE") in line for line in said), done.stderr[-2000:]
+    assert done.stdout.strip() == str(policy)
+    lines = [line for line in done.stderr.splitlines() if "OMP_WAIT_POLICY" in line]
+    assert lines and all((policy or "PASSIVE") in line for line in lines), done.stderr[-2000:]

@@ -26,10 +26,10 @@ def test_transformers_gives_the_same_scores(tmp_path, tiny_model_dir):
     )
     assert done.returncode == 0, done.stderr
     of = json.loads(done.stdout.splitlines()[-1])
-    for task, found in of.items():
-        for ours, theirs in zip(found["ours"], found["theirs"], strict=True):
+    for task, answers in of.items():
+        for ours, theirs in zip(answers["ours"], answers["theirs"], strict=True):
             assert ours == pytest.approx(theirs, abs=1e-5, rel=1e-5), task
-        assert ("one text" in found["refused"]) is (task != "multi_label")
+        assert ("one text" in answers["refused"]) is (task != "multi_label")
         types = {
             "single_label": "single_label_classification",
             "multi_label": "multi_label_classification",

@@ -54,7 +54,7 @@ def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_
         ids_BT[at, : len(row)], mask_BT[at, : len(row)] = row, 1
         if encoder.first_type_ends is not None:
             types_BT[at, list(row).index(encoder.first_type_ends) + 1 : len(row)] = 1
-    own, whole = (
+    by_separator, whole = (
         forward_tf.forward_fn(
             forward_tf.build(
                 base.config, base.weights, num_labels=len(LABELS), model=ModelSection(),
@@ -63,6 +63,6 @@ def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_
         )
         for ends in (encoder.first_type_ends, None)
     )  # fmt: skip
-    found, untyped = own(ids_BT, mask_BT), whole(ids_BT, mask_BT)
-    np.testing.assert_array_equal(found, whole(ids_BT, mask_BT, types_BT))
-    assert (np.abs(found - untyped).max() > 1e-3) == (encoder.first_type_ends is not None)
+    logits, untyped = by_separator(ids_BT, mask_BT), whole(ids_BT, mask_BT)
+    np.testing.assert_array_equal(logits, whole(ids_BT, mask_BT, types_BT))
+    assert (np.abs(logits - untyped).max() > 1e-3) == (encoder.first_type_ends is not None)

@@ -60,11 +60,11 @@ def ours(name: str, model: ModelSection = STILL) -> forward_torch.EncoderClassif
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_logits_and_gradients_are_those_of_transformers(name):
-    family, net, own = FAMILIES[name], plain(name), ours(name)
+    family, net, our_net = FAMILIES[name], plain(name), ours(name)
     config = tiny_config(family)
     ids_BT, mask_BT, types_BT = batch(config["pad_token_id"])
     ids, mask, types = (torch.from_numpy(a).long() for a in (ids_BT, mask_BT, types_BT))
-    forward = forward_torch.forward_fn(own)
+    forward = forward_torch.forward_fn(our_net)
 
     expected = net(input_ids=ids, attention_mask=mask).logits
     np.testing.assert_allclose(expected.detach().numpy(), LOGITS[name], atol=1e-5)
@@ -79,12 +79,12 @@ def test_logits_and_gradients_are_those_of_transformers(name):
 
     answers = torch.tensor([0, 2, 1, 1])
     torch.nn.functional.cross_entropy(expected, answers).backward()
-    torch.nn.functional.cross_entropy(own(ids, mask), answers).backward()
+    torch.nn.functional.cross_entropy(our_net(ids, mask), answers).backward()
     theirs = dict(net.named_parameters())
-    assert theirs.keys() == dict(own.named_parameters()).keys()
-    for key, parameter in own.named_parameters():
-        found = parameter.grad.to_dense()
-        torch.testing.assert_close(found, theirs[key].grad, atol=1e-5, rtol=1e-4, msg=key)
+    assert theirs.keys() == dict(our_net.named_parameters()).keys()
+    for key, parameter in our_net.named_parameters():
+        gradient = parameter.grad.to_dense()
+        torch.testing.assert_close(gradient, theirs[key].grad, atol=1e-5, rtol=1e-4, msg=key)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -98,13 +98,13 @@ def test_a_directory_of_transformers_is_read_and_one_of_ours_is_too(name, tmp_pa
     base = load_base(str(tmp_path / "saved"), label_names=LABELS)
     assert base.notes == () and base.family is FAMILIES[name]
     assert base.weights.keys() == net.state_dict().keys()
-    own = forward_torch.build(
+    our_net = forward_torch.build(
         base.config, base.weights, num_labels=len(LABELS),
         training=TrainingSection(framework="torch"), model=ModelSection(),
     )  # fmt: skip
     ids_BT, mask_BT, _ = batch(base.config["pad_token_id"])
-    found = forward_torch.forward_fn(own)(ids_BT, mask_BT)
-    np.testing.assert_allclose(found, LOGITS[name], atol=1e-5)
+    logits = forward_torch.forward_fn(our_net)(ids_BT, mask_BT)
+    np.testing.assert_allclose(logits, LOGITS[name], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
@@ -126,8 +126,8 @@ def test_an_export_has_the_same_scores_in_a_pipeline(name, tmp_path):
     assert type(classify.model).__name__ == FAMILIES[name].architecture
     theirs = [{row["label"]: row["score"] for row in rows} for rows in classify(texts)]
     scores = open_model(target, framework="torch").scores(texts)
-    wanted = [[row[label] for label in LABELS] for row in theirs]
-    np.testing.assert_allclose(scores, wanted, atol=1e-6)
+    expected = [[row[label] for label in LABELS] for row in theirs]
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "head"), [("bert", ["c"]), ("roberta", ["c", "c"])])
@@ -138,7 +138,7 @@ def test_dropout_is_where_bert_and_roberta_have_it(monkeypatch, name, head):
     met = []
 
     def record(x: torch.Tensor, rate: float) -> torch.Tensor:
-        met.append(next(key for key, own in rates.items() if own == rate))
+        met.append(next(key for key, ours in rates.items() if ours == rate))
         return x
 
     for module in (forward_torch, kernels_torch):
@@ -179,7 +179,7 @@ def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_
     mask_BT, types_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
     for at, (row, types) in enumerate(zip(rows, theirs["token_type_ids"], strict=True)):
         ids_BT[at, : len(row)], mask_BT[at, : len(row)], types_BT[at, : len(row)] = row, 1, types
-    own, whole = (
+    by_separator, whole = (
         forward_torch.forward_fn(
             forward_torch.build(
                 base.config, base.weights, num_labels=len(LABELS), model=ModelSection(),
@@ -188,6 +188,6 @@ def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_
         )
         for ends in (encoder.first_type_ends, None)
     )  # fmt: skip
-    found, untyped = own(ids_BT, mask_BT), whole(ids_BT, mask_BT)
-    np.testing.assert_array_equal(found, whole(ids_BT, mask_BT, types_BT))
-    assert (np.abs(found - untyped).max() > 1e-3) == (two and encoder.first_type_ends is not None)
+    logits, untyped = by_separator(ids_BT, mask_BT), whole(ids_BT, mask_BT)
+    np.testing.assert_array_equal(logits, whole(ids_BT, mask_BT, types_BT))
+    assert (np.abs(logits - untyped).max() > 1e-3) == (two and encoder.first_type_ends is not None)

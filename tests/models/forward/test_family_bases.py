@@ -73,11 +73,11 @@ def test_pretrained_files_are_read_without_a_warning(name, bare, tmp_path):
             for key, array in _pretrained(name, weights).items()
         },
     )
-    found = load_base(directory)
-    assert found.notes == ()
-    assert found.weights.keys() == plain.weights.keys()
+    pretrained = load_base(directory)
+    assert pretrained.notes == ()
+    assert pretrained.weights.keys() == plain.weights.keys()
     for key, array in plain.weights.items():
-        np.testing.assert_array_equal(found.weights[key], array)
+        np.testing.assert_array_equal(pretrained.weights[key], array)
 
 
 def test_a_bert_without_a_pooler_gets_a_new_one_and_is_no_classifier(tmp_path):
@@ -117,9 +117,9 @@ def test_a_dataset_of_another_family_s_tokenizer_is_refused(name, tmp_path):
     others = [other for other in FAMILY_NAMES if other != name]
     base = load_base(write_family(str(tmp_path / name), name))
     config = from_dict({"model": {"base": base.source}})
-    own = build_dataset(str(tmp_path / "own" / "v=1"), model_dir=base.source, rows=FEW)
-    check_fit(config, own)
-    assert own.manifest.tokenizer.pad_id == (0 if name == "bert" else 1)
+    matching = build_dataset(str(tmp_path / "own" / "v=1"), model_dir=base.source, rows=FEW)
+    check_fit(config, matching)
+    assert matching.manifest.tokenizer.pad_id == (0 if name == "bert" else 1)
     for other in others:
         model_dir = write_family(str(tmp_path / other), other)
         path = str(tmp_path / f"{other}-data" / "v=1")

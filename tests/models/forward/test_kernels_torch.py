@@ -51,9 +51,9 @@ def inputs(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def check(found: torch.Tensor, wanted: np.ndarray, *, rounded: bool) -> None:
+def check(output: torch.Tensor, expected: np.ndarray, *, rounded: bool) -> None:
     """To bf16's precision where it was rounded to bf16 at the end, else to float32's."""
-    off = np.abs(found.detach().double().numpy() - wanted).max() / np.abs(wanted).max()
+    off = np.abs(output.detach().double().numpy() - expected).max() / np.abs(expected).max()
     assert off < (0.006 if rounded else 1e-6)
 
 

@@ -23,7 +23,7 @@ UNDEFINED = "attention.k_lin.bias"  # its true gradient is 0: it holds rounding 
 
 
 @pytest.fixture(scope="module")
-def given() -> dict[str, np.ndarray]:
+def inputs() -> dict[str, np.ndarray]:
     """A batch with padding and a filler row, and three updates of two tensors."""
     rng = np.random.default_rng(5)
     lengths = np.array([16, 9, 3, 16, 1])
@@ -43,16 +43,16 @@ def given() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def results(given, tiny_model_dir, tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
+def results(inputs, tiny_model_dir, tmp_path_factory) -> dict[str, dict[str, np.ndarray]]:
     """Results of tests/workers/model.py, by framework."""
     directory = tmp_path_factory.mktemp("models")
-    np.savez(directory / "given.npz", **given)
-    found = {}
+    np.savez(directory / "inputs.npz", **inputs)
+    arrays = {}
     for framework in FRAMEWORKS:
         out = directory / f"{framework}.npz"
         done = subprocess.run(
             [sys.executable, "tests/workers/model.py", framework, tiny_model_dir,
-             str(directory / "given.npz"), str(out)],
+             str(directory / "inputs.npz"), str(out)],
             cwd=ROOT,
             env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
@@ -61,8 +61,8 @@ def results(given, tiny_model_dir, tmp_path_factory) -> dict[str, dict[str, np.n
         )  # fmt: skip
         if done.returncode != 0:
             raise RuntimeError(f"{framework}:\n{done.stdout}\n{done.stderr}")
-        found[framework] = dict(np.load(out))
-    return found
+        arrays[framework] = dict(np.load(out))
+    return arrays
 
 
 def part(result: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
@@ -222,21 +222,21 @@ def test_dropout_drops_its_share_and_keeps_the_mean(results, framework):
 
 
 # ------------------------------------------------------------------------------------ optimizer
-def test_adamw_is_the_same_update_in_both_frameworks(results, given):
+def test_adamw_is_the_same_update_in_both_frameworks(results, inputs):
     for prefix in ("updated/", "adam_m/", "adam_v/"):
         torch, tensorflow = (part(results[name], prefix) for name in FRAMEWORKS)
         assert set(torch) == set(tensorflow) == {"some.weight", "some.bias"}
         for name in torch:
             np.testing.assert_allclose(tensorflow[name], torch[name], rtol=2e-6, atol=1e-7)
-            assert not np.array_equal(torch[name], given[name])
+            assert not np.array_equal(torch[name], inputs[name])
 
 
-def test_adamw_is_the_papers_formula(results, given):
+def test_adamw_is_the_papers_formula(results, inputs):
     for name in ("some.weight", "some.bias"):
-        p = given[name].astype(np.float64)
+        p = inputs[name].astype(np.float64)
         m = v = 0.0
         for t, lr in enumerate(LEARNING_RATES, start=1):
-            gradient = 0.5 * given[f"{t - 1}/{name}"].astype(np.float64)
+            gradient = 0.5 * inputs[f"{t - 1}/{name}"].astype(np.float64)
             p = p - lr * (WEIGHT_DECAY if name.endswith("weight") else 0.0) * p
             m = 0.9 * m + 0.1 * gradient
             v = 0.999 * v + 0.001 * gradient**2
@@ -263,10 +263,10 @@ def test_a_new_classifier_is_drawn_from_the_seed_alone(tiny_model_dir):
 
 def test_a_classifier_of_the_base_is_kept_where_it_fits(tiny_model_dir):
     base = load_base(tiny_model_dir)
-    own = parameters.start_weights(base.config, base.weights, num_labels=4, seed=1)
-    kept = parameters.start_weights(base.config, own, num_labels=4, seed=2)
-    new = parameters.start_weights(base.config, own, num_labels=5, seed=2)
-    np.testing.assert_array_equal(kept["classifier.weight"], own["classifier.weight"])
+    head = parameters.start_weights(base.config, base.weights, num_labels=4, seed=1)
+    kept = parameters.start_weights(base.config, head, num_labels=4, seed=2)
+    new = parameters.start_weights(base.config, head, num_labels=5, seed=2)
+    np.testing.assert_array_equal(kept["classifier.weight"], head["classifier.weight"])
     assert new["classifier.weight"].shape[0] == 5
 
 

@@ -26,25 +26,25 @@ def sharpened(classes=4, rows=4000, by=2.5):
 
 def test_the_temperature_undoes_what_made_logits_too_sure():
     labels, logits = sharpened()
-    found = fit_temperature("single_label", labels, logits)
-    assert found == pytest.approx(2.5, rel=0.06)
+    temperature = fit_temperature("single_label", labels, logits)
+    assert temperature == pytest.approx(2.5, rel=0.06)
 
     def loss(temperature):
         return -log_softmax(logits / temperature)[np.arange(len(labels)), labels].mean()
 
-    assert all(loss(found) <= loss(found * times) for times in (0.98, 1.02))
+    assert all(loss(temperature) <= loss(temperature * times) for times in (0.98, 1.02))
     # Scores carry the logits, up to a constant of each row.
     scores = scores_of("single_label", logits).astype(np.float32)
     again = fit_temperature("single_label", labels, logits_of("single_label", scores))
-    assert again == pytest.approx(found, rel=1e-4)
+    assert again == pytest.approx(temperature, rel=1e-4)
 
 
 def test_the_temperature_of_several_labels():
     random = np.random.default_rng(1)
     logits = random.standard_normal((3000, 3)) * 2
     labels = random.random((3000, 3)) < scores_of("multi_label", logits)
-    found = fit_temperature("multi_label", labels, logits * 3)
-    assert found == pytest.approx(3, rel=0.08)
+    temperature = fit_temperature("multi_label", labels, logits * 3)
+    assert temperature == pytest.approx(3, rel=0.08)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_no_threshold_is_better(metric, peer):
     random = np.random.default_rng(2)
     having = random.random(400) < 0.25
     scores = np.round(random.beta(2, 4, 400) * 0.7 + 0.3 * having, 2)  # with ties
-    found = best_threshold(metric, having, scores)
+    threshold = best_threshold(metric, having, scores)
     tried = [peer(having, scores >= least) for least in np.unique(scores)]
-    assert peer(having, scores >= found) == pytest.approx(max(tried))
+    assert peer(having, scores >= threshold) == pytest.approx(max(tried))
     assert best_threshold(metric, np.zeros(3, bool), np.ones(3)) is None
 
 
@@ -91,8 +91,8 @@ def test_what_is_predicted():
     assert answer(late, "single_label", labels, scores) == "b"
     half = np.array([0.5, 0.50001, 0.9], np.float32)
     assert answer(Decision(), "multi_label", labels, half) == ["b", "c"]  # above, not at 0.5
-    own = Decision(thresholds={"a": 0.4, "c": 0.95})
-    assert answer(own, "multi_label", labels, half) == ["a", "b"]
+    both = Decision(thresholds={"a": 0.4, "c": 0.95})
+    assert answer(both, "multi_label", labels, half) == ["a", "b"]
     assert answer(Decision(), "regression", ["x"], np.array([2.5])) == 2.5
 
 
@@ -180,13 +180,13 @@ def test_a_temperature_changes_scores_and_no_label():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "values",
     [[], {"temperature": 0}, {"temperature": "1"}, {"reject_below": 2}, {"thresholds": {"z": 0.5}},
      {"thresholds": {"a": -1}}, {"thresholds": {"a": 0.1, "b": 0.2}}, {"temperature": np.nan}],
 )  # fmt: skip
-def test_a_decision_that_is_none_is_refused(given):
+def test_a_decision_that_is_none_is_refused(values):
     with pytest.raises(ModelError, match="decision"):
-        Decision.of({"decision": given}, ["a", "b"], "single_label", "here")
+        Decision.of({"decision": values}, ["a", "b"], "single_label", "here")
 
 
 def test_a_decision_is_read_back():

@@ -92,8 +92,8 @@ def test_ties_in_scores_count_half():
 def test_equal_scores_rank_as_scikit_learn_ranks_them():
     labels = np.array([0, 1, 2, 3])
     logits = np.array([[1, 1, 1, 1], [2, 1, 1, 1], [0, 0, 0, 0], [3, 2, 1, 1]], float)
-    found = classification_metrics(labels, logits, list("abcd"))
-    assert found["top_3_accuracy"] == peer.top_k_accuracy_score(labels, logits, k=3) == 0.5
+    metrics = classification_metrics(labels, logits, list("abcd"))
+    assert metrics["top_3_accuracy"] == peer.top_k_accuracy_score(labels, logits, k=3) == 0.5
 
 
 def test_calibration_agrees_with_a_hand_computed_one():

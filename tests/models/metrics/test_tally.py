@@ -25,10 +25,10 @@ def sample(rows, classes, seed=0, skill=1.5):
 
 
 def tallied(comm, labels, logits, names, batch=97):
-    found = Tally(names)
+    sums = Tally(names)
     for begin in range(0, len(labels), batch):
-        found.add(labels[begin : begin + batch], logits[begin : begin + batch])
-    return found.metrics(comm)
+        sums.add(labels[begin : begin + batch], logits[begin : begin + batch])
+    return sums.metrics(comm)
 
 
 @pytest.mark.parametrize("world", [1, 3])
@@ -43,22 +43,22 @@ def test_sums_agree_with_the_rows(monkeypatch, world, rows, classes, skill):
         lambda comm, rank: tallied(comm, labels[rank::world], logits[rank::world], names)
     )
     assert results[1:] == [None] * (world - 1)
-    found = results[0]
-    assert found["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-5)
+    metrics = results[0]
+    assert metrics["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-5)
     for key in ("rows", "confusion_matrix", "confused", "labels"):
-        assert found[key] == exact[key]
-    assert found["mean_average_precision"] == pytest.approx(
+        assert metrics[key] == exact[key]
+    assert metrics["mean_average_precision"] == pytest.approx(
         exact["mean_average_precision"], abs=1e-4
     )
-    assert found["coverage_at_95"] == pytest.approx(exact["coverage_at_95"], abs=1e-3)
-    assert found["top_5_accuracy"] == exact["top_5_accuracy"]
+    assert metrics["coverage_at_95"] == pytest.approx(exact["coverage_at_95"], abs=1e-3)
+    assert metrics["top_5_accuracy"] == exact["top_5_accuracy"]
     for key in ("loss", "accuracy", "macro_f1", "weighted_precision", "ece", "mcc"):
-        assert found[key] == pytest.approx(exact[key], rel=1e-6, abs=1e-9)
+        assert metrics[key] == pytest.approx(exact[key], rel=1e-6, abs=1e-9)
     for name in names:
-        assert found["per_class"][name]["roc_auc"] == pytest.approx(
+        assert metrics["per_class"][name]["roc_auc"] == pytest.approx(
             exact["per_class"][name]["roc_auc"], abs=1e-4
         )
-    assert set(json.loads(json.dumps(found))) == set(exact)
+    assert set(json.loads(json.dumps(metrics))) == set(exact)
 
 
 def test_few_rows_are_exact_and_one_rank_of_many_rows_decides_for_all(monkeypatch):
@@ -71,9 +71,9 @@ def test_few_rows_are_exact_and_one_rank_of_many_rows_decides_for_all(monkeypatc
 
     assert World(3).run(work)[0] == exact
     monkeypatch.setattr(tally, "EXACT_VALUES", 600)  # the first rank's alone are more
-    found = World(3).run(work)[0]
-    assert found != exact and found["confusion_matrix"] == exact["confusion_matrix"]
-    assert found["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-3)
+    metrics = World(3).run(work)[0]
+    assert metrics != exact and metrics["confusion_matrix"] == exact["confusion_matrix"]
+    assert metrics["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-3)
 
 
 def test_a_rank_holds_no_more_the_more_rows_it_has(monkeypatch):
@@ -83,10 +83,10 @@ def test_a_rank_holds_no_more_the_more_rows_it_has(monkeypatch):
     # The least of three: what other threads of this process allocate meanwhile is traced as well.
     for times in (5, 40) * 3:
         tracemalloc.start()
-        found = Tally(names)
+        sums = Tally(names)
         for _ in range(times):
-            found.add(labels, logits)
-        assert found.metrics(SoloComm())["rows"] == 2_000 * times
+            sums.add(labels, logits)
+        assert sums.metrics(SoloComm())["rows"] == 2_000 * times
         peaks[times].append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert min(peaks[40]) < 1.1 * min(peaks[5])
@@ -118,9 +118,9 @@ def test_rows_without_metrics_are_told_on_rank_0_after_the_collectives(monkeypat
 def test_thousands_of_classes_have_no_matrix_but_the_worst_pairs():
     labels, logits, names = sample(3_000, 1_000, skill=9)
     logits[labels == 5, 6] += 30
-    found = classification_metrics(labels, logits, names)
-    assert found["confusion_matrix"] is None
-    assert found["confused"][0] == ["c5", "c6", int((labels == 5).sum())]
-    assert len(found["confused"]) == 50
-    shown = view.context({"metrics": {"test": found}}, [], Material(metric="accuracy"))
+    metrics = classification_metrics(labels, logits, names)
+    assert metrics["confusion_matrix"] is None
+    assert metrics["confused"][0] == ["c5", "c6", int((labels == 5).sum())]
+    assert len(metrics["confused"]) == 50
+    shown = view.context({"metrics": {"test": metrics}}, [], Material(metric="accuracy"))
     assert shown["confusion"] is None and shown["pairs"][0]["label"] == "c5"

@@ -37,34 +37,34 @@ def numbers(rows=900, seed=0, mean=1e4):
 
 def test_several_labels_agree_with_scikit_learn():
     labels, logits = several()
-    found = multi_label_metrics(labels, logits, NAMES)
+    metrics = multi_label_metrics(labels, logits, NAMES)
     predicted, scores = logits > 0, scores_of("multi_label", logits)
     for average in ("micro", "macro"):
         f1 = peer.f1_score(labels, predicted, average=average)
-        assert found[f"{average}_f1"] == pytest.approx(f1)
-    assert found["subset_accuracy"] == pytest.approx(peer.accuracy_score(labels, predicted))
-    assert found["roc_auc"] == pytest.approx(peer.roc_auc_score(labels, logits))
+        assert metrics[f"{average}_f1"] == pytest.approx(f1)
+    assert metrics["subset_accuracy"] == pytest.approx(peer.accuracy_score(labels, predicted))
+    assert metrics["roc_auc"] == pytest.approx(peer.roc_auc_score(labels, logits))
     average = peer.average_precision_score(labels, logits)
-    assert found["mean_average_precision"] == pytest.approx(average)
+    assert metrics["mean_average_precision"] == pytest.approx(average)
     loss = np.mean([peer.log_loss(labels[:, c], scores[:, c]) for c in range(5)])
-    assert found["loss"] == pytest.approx(loss)
-    assert set(metrics_of("multi_label")) < set(found)
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert metrics["loss"] == pytest.approx(loss)
+    assert set(metrics_of("multi_label")) < set(metrics)
+    assert json.loads(json.dumps(metrics, allow_nan=False)) == metrics
 
 
 def test_numbers_agree_with_scipy():
     targets, outputs = numbers(mean=1.0)
-    found = regression_metrics(targets, outputs, ["score"])
+    metrics = regression_metrics(targets, outputs, ["score"])
     assert (
-        found["mse"]
-        == found["loss"]
+        metrics["mse"]
+        == metrics["loss"]
         == pytest.approx(peer.mean_squared_error(targets, outputs[:, 0]), rel=1e-5)
     )
-    assert found["r2"] == pytest.approx(peer.r2_score(targets, outputs[:, 0]), rel=1e-5)
-    assert found["mae"] == pytest.approx(np.abs(targets - outputs[:, 0]).mean(), rel=1e-5)
+    assert metrics["r2"] == pytest.approx(peer.r2_score(targets, outputs[:, 0]), rel=1e-5)
+    assert metrics["mae"] == pytest.approx(np.abs(targets - outputs[:, 0]).mean(), rel=1e-5)
     for name, of in (("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)):
-        assert found[name] == pytest.approx(of(targets, outputs[:, 0])[0], rel=1e-6)
-    assert set(metrics_of("regression")) < set(found)
+        assert metrics[name] == pytest.approx(of(targets, outputs[:, 0])[0], rel=1e-6)
+    assert set(metrics_of("regression")) < set(metrics)
     flat = regression_metrics(np.ones(4), np.ones((4, 1)), ["score"])
     assert flat["r2"] is flat["pearson"] is flat["spearman"] is None and flat["mse"] == 0
 
@@ -76,10 +76,10 @@ def test_sums_agree_with_the_rows(monkeypatch, task, rows, world):
     names = NAMES if task == "multi_label" else ["score"]
 
     def work(comm, rank):
-        found = Tally(names, task)
+        sums = Tally(names, task)
         for begin in range(rank * 100, len(labels), world * 100):
-            found.add(labels[begin : begin + 100], logits[begin : begin + 100])
-        return found.metrics(comm)
+            sums.add(labels[begin : begin + 100], logits[begin : begin + 100])
+        return sums.metrics(comm)
 
     exact = World(world).run(work)[0]
     monkeypatch.setattr(tally, "EXACT_VALUES", 1_000)
@@ -125,14 +125,14 @@ def test_each_task_computes_its_metrics_and_no_other():
 
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
 def test_the_page_shows_the_tasks_metrics(task):
-    found = (
+    metrics = (
         multi_label_metrics(*several(), NAMES)
         if task == "multi_label"
         else regression_metrics(*numbers(), ["score"])
     )
     step = {"step": 1, "loss": 0.5, "lr": 0.1}
-    judged = {"step": 1, "split": "validation", "metrics": found}
-    page = report.render({"name": "x", "metrics": {"test": found}}, [step, judged], "")
+    judged = {"step": 1, "split": "validation", "metrics": metrics}
+    page = report.render({"name": "x", "metrics": {"test": metrics}}, [step, judged], "")
     for name in metrics_of(task):
         assert f"<td>{name}</td>" in page or f">{name}</abbr></td>" in page
     assert "<td>accuracy</td>" not in page

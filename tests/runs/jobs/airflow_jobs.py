@@ -87,15 +87,15 @@ class TrainingTasks:
     def start(self, name, kind="", **sections):
         """Trigger a run that trains for long enough to be harmed."""
         dag = self.NAME + (f"_{kind}" if kind else "")
-        wanted = {
+        all_sections = {
             "training": {"max_steps": 300, "global_batch_size": 24, "per_device_max_tokens": 128},
             "checkpoint": {"every_steps": 50},
             "yarn": {"driver": {"memory": "512 MiB"}},
             "job": {"workers": 1, "worker": {"memory": "1536 MiB"}, "secret_env": [*SECRETS]},
         }  # fmt: skip
         for section, values in sections.items():
-            wanted[section] = {**wanted.get(section, {}), **values}
-        config = settings(self.data, name, **wanted)
+            all_sections[section] = {**all_sections.get(section, {}), **values}
+        config = settings(self.data, name, **all_sections)
         return TrainingTask(self, dag, self.airflow.trigger(dag, {"config": config}), config)
 
 
@@ -111,14 +111,14 @@ class TrainingTask:
     # ------------------------------------------------------------------------------ looking
     def submitters(self):
         """Processes of `howdah submit` that this Airflow's tasks have started."""
-        home, found = f"AIRFLOW_HOME={self.airflow.home.directory}".encode(), []
+        home, pids = f"AIRFLOW_HOME={self.airflow.home.directory}".encode(), []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
                 ours = home in Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
                 if ours and b"submit" in arguments and b"guard" not in arguments:
-                    found.append(int(name))
-        return found
+                    pids.append(int(name))
+        return pids
 
     @property
     def task(self):
@@ -126,13 +126,13 @@ class TrainingTask:
 
     def having_secrets(self):
         """Words of the processes of this machine that have `SECRETS`' values."""
-        found = []
+        command_lines = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 held = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
                 if all(f"{key}={value}".encode() in held for key, value in SECRETS.items()):
-                    found.append(Path(f"/proc/{name}/cmdline").read_bytes().decode())
-        return found
+                    command_lines.append(Path(f"/proc/{name}/cmdline").read_bytes().decode())
+        return command_lines
 
     def log(self, try_number=None):
         return self.airflow.log(self.dag, self.run, TASK, try_number)
@@ -151,10 +151,10 @@ class TrainingTask:
     def wait(self, condition, what, seconds=LIMIT):
         """Until `condition()` is something; that."""
         deadline = time.monotonic() + seconds
-        while not (found := condition()):
+        while not (value := condition()):
             assert time.monotonic() < deadline, f"{what}\n{self.story()}"
             time.sleep(0.5)
-        return found
+        return value
 
     def deferred(self):
         """Wait until the task waits in the triggerer; its application's id."""

@@ -70,7 +70,7 @@ class ClusterJob(WatchedJob):
     @property
     def status(self):
         """The status from the driver's page while it runs, else from the file."""
-        found = self.file
+        from_file = self.file
         drivers = [pid for pid in self.processes() if "yarn driver" in command(pid)]
         for pid in drivers:
             url = self._page(pid)
@@ -81,7 +81,7 @@ class ClusterJob(WatchedJob):
                         return json.loads(answer.read())
                 except (OSError, ValueError):
                     pass
-        return found or {"state": None, "generation": 0, "world_size": 0, "ranks": [],
+        return from_file or {"state": None, "generation": 0, "world_size": 0, "ranks": [],
                          "events": [], "step": None, "attempt": 0}  # fmt: skip
 
     def _page(self, pid):
@@ -91,9 +91,9 @@ class ClusterJob(WatchedJob):
                 text = path.read_text(errors="replace")
             except FileNotFoundError:  # YARN removes what a container leaves
                 continue
-            found = re.findall(r"attempt \d+: (http://\S+)", text)
-            if found:
-                return found[-1]
+            addresses = re.findall(r"attempt \d+: (http://\S+)", text)
+            if addresses:
+                return addresses[-1]
         return None
 
     def logs(self, name):
@@ -104,20 +104,20 @@ class ClusterJob(WatchedJob):
 
     def containers(self, daemon=""):
         """Directories that the daemons, or one of them, keep for the job's containers."""
-        found = []
+        folders = []
         # `walk` passes over what YARN removes meanwhile; Path.glob raises there.
         for folder, names, _ in os.walk(os.path.join(self.cluster.directory, daemon)):
             if os.path.basename(folder) == self.application:
-                found += [os.path.join(folder, n) for n in names if n.startswith("container_")]
+                folders += [os.path.join(folder, n) for n in names if n.startswith("container_")]
                 names.clear()
-        return found
+        return folders
 
     def processes(self):
         """The processes of the job's containers."""
         # After a restart of the ResourceManager its epoch stands in the name: container_e02_...
         mark = self.application.removeprefix("application_")
         mine = re.compile(rf"CONTAINER_ID=container_(e\d+_)?{mark}_".encode())
-        found = []
+        pids = []
         for name in os.listdir("/proc"):
             if not name.isdigit():
                 continue
@@ -129,8 +129,8 @@ class ClusterJob(WatchedJob):
             except OSError:
                 continue
             if state != "Z" and mine.search(env):
-                found.append(int(name))
-        return found
+                pids.append(int(name))
+        return pids
 
     def wait(self, condition, what, seconds=120):
         """Until `condition(status)`."""

@@ -27,9 +27,9 @@ class Recorder:
 
     def take(self, kind):
         """The members that were given an order of this kind since the last time."""
-        found = [member for member, order in self.orders if order["type"] == kind]
+        members = [member for member, order in self.orders if order["type"] == kind]
         self.orders = [one for one in self.orders if one[1]["type"] != kind]
-        return found
+        return members
 
 
 LIMITS = {

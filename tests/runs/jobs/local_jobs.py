@@ -37,11 +37,11 @@ class LocalJob(WatchedJob):
         self.job = self.directory / f"job{attempt}"
         self.job.mkdir(exist_ok=True)
         config = {"run": {"directory": str(self.run_directory), "name": "test"}, **sections}
-        asked = dict(config.get("job", {}))
-        small = {name: asked.pop(name) for name in _CONSTANTS if name in asked}
-        if not {"min_workers", "max_workers"} & set(asked):
-            asked = {"max_restarts": 0, **asked}  # a lost worker ends it
-        config["job"] = asked
+        options = dict(config.get("job", {}))
+        small = {name: options.pop(name) for name in _CONSTANTS if name in options}
+        if not {"min_workers", "max_workers"} & set(options):
+            options = {"max_restarts": 0, **options}  # a lost worker ends it
+        config["job"] = options
         config["yarn"] = {"python": sys.executable,
                           **config.get("yarn", {})}  # fmt: skip
         self.config = self.directory / "config.yaml"
@@ -145,7 +145,7 @@ class LocalJob(WatchedJob):
 
     def processes(self):
         """Every process that belongs to the job, but its driver."""
-        mark, found = str(self.directory).encode(), []
+        mark, pids = str(self.directory).encode(), []
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) in (os.getpid(), self.driver.pid):
                 continue
@@ -157,8 +157,8 @@ class LocalJob(WatchedJob):
             except OSError:
                 continue
             if mark in words and b"python" in words and state != "Z":
-                found.append(int(name))
-        return found
+                pids.append(int(name))
+        return pids
 
     # --------------------------------------------------------------------------- acting
     def ask(self, **request):

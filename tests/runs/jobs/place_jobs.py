@@ -122,14 +122,14 @@ class PlaceJob(LocalJob):
         wait_until(lambda: not self.processes())
 
     def _end_driver(self):
-        found = self.descendants()
+        descendants = self.descendants()
         kill(self.driver.pid, signal.SIGTERM)  # it removes its own directories
         try:
             wait_until(lambda: self.driver.poll() is not None)
-            gone(found)
+            gone(descendants)
         finally:
             self.driver.kill()
-            for process in found:
+            for process in descendants:
                 if process.is_running():
                     kill(process.pid)
 

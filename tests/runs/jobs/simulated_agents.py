@@ -118,8 +118,8 @@ class Swarm:
 
     def happened(self, number: int, event: dict[str, Any]) -> None:
         """An agent has an event to report; from the thread of the swarm."""
-        said = self.events.setdefault(number, [])
-        said.append([said[-1][0] + 1 if said else 1, event])
+        events = self.events.setdefault(number, [])
+        events.append([events[-1][0] + 1 if events else 1, event])
 
     async def _agent(self, number: int) -> None:
         name, node = f"agent-{number}", f"node-{number % self.nodes}"
@@ -175,8 +175,8 @@ class Swarm:
             sent = batch[-1][0] if batch else sent
             until = time.monotonic() + answer["again"]
             while time.monotonic() < until:  # an event is reported at once
-                said = self.events.get(number)
-                if said and said[-1][0] > sent:
+                events = self.events.get(number)
+                if events and events[-1][0] > sent:
                     break
                 await asyncio.sleep(0.1)
 

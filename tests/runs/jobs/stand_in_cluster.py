@@ -73,17 +73,17 @@ class StandInDriver(DriverBackend):
                 self._end(name, "preempted")
                 os.remove(os.path.join(folder, name))
             self._fill()
-            found = []
+            containers = []
             for name, one in self._running.items():
                 code = one.process.code
                 if code is None:
-                    found.append(Container(name, one.node, "running"))
+                    containers.append(Container(name, one.node, "running"))
                 else:
                     reason = one.reason or ("failed" if code else None)
-                    found.append(Container(name, one.node, "ended", code, reason))
-            live = sum(one.state == "running" for one in found)
-            asked = range(max(0, self._count - live))
-            return found + [Container(f"asked-{n}", "", "requested") for n in asked]
+                    containers.append(Container(name, one.node, "ended", code, reason))
+            live = sum(one.state == "running" for one in containers)
+            missing = range(max(0, self._count - live))
+            return containers + [Container(f"asked-{n}", "", "requested") for n in missing]
 
     def keep(self, count):
         with self._lock:

@@ -63,5 +63,5 @@ def wait_for(what, cause) -> None:
         time.sleep(0.1)
 
 
-def wait_for_state(cluster, application: str, *wanted: str) -> None:
-    wait_for(lambda: state(cluster, application) in wanted, lambda: state(cluster, application))
+def wait_for_state(cluster, application: str, *states: str) -> None:
+    wait_for(lambda: state(cluster, application) in states, lambda: state(cluster, application))

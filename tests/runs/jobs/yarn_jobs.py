@@ -136,7 +136,7 @@ class Jobs:
 
     def processes(self, application: str) -> dict[int, str]:
         """Processes of a job's containers: pid and command line."""
-        found = {}
+        commands = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -147,8 +147,8 @@ class Jobs:
                 continue
             marks = (f"SKEIN_APPLICATION_ID={application}", f"CONTAINER_ID={_mark(application)}")
             if command and any(mark.encode() in environ for mark in marks):
-                found[int(entry.name)] = command
-        return found
+                commands[int(entry.name)] = command
+        return commands
 
     def wait_until_gone(self, application: str, seconds: float) -> None:
         """No process of the job is left."""

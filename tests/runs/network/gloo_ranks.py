@@ -39,8 +39,8 @@ class Rendezvous:
                 self._answer(200)
 
             def do_GET(self) -> None:
-                found = keys.get(self.path)
-                self._answer(200 if found is not None else 404, found or b"")
+                value = keys.get(self.path)
+                self._answer(200 if value is not None else 404, value or b"")
 
             def do_DELETE(self) -> None:
                 self._answer(200)

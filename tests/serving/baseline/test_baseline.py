@@ -41,8 +41,8 @@ def config(dataset, directory, **sections):
 
 def measured(dataset, directory, **sections):
     lines: list[str] = []
-    found = measure_baseline(config(dataset, directory, **sections), progress=lines.append)
-    return found, lines
+    result = measure_baseline(config(dataset, directory, **sections), progress=lines.append)
+    return result, lines
 
 
 def finished_run(directory, dataset_path: str, metrics: dict) -> None:
@@ -59,18 +59,18 @@ def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, 
         lambda: app(["evaluate", "--baseline", *words, "--json"], standalone_mode=False),
         as_json=True,
     )
-    found = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert code == 0
     stored = storage.read_json(f"{tmp_path}/run/baseline.json")
-    assert stored == {k: v for k, v in found.items() if k != "path"}
-    assert {name: m["rows"] for name, m in found["metrics"].items()} == {
+    assert stored == {k: v for k, v in output.items() if k != "path"}
+    assert {name: m["rows"] for name, m in output["metrics"].items()} == {
         "validation": 60, "test": 60,
     }  # fmt: skip
-    assert found["dataset_hash"] == dataset.manifest.dataset_hash
-    assert set(metrics_of("single_label")) <= set(found["metrics"]["test"])
-    assert found["metrics"]["test"]["accuracy"] > 0.8  # four classes, words tell them apart
-    assert set(found["tried"]) == {"1", "10"} and found["converged"] is True
-    assert f"{found['c']:g}" == max(found["tried"], key=found["tried"].get)
+    assert output["dataset_hash"] == dataset.manifest.dataset_hash
+    assert set(metrics_of("single_label")) <= set(output["metrics"]["test"])
+    assert output["metrics"]["test"]["accuracy"] > 0.8  # four classes, words tell them apart
+    assert set(output["tried"]) == {"1", "10"} and output["converged"] is True
+    assert f"{output['c']:g}" == max(output["tried"], key=output["tried"].get)
     assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "baseline.npz"]
 
 
@@ -83,12 +83,12 @@ def table_of(given, capsys) -> list[str]:
 
 
 def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path, capsys):
-    found, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
-    finished_run(tmp_path / "other", dataset.path, found["metrics"])
+    result, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
+    finished_run(tmp_path / "other", dataset.path, result["metrics"])
     _, lines = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
     assert any("report renewed" in line for line in lines)
     page = storage.read_text(f"{tmp_path}/other/report.html")
-    value = found["metrics"]["test"]["accuracy"]
+    value = result["metrics"]["test"]["accuracy"]
     assert f"test accuracy: baseline {value:.4f}, model {value:.4f} (not better)" in page
     recorded = storage.read_json(f"{tmp_path}/other/run.json")["verdict"]
     assert recorded["verdict"] in page and recorded["verdict_reason"]
@@ -97,7 +97,7 @@ def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path, capsys):
     assert head.split() == ["split", "metric", "baseline", "model"]
     assert ["test", "accuracy", f"{value:.4f}", f"{value:.4f}"] in [row.split() for row in rows]
     assert len(rows) <= 12 and path == f"baseline: {tmp_path}/other/baseline.json"
-    finished_run(tmp_path / "other", "elsewhere/v=8", found["metrics"])
+    finished_run(tmp_path / "other", "elsewhere/v=8", result["metrics"])
     page = storage.read_text(report.write(str(tmp_path / "other")))
     assert "of another dataset" in page and "not better" not in page
 
@@ -108,7 +108,7 @@ def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path
         build_dataset(
             f"{tmp_path}/data/v={number}", model_dir=tiny_model_dir, rows=rows, seed=number
         )
-    given = from_dict(
+    options = from_dict(
         {
             "data": {"dataset": f"{tmp_path}/data"}, "run": {"directory": f"{tmp_path}/run"},
             "baseline": {"c": 1.0},
@@ -117,8 +117,8 @@ def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path
     os.makedirs(tmp_path / "run")
     for number in (1, 2):
         finished_run(tmp_path / "run", f"{tmp_path}/data/v={number}", {})
-        found = measure_baseline(given, progress=lambda line: None)
-        assert found["dataset"].endswith(f"v={number}")
+        result = measure_baseline(options, progress=lambda line: None)
+        assert result["dataset"].endswith(f"v={number}")
 
 
 def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
@@ -141,38 +141,40 @@ def test_it_is_measured_once_for_a_dataset_version_and_found_by_other_runs(
     assert {**second, "path": None} == {**first, "path": None}
     assert any("measured on this dataset version before" in line for line in lines)
     # A run that never asked for it is compared with it, row by row.
-    given = config(dataset, tmp_path / "c", **options)
-    found = results.find(str(tmp_path / "c"), dataset.path, dataset.manifest.dataset_hash, given)
+    settings = config(dataset, tmp_path / "c", **options)
+    earlier = results.find(
+        str(tmp_path / "c"), dataset.path, dataset.manifest.dataset_hash, settings
+    )
     labels = np.concatenate([ShardSet(dataset, "test").labels[n] for n in range(1)])
-    predicted = found.predicted("test")
+    predicted = earlier.predicted("test")
     assert len(predicted) == 60
     assert (predicted[: len(labels)] == labels).mean() > 0.7
     # Other options, or another dataset, are another baseline.
     other = config(dataset, tmp_path / "c", baseline={"c": 0.25})
-    assert results.find(str(tmp_path / "c"), dataset.path, found.dataset_hash, other) is None
-    assert results.find(str(tmp_path / "c"), dataset.path, "other", given) is None
+    assert results.find(str(tmp_path / "c"), dataset.path, earlier.dataset_hash, other) is None
+    assert results.find(str(tmp_path / "c"), dataset.path, "other", settings) is None
 
 
 def test_predictions_of_another_measurement_are_not_taken(dataset, tmp_path):
     measured(dataset, tmp_path / "run", baseline={"c": 2.0})
-    found = results.read(str(tmp_path / "run"))
-    assert found.predicted("test") is not None
+    stored = results.read(str(tmp_path / "run"))
+    assert stored.predicted("test") is not None
     os.remove(tmp_path / "run" / "baseline.npz")
-    assert found.predicted("test") is None
+    assert stored.predicted("test") is None
     np.savez(tmp_path / "run" / "baseline.npz", test=np.zeros(60, np.int32))
-    assert found.predicted("test") is None
+    assert stored.predicted("test") is None
 
 
 def test_class_weights_are_the_models(dataset, tmp_path):
     heavy = {"class_weights": {"stars": 1e6}}
     plain, _ = measured(dataset, tmp_path / "a", baseline={"c": 1.0})
-    found, _ = measured(dataset, tmp_path / "b", baseline={"c": 1.0}, training=heavy)
+    heavy_result, _ = measured(dataset, tmp_path / "b", baseline={"c": 1.0}, training=heavy)
     recall = {
         name: one["metrics"]["test"]["per_class"]["stars"]["recall"]
-        for name, one in (("plain", plain), ("heavy", found))
+        for name, one in (("plain", plain), ("heavy", heavy_result))
     }
     assert recall["heavy"] == 1.0
-    assert found["metrics"]["test"]["accuracy"] < plain["metrics"]["test"]["accuracy"]
+    assert heavy_result["metrics"]["test"]["accuracy"] < plain["metrics"]["test"]["accuracy"]
 
 
 def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path, monkeypatch):
@@ -223,31 +225,31 @@ def test_of_several_runs_that_end_at_once_one_measures_it(dataset, tmp_path, mon
 
 
 def test_at_the_end_of_a_run_it_is_measured_if_that_is_quick(dataset, tmp_path, monkeypatch):
-    given = config(dataset, tmp_path / "f", baseline={"c": 0.0625})
+    options = config(dataset, tmp_path / "f", baseline={"c": 0.0625})
     os.makedirs(tmp_path / "f")
     finished_run(tmp_path / "f", dataset.path, {})
-    said: list[str] = []
+    lines: list[str] = []
     monkeypatch.setattr(baseline_run, "MOST_ROWS", 10)
-    baseline_run.measure_if_quick(given, progress=said.append)
-    (line,) = said
+    baseline_run.measure_if_quick(options, progress=lines.append)
+    (line,) = lines
     assert line.startswith("no baseline: ") and "`howdah evaluate --baseline` measures it" in line
     monkeypatch.undo()
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "sklearn", None)
-        baseline_run.measure_if_quick(given, progress=said.append)
-    assert said[-1] == (
+        baseline_run.measure_if_quick(options, progress=lines.append)
+    assert lines[-1] == (
         "no baseline: scikit-learn is not installed (pip install 'howdah[baseline]')"
     )
-    baseline_run.measure_if_quick(given, progress=said.append)
+    baseline_run.measure_if_quick(options, progress=lines.append)
     assert os.path.exists(tmp_path / "f" / "baseline.json")
-    count = len(said)
-    baseline_run.measure_if_quick(given, progress=said.append)  # it is known
-    assert len(said) == count
+    count = len(lines)
+    baseline_run.measure_if_quick(options, progress=lines.append)  # it is known
+    assert len(lines) == count
 
 
 def test_where_the_dataset_is_read_only_it_is_kept_in_the_run(dataset, tmp_path, monkeypatch):
-    given = config(dataset, tmp_path / "g", baseline={"c": 0.03125})
-    beside = results.directory_of(dataset.path, dataset.manifest.dataset_hash, given)
+    options = config(dataset, tmp_path / "g", baseline={"c": 0.03125})
+    beside = results.directory_of(dataset.path, dataset.manifest.dataset_hash, options)
     make_dirs = storage.make_dirs
 
     def refused(path, **more):
@@ -256,7 +258,7 @@ def test_where_the_dataset_is_read_only_it_is_kept_in_the_run(dataset, tmp_path,
         return make_dirs(path, **more)
 
     monkeypatch.setattr(storage, "make_dirs", refused)
-    said: list[str] = []
-    measure_baseline(given, progress=said.append)
-    assert any("the baseline is kept in the run alone: permission denied" in line for line in said)
+    lines: list[str] = []
+    measure_baseline(options, progress=lines.append)
+    assert any("the baseline is kept in the run alone: permission denied" in line for line in lines)
     assert os.path.exists(tmp_path / "g" / "baseline.json") and not os.path.exists(beside)

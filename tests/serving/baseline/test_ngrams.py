@@ -54,9 +54,9 @@ def test_features_are_those_of_scikit_learn(tiny_dataset, longest, monkeypatch):
 
     names = sorted(peer.vocabulary_, key=key)
     assert learnt.keys_F.tolist() == [key(gram) for gram in names]
-    found = np.concatenate([learnt.matrix(c).toarray() for c in ngrams.chunks(shards, 90)])
+    features = np.concatenate([learnt.matrix(c).toarray() for c in ngrams.chunks(shards, 90)])
     columns = [peer.vocabulary_[gram] for gram in names]
-    np.testing.assert_allclose(found, expected.toarray()[:, columns], atol=1e-12)
+    np.testing.assert_allclose(features, expected.toarray()[:, columns], atol=1e-12)
 
 
 def test_the_most_common_ngrams_are_kept(tiny_dataset):
@@ -114,8 +114,8 @@ def test_logits_are_the_models_probabilities_and_a_class_without_rows_is_unlikel
         model = fit(rows, labels, c=2.0, classes=4, weights_C=None)
         peer = LogisticRegression(C=2.0, max_iter=1_000).fit(rows, labels)
         present = len(np.unique(labels))
-        found = softmax(model.logits(rows)[:, :present])
-        np.testing.assert_allclose(found, peer.predict_proba(rows), atol=1e-9)
+        probabilities = softmax(model.logits(rows)[:, :present])
+        np.testing.assert_allclose(probabilities, peer.predict_proba(rows), atol=1e-9)
         assert np.all(softmax(model.logits(rows))[:, present:] < 1 / 60)
     with pytest.raises(DataError, match="one class"):
         fit(rows, np.zeros(60, int), c=1.0, classes=2, weights_C=None)

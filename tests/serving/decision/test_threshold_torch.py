@@ -47,9 +47,9 @@ def run(tmp_path):
     base = f"{tmp_path}/base"
     from howdah.models.weights.pretrained import load_base
 
-    found = load_base(base, label_names=LABELS)
+    pretrained = load_base(base, label_names=LABELS)
     random = np.random.default_rng(0)
-    width = found.config["dim"]
+    width = pretrained.config["dim"]
     head = {
         "pre_classifier.weight": random.standard_normal((width, width)).astype(np.float32),
         "pre_classifier.bias": np.zeros(width, np.float32),
@@ -59,14 +59,14 @@ def run(tmp_path):
     info = storage.read_json(f"{made}/export/howdah.json")
     storage.remove(f"{made}/export", recursive=True)
     export(
-        f"{made}/export", weights={**found.weights, **head}, base_config=found.config,
-        tokenizer_files=found.tokenizer_files, label_names=LABELS,
+        f"{made}/export", weights={**pretrained.weights, **head}, base_config=pretrained.config,
+        tokenizer_files=pretrained.tokenizer_files, label_names=LABELS,
         run_info={
             "run_id": info["run_id"], "max_length": 64, "clean": {}, "step": 40,
             "framework": "torch",
-            "base": {"source": base, "hash": found.hash},
+            "base": {"source": base, "hash": pretrained.hash},
             "dataset": {**info["dataset"], "rows": {}},
-            "tokenizer_hash": from_files(found.tokenizer_files),
+            "tokenizer_hash": from_files(pretrained.tokenizer_files),
         },
     )  # fmt: skip
     return made
@@ -84,10 +84,10 @@ def info_of(run):
 
 def test_a_threshold_is_fitted_on_validation_and_measured_on_test(run):
     before = info_of(run)
-    found = decide(run, DecisionOptions(metric="f1", labels=("spam",)))
-    least = found["decision"]["thresholds"]["spam"]
-    assert 0.05 < least < 0.5 and found["rows"] == 800
-    assert found["after"]["per_class"]["spam"]["f1"] > found["before"]["per_class"]["spam"]["f1"]
+    report = decide(run, DecisionOptions(metric="f1", labels=("spam",)))
+    least = report["decision"]["thresholds"]["spam"]
+    assert 0.05 < least < 0.5 and report["rows"] == 800
+    assert report["after"]["per_class"]["spam"]["f1"] > report["before"]["per_class"]["spam"]["f1"]
     after = info_of(run)
     assert after.pop("decision")["thresholds"] == {"spam": least}
     assert after == before  # the weights' hash too
@@ -107,16 +107,16 @@ def test_rejected_rows_have_scores_no_label_and_no_error(run):
     decide(f"{run}/export", DecisionOptions(reject_below=middle))
     served = open_model(run)
     assert served.reject_below == middle and served.temperature == 1.0
-    found = classify(served, rows)
-    for one, other in zip(found[:-1], unchanged[:-1], strict=True):
+    predictions = classify(served, rows)
+    for one, other in zip(predictions[:-1], unchanged[:-1], strict=True):
         assert np.array_equal(one.scores, other.scores)
         assert one.rejected == (other.scores.max() < middle)
         assert one.label == (None if one.rejected else other.label) and one.error is None
-    assert 0 < sum(one.rejected for one in found) < len(texts)
-    assert found[-1].error and not found[-1].rejected
+    assert 0 < sum(one.rejected for one in predictions) < len(texts)
+    assert predictions[-1].error and not predictions[-1].rejected
     outputs = Outputs(task="single_label", labels=LABELS)
-    said = json.loads(as_json(next(one for one in found if one.rejected), outputs, "r"))
-    assert said["label"] is None and said["rejected"] is True and "error" not in said
+    answer = json.loads(as_json(next(one for one in predictions if one.rejected), outputs, "r"))
+    assert answer["label"] is None and answer["rejected"] is True and "error" not in answer
 
 
 def test_a_temperature_is_applied_to_all_scores(run):
@@ -168,26 +168,26 @@ def judged(run, seed):
     scores = decision.scores("single_label", logits).astype(np.float32)
     part.add(scores)
     answers = decision.rule("single_label", LABELS).answers(scores)
-    joined = [LABELS[of] == said for of, said in zip(labels, answers, strict=True) if said]
+    joined = [LABELS[of] == answer for of, answer in zip(labels, answers, strict=True) if answer]
     return judge(reference, part, labelled=(len(joined), sum(joined)))
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"calibrate": True},
         {"metric": "f1", "labels": ("spam",)},
         {"calibrate": True, "coverage": 0.7},
     ],
 )
-def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
+def test_unchanged_rows_do_not_drift_after_a_decision(run, options):
     _, labels, logits = rows_of(4_000, 2)
     scores = scores_of("single_label", logits).astype(np.float32)
-    own = make(
+    profile = make(
         scores, scores.argmax(1) == labels, task="single_label", labels=LABELS, split="validation"
     )
-    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
-    decide(run, DecisionOptions(**asked))
+    storage.write_whole(f"{run}/export/{PROFILE}", profile.to_bytes())
+    decide(run, DecisionOptions(**options))
     verdict = judged(run, 9)
     assert verdict.alarms == (), [column.sentence for column in verdict.alarms]
     assert verdict.column("accuracy").state == "ok"
@@ -198,11 +198,13 @@ def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
 
 def test_a_profile_of_another_decision_is_no_reference(run):
     scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
-    own = make(scores, scores[:, 0] > 0.5, task="single_label", labels=LABELS, split="validation")
+    profile = make(
+        scores, scores[:, 0] > 0.5, task="single_label", labels=LABELS, split="validation"
+    )
     decide(run, DecisionOptions(calibrate=True))
-    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
-    found, why = find_reference(f"{run}/export")
-    assert found is None and "another decision" in why
+    storage.write_whole(f"{run}/export/{PROFILE}", profile.to_bytes())
+    reference, why = find_reference(f"{run}/export")
+    assert reference is None and "another decision" in why
 
 
 def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
@@ -214,7 +216,7 @@ def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         (DecisionOptions(), "say what"),
         (DecisionOptions(metric="auc", labels=("spam",)), "unknown metric"),
@@ -226,10 +228,10 @@ def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
         (DecisionOptions(reset=True, calibrate=True), "nothing else"),
     ],
 )
-def test_what_is_refused(run, asked, said):
+def test_what_is_refused(run, options, message):
     before = info_of(run)
-    with pytest.raises(UsageError, match=said):
-        decide(run, asked)
+    with pytest.raises(UsageError, match=message):
+        decide(run, options)
     assert info_of(run) == before
 
 
@@ -256,6 +258,6 @@ def test_the_command(run):
 
     done = howdah("--accuracy", "0.97", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["after"]["accuracy"] > found["before"]["accuracy"]
-    assert found["after"]["coverage"] < 1.0
+    report = json.loads(done.stdout)
+    assert report["after"]["accuracy"] > report["before"]["accuracy"]
+    assert report["after"]["coverage"] < 1.0

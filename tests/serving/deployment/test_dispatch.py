@@ -110,13 +110,13 @@ class Server:
     async def ask(self, path: str, body: object = None, **headers: str):
         """(status, headers, JSON) of a request whose client stays connected."""
         data = b"" if body is None else json.dumps(body).encode()
-        given = {"host": "localhost", **headers}
+        fields = {"host": "localhost", **headers}
         scope = {
             "type": "http", "http_version": "1.1", "method": "GET" if body is None else "POST",
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
             "scheme": "http", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
             "headers": [
-                (name.replace("_", "-").encode(), value.encode()) for name, value in given.items()
+                (name.replace("_", "-").encode(), value.encode()) for name, value in fields.items()
             ],
         }  # fmt: skip
         arrived = [{"type": "http.request", "body": data, "more_body": False}]
@@ -138,30 +138,30 @@ class Server:
         return self.state.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
-def asked(server: Server, path: str, body: object = None, **headers: str):
+def ask(server: Server, path: str, body: object = None, **headers: str):
     return asyncio.run(server.ask(path, body, **headers))
 
 
 def test_each_format_is_answered_by_the_replicas():
     replica = Replica()
     server = Server(replica)
-    status, headers, answer = asked(server, "/v1/classify", {"texts": ["the cat", ["a", "b"]]})
+    status, headers, answer = ask(server, "/v1/classify", {"texts": ["the cat", ["a", "b"]]})
     assert status == 200 and headers["x-howdah-run-id"] == "run-1"
     assert (answer["model"], answer["version"], answer["run_id"]) == ("zoo", 1, "run-1")
-    found = {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}}
-    assert answer["predictions"] == [found, found]
+    prediction = {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}}
+    assert answer["predictions"] == [prediction, prediction]
     assert replica.calls == [[("the cat", False), ("a\x1eb", True)]]
-    _, _, best = asked(server, "/predict", {"inputs": "the cat"})
+    _, _, best = ask(server, "/predict", {"inputs": "the cat"})
     assert best == [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}]
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the cat"]}
-    _, _, answer = asked(server, "/v2/models/zoo/infer", {"inputs": [tensor]})
+    _, _, answer = ask(server, "/v2/models/zoo/infer", {"inputs": [tensor]})
     assert {one["name"]: one["data"] for one in answer["outputs"]}["scores"] == SCORES
-    _, _, about = asked(server, "/v2/models/zoo")
+    _, _, about = ask(server, "/v2/models/zoo")
     assert about["versions"] == ["1"] and about["parameters"]["max_length"] == 16
-    assert asked(server, "/health")[2] == {
+    assert ask(server, "/health")[2] == {
         "status": "ok", "models": [{"model": "zoo", "version": 1, "run_id": "run-1"}]
     }  # fmt: skip
-    assert asked(server, "/health", host="evil.example")[0] == 403
+    assert ask(server, "/health", host="evil.example")[0] == 403
     assert server.metric("howdah_labels_total", label="dog") == 4
     info = {"model": "zoo", "version": "1", "run_id": "run-1", "framework": "onnx"}
     assert server.metric("howdah_model_info", **info) == 1
@@ -172,21 +172,21 @@ def test_a_key_chooses_one_of_two_models_and_a_path_may_name_one():
     server = Server(Replica(), Replica(), share=0.5)
     for number in range(20):
         body = {"text": "the cat", "key": f"user-{number}"}
-        _, headers, answer = asked(server, "/v1/classify", body)
+        _, headers, answer = ask(server, "/v1/classify", body)
         expected = 1 + choose(f"user-{number}", 0.5, "zoo")
         assert (answer["version"], headers["x-howdah-version"]) == (expected, str(expected))
-    without_key = [asked(server, "/predict", {"inputs": "a"})[1] for _ in range(60)]
+    without_key = [ask(server, "/predict", {"inputs": "a"})[1] for _ in range(60)]
     assert {headers["x-howdah-version"] for headers in without_key} == {"1", "2"}
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the cat"]}
     for version in ("1", "2") * 10:
         path = f"/v2/models/zoo/versions/{version}/infer"
-        _, _, answer = asked(server, path, {"inputs": [tensor]})
+        _, _, answer = ask(server, path, {"inputs": [tensor]})
         assert answer["model_version"] == version
         assert answer["parameters"]["run_id"] == f"run-{version}"
-    assert asked(server, "/v2/models/zoo")[2]["versions"] == ["1", "2"]
-    status, _, refusal = asked(server, "/v2/models/zoo/versions/3")
+    assert ask(server, "/v2/models/zoo")[2]["versions"] == ["1", "2"]
+    status, _, refusal = ask(server, "/v2/models/zoo/versions/3")
     assert (status, refusal["expected"]) == (404, "zoo, version 1; zoo, version 2")
-    health = asked(server, "/health")[2]
+    health = ask(server, "/health")[2]
     assert [one["run_id"] for one in health["models"]] == ["run-1", "run-2"]
     assert health["share"] == 0.5
 
@@ -200,8 +200,8 @@ def test_a_key_chooses_one_of_two_models_and_a_path_may_name_one():
 )
 def test_what_ray_refuses_may_be_asked_again(error, status, word):
     server = Server(Replica(error()))
-    found, headers, refusal = asked(server, "/v1/classify", {"text": "a secret"})
-    assert (found, headers["retry-after"], word in refusal["what"]) == (status, "1", True)
+    code, headers, refusal = ask(server, "/v1/classify", {"text": "a secret"})
+    assert (code, headers["retry-after"], word in refusal["what"]) == (status, "1", True)
     assert "ask again" in refusal["remedy"] and not server.lines
     assert server.dispatcher.stalled_seconds == 0 and server.metric("howdah_queue_texts") == 0
 
@@ -209,7 +209,7 @@ def test_what_ray_refuses_may_be_asked_again(error, status, word):
 def test_a_model_that_fails_is_named_without_the_text():
     server = Server(Replica(model_failed()))
     for _ in range(3):
-        status, _, refusal = asked(server, "/v1/classify", {"text": "a secret"})
+        status, _, refusal = ask(server, "/v1/classify", {"text": "a secret"})
         assert (status, refusal["got"]) == (500, "ValueError")
         assert "secret" not in json.dumps(refusal)
     assert server.lines == ["the model failed on a request: ValueError"]  # once a minute
@@ -219,7 +219,7 @@ def test_a_model_that_fails_is_named_without_the_text():
 def test_the_call_of_a_request_that_is_late_is_cancelled():
     replica = Replica(hangs=True)
     server = Server(replica)
-    status, _, refusal = asked(server, "/v1/classify", {"text": "a"}, x_timeout_ms="20")
+    status, _, refusal = ask(server, "/v1/classify", {"text": "a"}, x_timeout_ms="20")
     assert (status, refusal["error_type"]) == (504, "DeadlinePassed")
     assert replica.cancelled == 1
     assert server.dispatcher.stalled_seconds == 0

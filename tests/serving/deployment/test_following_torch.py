@@ -102,8 +102,9 @@ def stopped(server: Child) -> Iterator[None]:
 
 
 def aliases(client) -> dict[str, int]:
-    found = client.get_registered_model("zoo").aliases
-    return {name: int(version) for name, version in found.items()}
+    return {
+        name: int(version) for name, version in client.get_registered_model("zoo").aliases.items()
+    }
 
 
 @pytest.mark.timeout(900)
@@ -152,13 +153,13 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
         made = place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"),
                             "--output", str(tmp_path / "out.jsonl"))  # fmt: skip
         assert (made["model"], made["version"]) == (root, 1)
-        said = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
-        found = loaded.predict(pd.DataFrame({"text": TEXTS}))
-        assert found.label.tolist() == [row["label"] for row in said]
-        for n, row in enumerate(said):
+        answers = loaded.predict(pd.DataFrame({"text": TEXTS}))
+        assert answers.label.tolist() == [row["label"] for row in rows]
+        for n, row in enumerate(rows):
             listed = list(row["scores"].values())
-            assert found.scores[n] == pytest.approx(listed, abs=1e-6)
+            assert answers.scores[n] == pytest.approx(listed, abs=1e-6)
         local = Path(mlflow.artifacts.download_artifacts("models:/zoo@champion"))
         kept = {path.name: path.stat().st_size for path in local.rglob("*") if path.is_file()}
         assert "reference.json" in kept and "howdah.json" in kept

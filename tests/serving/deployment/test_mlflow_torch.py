@@ -69,12 +69,12 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
     assert client.get_model_version_by_alias("zoo", "challenger").version == version.version
 
     loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
-    found = loaded.predict(pd.DataFrame({"text": TEXTS}))
+    answers = loaded.predict(pd.DataFrame({"text": TEXTS}))
     expected = open_model(str(place / "run")).scores(TEXTS[:2])
     for row in (0, 1):
-        assert found.scores[row] == pytest.approx(expected[row].tolist(), abs=2e-6)
-        assert found.label[row] == LABELS[int(expected[row].argmax())]
-    assert found.error.tolist() == [None, None, "the text is empty"]
+        assert answers.scores[row] == pytest.approx(expected[row].tolist(), abs=2e-6)
+        assert answers.label[row] == LABELS[int(expected[row].argmax())]
+    assert answers.error.tolist() == [None, None, "the text is empty"]
     local = Path(mlflow.artifacts.download_artifacts("models:/zoo@champion"))
     names = [path.name for path in local.rglob("*") if path.is_file()]
     assert "pyfunc_model.py" in names and "model.safetensors" in names
@@ -106,8 +106,8 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
         with urllib.request.urlopen(request, timeout=60) as answer:
             served = json.load(answer, parse_constant=not_json)["predictions"]
         server.end(signal.SIGINT, 20)
-    assert [one["label"] for one in served] == [*found.label[:2], None]
-    assert served[0]["scores"] == pytest.approx(found.scores[0])
+    assert [one["label"] for one in served] == [*answers.label[:2], None]
+    assert served[0]["scores"] == pytest.approx(answers.scores[0])
     assert (served[2]["score"], served[2]["scores"]) == (None, None)
 
 

@@ -32,10 +32,10 @@ def test_ray_opens_its_own_directory_and_not_the_one_with_the_token(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["modes"][""] == 0o700 and found["modes"]["token"] == 0o600
-    assert found["modes"]["r"] & 0o077  # what Ray does to its `_temp_dir`
-    assert not os.path.exists(found["root"])
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["modes"][""] == 0o700 and report["modes"]["token"] == 0o600
+    assert report["modes"]["r"] & 0o077  # what Ray does to its `_temp_dir`
+    assert not os.path.exists(report["root"])
 
 
 def test_a_directory_that_was_opened_is_noticed(tmp_path, monkeypatch):

@@ -57,24 +57,24 @@ class Server:
 
     def wait_until_ready(self) -> dict:
         line = self.process.stdout.readline()
-        assert line, self.said()
+        assert line, self.output()
         ready = json.loads(line)
         self.url = ready["url"]
         return ready
 
-    def said(self) -> str:
+    def output(self) -> str:
         self.errors.flush()
         return (self.home / "stderr").read_text()
 
     def left(self) -> list[str]:
         """Command lines of the processes that it has started and that live."""
-        found = []
+        command_lines = []
         for pid in marked(MARK, self.mark):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(" ".join(process.cmdline()) or process.name())
-        return found
+                    command_lines.append(" ".join(process.cmdline()) or process.name())
+        return command_lines
 
     def ask(self, path="/v1/classify", body: object = None, method=None, host=None, token=None):
         """(status, JSON) of a request; bytes are sent as they are."""
@@ -91,12 +91,12 @@ class Server:
 
     def replicas(self, deployment: str = "model-0") -> list[psutil.Process]:
         """Processes of a deployment: a model's replicas, or those of the server."""
-        own, found = marked(MARK, self.mark), []
+        pids, processes = marked(MARK, self.mark), []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])
-            if f"ServeReplica:howdah:{deployment}" in line and process.pid in own:
-                found.append(process)
-        return found
+            if f"ServeReplica:howdah:{deployment}" in line and process.pid in pids:
+                processes.append(process)
+        return processes
 
     def end(self, number: int) -> int:
         if self.process.poll() is None:
@@ -176,8 +176,8 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     # More than the queues hold: some are answered, the others refused at once.
     big = {"texts": ["the cat and the dog " * 20] * 32}
     with concurrent.futures.ThreadPoolExecutor(40) as pool:
-        found = list(pool.map(lambda _: server.ask(body=big)[0], range(80)))
-    assert set(found) == {200, 429}
+        statuses = list(pool.map(lambda _: server.ask(body=big)[0], range(80)))
+    assert set(statuses) == {200, 429}
 
     # A replica that is killed is replaced.
     (replica,) = server.replicas()
@@ -220,7 +220,7 @@ def test_ray_answers_as_the_plain_server_does_and_asks_for_the_same_tokens(start
     assert ray.ask("/v2/models/zoo")[0] == 401
     for path in ("/health", "/v2/health/live", "/v2/health/ready"):
         assert ray.ask(path)[0] == 200
-    wait_until(lambda: "refused: a request from 127.0.0.1 with no token" in ray.said(), LIMIT)
+    wait_until(lambda: "refused: a request from 127.0.0.1 with no token" in ray.output(), LIMIT)
 
     (tmp_path / "plain").mkdir()
     plain = servers.Server(Path(models).parent, tmp_path / "plain", "--model", "zoo@1")
@@ -249,7 +249,7 @@ def test_ray_answers_as_the_plain_server_does_and_asks_for_the_same_tokens(start
     tokens.write_text(f"{new}\n")
     wait_until(lambda: ray.ask(body={"text": "the cat"}, token=old)[0] == 401, LIMIT)
     assert ray.ask(body={"text": "the cat"}, token=new)[0] == 200
-    wait_until(lambda: "the tokens were read again: 1" in ray.said(), LIMIT)
+    wait_until(lambda: "the tokens were read again: 1" in ray.output(), LIMIT)
     assert ray.end(signal.SIGTERM) == 143
     assert "Traceback" not in (ray.home / "stderr").read_text()
 
@@ -260,11 +260,11 @@ def test_load_makes_a_second_replica_appear(start):
     server.wait_until_ready()
     assert server.ask(body={"text": "the cat"})[0] == 200
     assert len(server.replicas()) == 1
-    scaled, found = threading.Event(), []
+    scaled, statuses = threading.Event(), []
 
     def load() -> None:
         while not scaled.is_set():
-            found.append(server.ask(body={"texts": ["the cat and the dog"] * 32})[0])
+            statuses.append(server.ask(body={"texts": ["the cat and the dog"] * 32})[0])
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(load) for _ in range(8)]
@@ -274,7 +274,7 @@ def test_load_makes_a_second_replica_appear(start):
             scaled.set()
     for one in asking:
         one.result()
-    assert set(found) <= {200, 429} and 200 in found
+    assert set(statuses) <= {200, 429} and 200 in statuses
     assert len(server.replicas()) == 2
     assert server.ask(body={"text": "the cat"})[0] == 200
     assert server.end(signal.SIGINT) == 130
@@ -302,7 +302,7 @@ def test_a_model_that_does_not_open_ends_the_command_with_its_error(start, model
             file.write(whole[: len(whole) // 2])
         server = start("--model", "zoo/v=1")
         assert server.process.wait(LIMIT) == 5
-        assert "could not start the models" in server.said()
+        assert "could not start the models" in server.output()
         assert server.left() == []
     finally:
         with open(export, "wb") as file:

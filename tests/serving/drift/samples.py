@@ -29,8 +29,8 @@ def bins(**changes) -> Bins:
 
 def reference(**changes) -> Profile:
     """A model's own profile in them, in which tokens below 50 are known."""
-    known = Known.of(np.arange(50), VOCABULARY)
-    return Profile(bins(**changes), reference=Reference(known_tokens=known, split="validation"))
+    tokens = Known.of(np.arange(50), VOCABULARY)
+    return Profile(bins(**changes), reference=Reference(known_tokens=tokens, split="validation"))
 
 
 def rows(seed: int, count: int, classes: int = 3) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -39,14 +39,14 @@ def place(tmp_path_factory, tiny_model_dir):
         str(root / "run"), tiny_model_dir, run_id="zoo-1",
         dataset=dataset.manifest.dataset_hash, labels=LABELS,
     )  # fmt: skip
-    given = {
+    values = {
         "run": {"name": "zoo", "directory": run},
         "data": {"dataset": dataset.path, "columns": {"id": "id"}},
         "publish": {"directory": str(root / "models")},
         "training": {"threads_per_rank": 1},
     }
     path = root / "run.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(values))
     config = load(str(path))
     made = reference.make_reference(config, run)
     words = Encoder.load(tiny_model_dir)._tokenizer.get_vocab()
@@ -127,17 +127,17 @@ def test_a_scored_partition_is_judged_with_those_before_it(place):
         write_scored(place, "db.s", f"ds=2026-11-0{day}", texts(place, 150, day))
     (place.root / "run" / "scored" / "db.s" / "ds=2026-10-31").mkdir()
     (place.root / "run" / "scored" / "db.s" / "ds=2026-10-31" / "profile.json").write_text("{}")
-    found = of_table(place.config, place.run, "db.s", "ds=2026-11-03")
-    assert [point.name for point in found.points] == [f"ds=2026-11-0{n}" for n in (1, 2, 3)]
-    assert found.verdict.rows == 150
-    assert found.verdict.column("length").state == "alarm"  # twelve words, always
+    findings = of_table(place.config, place.run, "db.s", "ds=2026-11-03")
+    assert [point.name for point in findings.points] == [f"ds=2026-11-0{n}" for n in (1, 2, 3)]
+    assert findings.verdict.rows == 150
+    assert findings.verdict.column("length").state == "alarm"  # twelve words, always
     with pytest.raises(CheckFailed) as caught:
-        raise found.error("page.html")
+        raise findings.error("page.html")
     assert "length" in [problem.where for problem in caught.value.problems]
     assert of_table(place.config, place.run, "db.s", "ds=2026-11-04", last=2).points[0].name == (
         "ds=2026-11-03"
     )
-    paths = write(found, str(place.root / "out"), words_of(storage.join(place.run, "export")))
+    paths = write(findings, str(place.root / "out"), words_of(storage.join(place.run, "export")))
     page = storage.read_text(paths["html"])
     assert "Drift: these rows are not like the reference" in page
     assert "large change" in page and "scored <time" in page and "compared <time" in page
@@ -226,8 +226,8 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
     assert (texts_found.current.counts.rows, texts_found.current.counts.empty) == (200, 1)
     made = write_scored(place, "db.files", "ds=1", rows)
     assert texts_found.current.counts.cells.tolist() == made.counts.cells.tolist()
-    said = predict(place.run, source, output, threads=1, id_column="id", drift=True)
-    assert said["drift"] == texts_found.verdict.as_dict()
+    summary = predict(place.run, source, output, threads=1, id_column="id", drift=True)
+    assert summary["drift"] == texts_found.verdict.as_dict()
     by_file = of_source(place.config, place.run, output)
     assert by_file.verdict.column("tokens").state == "not measured"
     for name in ("label", "confidence"):
@@ -261,10 +261,10 @@ def test_rows_without_a_prediction_are_named(place):
     lines = [("k1", ""), ("k2", "any around"), ("k3", "   "), ("k4", "above also")]
     path = place.root / "some.csv"
     path.write_bytes(b"id,text\r\n" + b"".join(f"{a},{b}\r\n".encode() for a, b in lines))
-    found = of_source(place.config, place.run, str(path), id_column="id")
-    said = found.rows_without()
-    assert said[0] == "2 of 4 rows have no prediction: 2 have no text, 0 failed otherwise"
-    assert "k1" in " ".join(said) and "k3" in " ".join(said) and "k2" not in " ".join(said)
+    findings = of_source(place.config, place.run, str(path), id_column="id")
+    notes = findings.rows_without()
+    assert notes[0] == "2 of 4 rows have no prediction: 2 have no text, 0 failed otherwise"
+    assert "k1" in " ".join(notes) and "k3" in " ".join(notes) and "k2" not in " ".join(notes)
 
 
 def test_the_page_shows_the_rows_that_moved_and_masks_or_hides_their_texts(place):
@@ -279,20 +279,23 @@ def test_the_page_shows_the_rows_that_moved_and_masks_or_hides_their_texts(place
     for text in ("me@x.de", f"{written} me@x.de " * 5):
         lines.append(json.dumps({"id": "x1", "text": text}))
     path.write_text("\n".join(lines))
-    found = of_source(place.config, place.run, str(path), id_column="id", threads=1)
-    assert found.verdict.column("length").state == "alarm"
-    shown = found.rows_shown()
+    findings = of_source(place.config, place.run, str(path), id_column="id", threads=1)
+    assert findings.verdict.column("length").state == "alarm"
+    shown = findings.rows_shown()
     assert "x1" in [one.id for rows in shown.values() for one in rows]
-    page = render(found, {})
+    page = render(findings, {})
     assert "x1" in page and written in page and "[mail]" in page and "me@x.de" not in page
-    assert "me@x.de" in render(found, {}, texts="plain")
-    hidden = render(found, {}, texts="none")
+    assert "me@x.de" in render(findings, {}, texts="plain")
+    hidden = render(findings, {}, texts="none")
     assert "x1" in hidden and "[mail]" not in hidden and rows[1] not in hidden
-    assert "me@x.de" not in json.dumps(found.as_dict())
+    assert "me@x.de" not in json.dumps(findings.as_dict())
     # The console says it in the page's words, the largest change first.
-    said = found.lines()
-    assert said[0].startswith(f"{found.verdict.alarms[0].grade} change: ")
-    assert found.verdict.alarms[0].change in page and found.verdict.alarms[0].change in said[0]
+    console = findings.lines()
+    assert console[0].startswith(f"{findings.verdict.alarms[0].grade} change: ")
+    assert (
+        findings.verdict.alarms[0].change in page
+        and findings.verdict.alarms[0].change in console[0]
+    )
 
 
 def test_a_model_without_a_profile_says_how_to_make_it(place):
@@ -337,18 +340,18 @@ def test_the_command_prints_one_object_and_ends_with_1_on_an_alarm(place, capsys
         return code, json.loads(capsys.readouterr().out)
 
     table = ("--table", "db.cli", "--json", "--config", place.path)
-    code, said = call(*table, "--partition", "ds=1", "--output", str(place.root / "cli"))
-    assert (code, said["error"]) == (1, "CheckFailed")
-    assert "length" in [problem["where"] for problem in said["problems"]]
+    code, answer = call(*table, "--partition", "ds=1", "--output", str(place.root / "cli"))
+    assert (code, answer["error"]) == (1, "CheckFailed")
+    assert "length" in [problem["where"] for problem in answer["problems"]]
     assert ">Model card</a>" in (place.root / "cli" / "drift.html").read_text()
-    code, said = call(*table, "--partition", "ds=2")
-    assert (code, said["state"], said["alarms"]) == (0, "too few rows", [])
+    code, answer = call(*table, "--partition", "ds=2")
+    assert (code, answer["state"], answer["alarms"]) == (0, "too few rows", [])
     for wrong in (
         ("--table", "t"), ("--source", "f", "--partition", "ds=1"), (), ("--source", "f", "--last",
         "3"), ("--source", "f", "--make-reference"),
     ):  # fmt: skip
-        code, said = call(*wrong, "--json")
-        assert (code, said["error"]) == (2, "UsageError"), wrong
+        code, answer = call(*wrong, "--json")
+        assert (code, answer["error"]) == (2, "UsageError"), wrong
 
 
 def test_labels_and_tokens_are_escaped_on_the_page(place):
@@ -364,11 +367,11 @@ def test_labels_and_tokens_are_escaped_on_the_page(place):
     current.add(*samples.rows(2, 300))
     verdict = judge(reference, current)
     points = [Point(name=f"ds={evil}", version=n, verdict=verdict) for n in (1, 2)]
-    found = Findings(
+    findings = Findings(
         model=evil, directory=evil, version=1, run_id=evil, what=evil, reference=reference,
         current=current, verdict=verdict, limits=place.config.drift, points=points,
     )  # fmt: skip
-    page = render(found, dict.fromkeys(range(60), evil))
+    page = render(findings, dict.fromkeys(range(60), evil))
     assert page.count("<script") == 1  # the pages' own
     assert page.count("</style>") == 1
     assert "&lt;script&gt;" in page

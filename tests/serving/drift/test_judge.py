@@ -104,7 +104,7 @@ SHIFTS = {
 def test_shifts_are_found_at_300_rows(reference, kind, seed):
     shift, column = SHIFTS[kind]
     verdict = judge(reference, partition(reference, 100 + seed, 300, **shift))
-    assert column in [found.name for found in verdict.alarms]
+    assert column in [alarm.name for alarm in verdict.alarms]
     assert verdict.state == "alarm"
     if kind == "unsure":
         estimate = verdict.column("estimated_accuracy")
@@ -117,8 +117,8 @@ def test_the_estimate_follows_the_accuracy_without_a_label(reference):
         scores_NC, ids_N, right_N = source(np.random.default_rng(9), 8_000, unsure=unsure)
         profile = Profile.like(reference)
         profile.add(scores_NC, ids_N)
-        found = judge(reference, profile).column("estimated_accuracy").value
-        assert found == pytest.approx(right_N.mean(), abs=0.04)
+        estimate = judge(reference, profile).column("estimated_accuracy").value
+        assert estimate == pytest.approx(right_N.mean(), abs=0.04)
 
 
 def test_few_rows_are_not_judged(reference):
@@ -183,9 +183,9 @@ def test_models_without_tokens_or_labels_are_judged_by_what_they_have():
     )
     shifted = Profile.like(numbers)
     shifted.add(random.normal(loc=1, size=(300, 1)))
-    found = judge(numbers, shifted)
-    assert [column.name for column in found.alarms] == ["confidence"]
-    assert found.column("estimated_accuracy").state == "not measured"
+    by_confidence = judge(numbers, shifted)
+    assert [column.name for column in by_confidence.alarms] == ["confidence"]
+    assert by_confidence.column("estimated_accuracy").state == "not measured"
 
 
 def test_a_model_that_is_always_as_sure_still_has_bins_around_it():

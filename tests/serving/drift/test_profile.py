@@ -116,7 +116,7 @@ def test_rows_with_nan_are_errors():
 def test_a_profile_is_at_most_40_kb_whatever_it_counts(rows):
     random = np.random.default_rng(0)
     vocabulary = 250_002
-    known = Known.of(random.choice(vocabulary, vocabulary // 2, replace=False), vocabulary)
+    tokens = Known.of(random.choice(vocabulary, vocabulary // 2, replace=False), vocabulary)
     bins = samples.bins(
         labels=tuple(f"label-{n:03d}" for n in range(100)),
         confidence=tuple(np.sort(random.random(9))),
@@ -125,7 +125,7 @@ def test_a_profile_is_at_most_40_kb_whatever_it_counts(rows):
         top=tuple(random.choice(np.arange(4, vocabulary), 1024, replace=False).tolist()),
     )
     spread = tuple((float(n), 0.1234567890123, 0.0123456789012) for n in range(12))
-    reference = Reference(known_tokens=known, split="validation", spread=spread)
+    reference = Reference(known_tokens=tokens, split="validation", spread=spread)
     profile = Profile(bins, reference=reference)
     ids = (random.pareto(1.0, (rows, 20)) * 1000).astype(np.int64) % (vocabulary - 4) + 4
     profile.add(random.dirichlet(np.ones(100), rows).astype(np.float32), list(ids))
@@ -136,8 +136,8 @@ def test_a_profile_is_at_most_40_kb_whatever_it_counts(rows):
 
 
 def test_known_tokens_of_a_large_vocabulary_share_bits():
-    known = Known.of(np.array([5]), 3 * KNOWN_BITS)
-    assert known.has(np.array([5, 6, 5 + KNOWN_BITS])).tolist() == [True, False, True]
+    tokens = Known.of(np.array([5]), 3 * KNOWN_BITS)
+    assert tokens.has(np.array([5, 6, 5 + KNOWN_BITS])).tolist() == [True, False, True]
 
 
 def test_profiles_of_different_models_are_not_added_up():
@@ -188,8 +188,8 @@ def test_a_partitions_profile_is_no_models(tmp_path):
 @given(st.integers(1, 5000), st.data())
 def test_known_tokens_are_read_again(vocabulary, data):
     tokens = data.draw(st.lists(st.integers(0, vocabulary - 1), max_size=20))
-    known = Known.from_dict(Known.of(np.array(tokens, np.int64), vocabulary).as_dict())
-    assert np.flatnonzero(known.bits).tolist() == sorted(set(tokens))
+    known_tokens = Known.from_dict(Known.of(np.array(tokens, np.int64), vocabulary).as_dict())
+    assert np.flatnonzero(known_tokens.bits).tolist() == sorted(set(tokens))
 
 
 def test_bins_are_named_by_all_they_hold():

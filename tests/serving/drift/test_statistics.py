@@ -21,8 +21,8 @@ def test_distances_are_those_of_other_implementations(first, data):
     p, q = np.array(first) / sum(first), np.array(second) / sum(second)
     expected = sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
     assert statistics.psi(np.array(first), np.array(second)) == pytest.approx(expected, abs=1e-9)
-    found = statistics.js_distance(np.array(first), np.array(second))
-    assert found == pytest.approx(distance.jensenshannon(p, q, base=2), abs=1e-9)
+    computed = statistics.js_distance(np.array(first), np.array(second))
+    assert computed == pytest.approx(distance.jensenshannon(p, q, base=2), abs=1e-9)
 
 
 def test_cells_without_rows_are_no_distance_by_themselves():
@@ -65,7 +65,7 @@ def shares(labels: int, kind: str) -> np.ndarray:
 def alarms(reference_P, current_P, rows: tuple[int, int], draws: int) -> int:
     """False or right alarms of `draws` partitions, each with a validation split of its own."""
     random = np.random.default_rng(len(reference_P))
-    found = 0
+    alarm_count = 0
     for old_C, new_C in zip(
         random.multinomial(rows[0], reference_P, draws),
         random.multinomial(rows[1], current_P, draws),
@@ -74,8 +74,8 @@ def alarms(reference_P, current_P, rows: tuple[int, int], draws: int) -> int:
         old_B, new_B = statistics.pool(old_C, new_C)
         bins = int(np.count_nonzero((old_B > 0) | (new_B > 0)))
         limit = max(0.2, statistics.psi_noise(bins, rows[0], rows[1], 0.999))
-        found += statistics.psi(old_B, new_B) > limit
-    return found
+        alarm_count += statistics.psi(old_B, new_B) > limit
+    return alarm_count
 
 
 @pytest.mark.parametrize("kind", ["equal", "zipf"])

@@ -79,15 +79,15 @@ def alike(row_id: str, error: str | None) -> tuple[str, str]:
 
 def by_spark(spark, source, columns, options, *, id_required):
     def rows(batches):
-        for found in reader(batches):
+        for batch in reader(batches):
             cells = {
-                name: [getattr(row, name) for row in found] for name in ("id", "text", "error")
+                name: [getattr(row, name) for row in batch] for name in ("id", "text", "error")
             }
             yield pa.RecordBatch.from_pydict(cells, pa.schema(dict.fromkeys(cells, pa.string())))
 
-    found = files.find(source, None)
-    files.check(found, columns, options, id_required=id_required)
-    frame, reader = files.read(spark, found, columns, options)
+    inputs = files.find(source, None)
+    files.check(inputs, columns, options, id_required=id_required)
+    frame, reader = files.read(spark, inputs, columns, options)
     return frame.mapInArrow(rows, "id string, text string, error string")
 
 
@@ -114,21 +114,21 @@ def compared(spark, source, *, columns=COLUMNS, id_required=True, **options):
 @pytest.mark.spark
 def test_spark_and_one_process_make_the_same_rows_of_odd_files(spark, tmp_path):
     sources = odd_files(tmp_path)
-    found = {name: compared(spark, source) for name, source in sources.items()}
+    outcomes = {name: compared(spark, source) for name, source in sources.items()}
     for name, what in REFUSED.items():
-        assert len(found[name]) == 1 and what in found[name][0][0], name
-    assert [row for row in found["csv"] if not row[1]] == [
+        assert len(outcomes[name]) == 1 and what in outcomes[name][0][0], name
+    assert [row for row in outcomes["csv"] if not row[1]] == [
         ("k1", "", "the cat"), ("k2", "", "of\nand, in"), ("k5", "", "of the"),
         ("k7", "", "the, cat"),
     ]  # fmt: skip
-    errors = [row[1] for row in found["csv"] if row[1]]
+    errors = [row[1] for row in outcomes["csv"] if row[1]]
     assert sorted(errors) == ["2 fields instead of 3", "4 fields instead of 3",
                               "the text is empty",
                               "the text is not in the file's encoding"]  # fmt: skip
-    assert ("1.10", "", "1.10") in found["json"] and ("true", "", "true") in found["json"]
-    assert ("3.0", "the text is an object, not a text", "") in found["json"]
-    assert found["nulls"] == [("1.5", "the text is empty", "")]
-    assert [row[0] for row in found["parquet"]] == ["1.5", "2.5", "3.5"]
+    assert ("1.10", "", "1.10") in outcomes["json"] and ("true", "", "true") in outcomes["json"]
+    assert ("3.0", "the text is an object, not a text", "") in outcomes["json"]
+    assert outcomes["nulls"] == [("1.5", "the text is empty", "")]
+    assert [row[0] for row in outcomes["parquet"]] == ["1.5", "2.5", "3.5"]
 
 
 @pytest.mark.spark

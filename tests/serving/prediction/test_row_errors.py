@@ -24,17 +24,17 @@ def command(served, tiny_model_dir, capsys):
     def run(*words: str) -> tuple[int, str]:
         argv = ["predict", "--model", str(tiny_model_dir), *words]
         code = cli.run(lambda: cli.app(argv, standalone_mode=False))
-        said = capsys.readouterr()
-        return code, said.out + said.err
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
 
     return run
 
 
 def test_lines_with_an_error_are_counted_at_the_end(served):
-    said: list[str] = []
+    messages: list[str] = []
     lines = io.StringIO("the\n\nthe the\n")
-    assert predict_lines("m", lines, io.StringIO(), progress=said.append) == 3
-    assert said == [
+    assert predict_lines("m", lines, io.StringIO(), progress=messages.append) == 3
+    assert messages == [
         "model m, run by torch on the CPU", "1 of 3 lines have an error (1 the text is empty)"
     ]  # fmt: skip
 
@@ -50,14 +50,14 @@ def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(command, tmp_
     rows = [f'{{"key": "k{n}", "text": "the"}}' for n in range(97)]
     source = write(tmp_path / "in.jsonl", "\n".join([*rows, "{no", "[1]", '{"key": 1}', "{no"]))
     output = str(tmp_path / "out.jsonl")
-    code, said = command("--source", source, "--output", output)
+    code, log = command("--source", source, "--output", output)
     assert code == 0
-    assert f"101 rows -> {output}; 4 with an error (2 not JSON; " in said
-    code, said = command(
+    assert f"101 rows -> {output}; 4 with an error (2 not JSON; " in log
+    code, log = command(
         "--source", source, "--output", output, "--overwrite",
         "--set", "score.max_error_fraction=0.01",
     )  # fmt: skip
-    assert code == 3 and "4 of 101 rows (3.96%)" in said and "not JSON: 2 (id 97, line 98" in said
+    assert code == 3 and "4 of 101 rows (3.96%)" in log and "not JSON: 2 (id 97, line 98" in log
     assert len(read_output(output)) == 101  # with the errors of each
 
 
@@ -65,8 +65,8 @@ def test_rows_in_another_character_set_are_explained(command, tmp_path):
     text = "key,text\n" + "".join(f"k{n},the caf\u00e9\n" for n in range(20))
     source = write(tmp_path / "in.csv", text, "cp1252")
     output = str(tmp_path / "out.csv")
-    code, said = command("--source", source, "--output", output)
-    assert code == 3 and "data: {csv: {encoding: windows-1252}}" in said
+    code, log = command("--source", source, "--output", output)
+    assert code == 3 and "data: {csv: {encoding: windows-1252}}" in log
     option = ("--set", "data.csv.encoding=windows-1252")
     code, _ = command("--source", source, "--output", output, "--overwrite", *option)
     assert code == 0 and not any(row["error"] for row in read_output(output))
@@ -74,8 +74,8 @@ def test_rows_in_another_character_set_are_explained(command, tmp_path):
 
 def test_rows_without_the_id_s_column_are_numbered_aloud(command, tmp_path):
     source = write(tmp_path / "in.csv", "id,text\n7,the\n")
-    code, said = command("--source", source, "--output", str(tmp_path / "out.csv"))
-    assert code == 0 and "no column 'key': ids are the rows' numbers" in said
+    code, log = command("--source", source, "--output", str(tmp_path / "out.csv"))
+    assert code == 0 and "no column 'key': ids are the rows' numbers" in log
 
 
 def test_ids_with_line_breaks_are_read_back_from_csv(served, tmp_path):

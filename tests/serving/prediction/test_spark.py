@@ -143,8 +143,8 @@ def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
     rows = pq.read_table(str(tmp_path / "spark-warehouse" / "2026_predicted")).to_pylist()
     assert sorted(row["id"] for row in rows) == ["0", "1", "1.10"]
     assert {row["run_id"] for row in rows} == {"run-5"}
-    found = {row["id"]: row["error"] is None for row in rows}
-    assert found == {"0": True, "1": False, "1.10": True}
+    succeeded = {row["id"]: row["error"] is None for row in rows}
+    assert succeeded == {"0": True, "1": False, "1.10": True}
     # and such a name is read as a table, not as a file that is missing
     done = run(model, "2026_predicted", str(tmp_path / "out"), "-", "words", cwd=str(tmp_path))
     assert "the source has no column 'words'" in done.stderr
@@ -244,8 +244,8 @@ def test_an_overwritten_output_stays_until_the_new_one_is_whole(model, tmp_path)
     # a batch stays when the same model classifies another one, and is replaced by itself
     daily = pq.read_table(str(tmp_path / "spark-warehouse" / "daily")).to_pylist()
     assert {row["run_id"] for row in daily} == {"run-5"}
-    found = sorted((str(row["batch"]), row["id"]) for row in daily)
-    assert found == [("2026-11-01", "c"), ("2026-11-02", "c")]
+    batches = sorted((str(row["batch"]), row["id"]) for row in daily)
+    assert batches == [("2026-11-01", "c"), ("2026-11-02", "c")]
     assert done.pop(-3)["rows"] == 2 and [done.pop()["rows"], done.pop()["rows"]] == [1, 1]
     assert tabs["rows"] == 1 and pq.read_table(tsv["output"])["id"].to_pylist() == ["t"]
     for first, *failed in (done[:3], done[4:]):

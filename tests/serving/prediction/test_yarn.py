@@ -87,8 +87,8 @@ class Predictions:
             env=self.cluster.env, capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        found = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-        return json.loads(found.removeprefix("FOUND "))
+        line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+        return json.loads(line.removeprefix("FOUND "))
 
     def expected(self):
         """{key: row}, by one process of this machine."""
@@ -102,11 +102,11 @@ class Predictions:
         assert code == 0, err
         return {row["id"]: row for row in pq.read_table(output).to_pylist()}
 
-    def check(self, answer, found):
+    def check(self, answer, predicted):
         """Rows equal those of one process; executors ran with the shipped environment."""
         expected = self.expected()
-        assert sorted(row["id"] for row in found) == KEYS
-        for row in found:
+        assert sorted(row["id"] for row in predicted) == KEYS
+        for row in predicted:
             want = expected[row["id"]]
             assert (row["label"], row["error"]) == (want["label"], want["error"])
             if want["scores"] is not None:
@@ -179,14 +179,14 @@ def test_from_parquet_to_parquet_on_hdfs(predictions, tmp_path):
     code, answer, err = predictions.on_yarn(*words, "--overwrite")
     assert code == 0, err
     assert "for Python (weights of" in err and "Traceback" not in err
-    found = []
+    predicted = []
     for entry in storage.list_dir(output):
         if entry.name.endswith(".parquet"):
             storage.download(entry.path, str(tmp_path / entry.name))
-            found += pq.read_table(tmp_path / entry.name).to_pylist()
-    predictions.check(answer, found)
-    there = {entry.name for entry in storage.list_dir(predictions.directory, unfinished=True)}
-    assert there == {"in.parquet", "models", "out"}
+            predicted += pq.read_table(tmp_path / entry.name).to_pylist()
+    predictions.check(answer, predicted)
+    names = {entry.name for entry in storage.list_dir(predictions.directory, unfinished=True)}
+    assert names == {"in.parquet", "models", "out"}
 
 
 @pytest.mark.hadoop
@@ -201,7 +201,7 @@ def test_csv_and_json_lines_on_hdfs(predictions, tmp_path):
     storage.write_whole(f"{directory}/csv/1.csv", one.encode())
     storage.write_whole(f"{directory}/csv/2.csv", b"words,more,key\nin the,x,k3\n")
     storage.write_whole(f"{directory}/json/1.jsonl", b'{"key": 1.10, "words": 1.10}\n[1]\n')
-    found = {}
+    errors = {}
     for name in ("csv", "json"):
         output = f"{directory}/{name}-out"
         words = ["--source", f"{directory}/{name}", "--output", output]
@@ -211,9 +211,9 @@ def test_csv_and_json_lines_on_hdfs(predictions, tmp_path):
             if entry.name.endswith(".parquet"):
                 storage.download(entry.path, str(tmp_path / entry.name))
                 for row in pq.read_table(tmp_path / entry.name).to_pylist():
-                    found[row["id"] if row["error"] is None else name] = row["error"]
-    assert set(found) == {"k1", "k3", "csv", "1.10", "json"}
-    assert "3 fields instead of 2" in found["csv"] and "list instead of" in found["json"]
+                    errors[row["id"] if row["error"] is None else name] = row["error"]
+    assert set(errors) == {"k1", "k3", "csv", "1.10", "json"}
+    assert "3 fields instead of 2" in errors["csv"] and "list instead of" in errors["json"]
 
 
 @pytest.mark.full  # in every run: Parquet on YARN, above; a Hive table without YARN: test_spark.py
@@ -232,9 +232,9 @@ def test_from_a_hive_table_to_a_hive_table(predictions):
     )
     code, answer, err = predictions.on_yarn("--source", source, "--output", f"table:{target}")
     assert code == 0, err
-    found = predictions.sql(f"SELECT * FROM {target}")
-    assert {row["run_id"] for row in found} == {"run-5"}
-    predictions.check(answer, found)
+    predicted = predictions.sql(f"SELECT * FROM {target}")
+    assert {row["run_id"] for row in predicted} == {"run-5"}
+    predictions.check(answer, predicted)
 
 
 @pytest.mark.hadoop
@@ -266,12 +266,12 @@ def test_paths_of_this_machine_are_refused_on_yarn(tmp_path):
 
 # ----------------------------------------------------------------------- what executors are given
 def test_a_model_is_described_without_reading_its_weights(tmp_path, tiny_model_dir):
-    found = predict_cluster.files_of(open_version(tiny_model_dir))
+    files = predict_cluster.files_of(open_version(tiny_model_dir))
     base = load_base(tiny_model_dir)
-    assert found.decoded_bytes == sum(4 * array.size for array in base.weights.values())
-    assert found.hidden_dim == base.config["hidden_dim"]
-    urls = found.urls()
-    assert set(urls) == {f"howdah-model-{found.key}.{name}" for name in found.files}
+    assert files.decoded_bytes == sum(4 * array.size for array in base.weights.values())
+    assert files.hidden_dim == base.config["hidden_dim"]
+    urls = files.urls()
+    assert set(urls) == {f"howdah-model-{files.key}.{name}" for name in files.files}
     assert all(url.startswith("file:///") for url in urls.values())
 
     copy = tmp_path / "a, b"
@@ -295,8 +295,8 @@ def test_python_s_memory_depends_on_the_model_and_the_tasks():
     )
     needs = predict_cluster.memory_overhead_mib
 
-    def options(**given):
-        return config_module.from_dict({"data": {"spark": given}}).data.spark
+    def options(**settings):
+        return config_module.from_dict({"data": {"spark": settings}}).data.spark
 
     # One Python process of each framework had 1,659 and 1,395 MiB at its peak.
     assert 1659 < needs(options(executor_cores=1), "torch", base) - 384 < 1.1 * 1659

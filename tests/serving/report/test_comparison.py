@@ -43,10 +43,10 @@ def howdah(*words, cwd):
 
 def test_runs_side_by_side(runs, tmp_path):
     path = str(tmp_path / "page.html")
-    found = compare(runs, path)
-    assert found["same_dataset"]
-    assert found["differing"] == {"training.learning_rate": [0.0001, 0.0003]}
-    assert found["runs"][1]["metrics"]["test"]["accuracy"] == 0.999
+    comparison = compare(runs, path)
+    assert comparison["same_dataset"]
+    assert comparison["differing"] == {"training.learning_rate": [0.0001, 0.0003]}
+    assert comparison["runs"][1]["metrics"]["test"]["accuracy"] == 0.999
     page = storage.read_text(path)
     assert '<td class="best">0.9990</td>' in page
     # Of a loss the lower one is the best.

@@ -49,26 +49,26 @@ def gathered(run, **more):
 
 def test_ten_of_ten_planted_wrong_labels_are_among_the_suspects(planted):
     run, wrong = planted
-    found = gathered(run).findings
-    assert len(wrong) == 10 and len(found.suspects) <= 50
-    assert wrong <= {row["id"] for row in found.suspects}, sum(found.kind["counts"])
-    for row in found.suspects:
+    findings = gathered(run).findings
+    assert len(wrong) == 10 and len(findings.suspects) <= 50
+    assert wrong <= {row["id"] for row in findings.suspects}, sum(findings.kind["counts"])
+    for row in findings.suspects:
         assert row["likely"] != row["label"] and row["text"]
 
 
 def test_worst_rows_are_the_most_confident_errors_with_their_texts(planted):
     run, _ = planted
-    found = gathered(run).findings
-    scores = [row["score"] for row in found.worst]
+    findings = gathered(run).findings
+    scores = [row["score"] for row in findings.worst]
     assert scores == sorted(scores, reverse=True) and len(scores) > 10
-    assert all(row["label"] != row["predicted"] for row in found.worst)
-    assert all(row["split"] == "test" and row["text"] for row in found.worst)
-    counted = {(p["label"], p["predicted"]): p["rows"] for p in found.kind["pairs"]}
-    keys, counts = found.kind["keys"], found.kind["counts"]
+    assert all(row["label"] != row["predicted"] for row in findings.worst)
+    assert all(row["split"] == "test" and row["text"] for row in findings.worst)
+    counted = {(p["label"], p["predicted"]): p["rows"] for p in findings.kind["pairs"]}
+    keys, counts = findings.kind["keys"], findings.kind["counts"]
     pairs = zip(keys.tolist(), counts.tolist(), strict=True)
     wrong = {(LABELS[k // 4], LABELS[k % 4]): c for k, c in pairs if k // 4 != k % 4}
     assert counted == wrong
-    for pair in found.kind["pairs"]:
+    for pair in findings.kind["pairs"]:
         for row in pair["examples"]:
             assert (row["label"], row["predicted"]) == (pair["label"], pair["predicted"])
 
@@ -76,29 +76,29 @@ def test_worst_rows_are_the_most_confident_errors_with_their_texts(planted):
 @pytest.mark.parametrize("config", ["run: {name: 2026-13-45}", "run: {name: {{ x }}}", "["])
 def test_a_configuration_that_cannot_be_read_costs_no_findings(planted, config):
     run, _ = planted
-    found = gather(run, storage.read_json(f"{run}/run.json"), config)
-    assert found.findings is not None and found.findings.worst
+    material = gather(run, storage.read_json(f"{run}/run.json"), config)
+    assert material.findings is not None and material.findings.worst
 
 
 def test_without_texts_ids_are_left(planted):
     run, wrong = planted
-    found = gathered(run, texts="none").findings
-    assert wrong <= {row["id"] for row in found.suspects}
+    findings = gathered(run, texts="none").findings
+    assert wrong <= {row["id"] for row in findings.suspects}
     every = [
-        *found.worst,
-        *found.suspects,
-        *(r for p in found.kind["pairs"] for r in p["examples"]),
+        *findings.worst,
+        *findings.suspects,
+        *(r for p in findings.kind["pairs"] for r in p["examples"]),
     ]
     assert not any("text" in row for row in every)
-    assert any(one.group == "script" for one in found.slices)  # counted, not shown
+    assert any(one.group == "script" for one in findings.slices)  # counted, not shown
 
 
 def test_texts_are_of_the_dataset_that_was_measured(planted):
     run, _ = planted
     values = storage.read_json(f"{run}/run.json") | {"dataset_hash": "another"}
-    found = gather(run, values, "")
-    assert "texts are missing" in " ".join(found.notes)
-    assert not any("text" in row for row in found.findings.worst)
+    material = gather(run, values, "")
+    assert "texts are missing" in " ".join(material.notes)
+    assert not any("text" in row for row in material.findings.worst)
     lost = gather(run, values | {"dataset": f"{run}/none"}, "")
     assert "cannot be read" in " ".join(lost.notes) and lost.findings.worst
 
@@ -110,8 +110,8 @@ def test_the_slice_that_is_worse_is_marked(tmp_path):
         short = np.array([len(text.split()) < 8 for text in texts])
         logits[short] = random.standard_normal((short.sum(), 4))
         splits[split] = (texts, labels.tolist(), logits)
-    found = gathered(make_run(str(tmp_path), LABELS, splits)).findings
-    lengths = [one for one in found.slices if one.group == "length"]
+    findings = gathered(make_run(str(tmp_path), LABELS, splits)).findings
+    lengths = [one for one in findings.slices if one.group == "length"]
     assert [one.worse for one in lengths] == [True] + [False] * (len(lengths) - 1)
     assert sum(one.rows for one in lengths) == 900
 
@@ -185,11 +185,11 @@ def test_a_model_is_compared_with_the_baseline_row_by_row():
     value = pair_metrics(*counted(labels, ours))["macro_f1"]
     other = pair_metrics(*counted(labels, theirs))["macro_f1"]
     assert low < value - other < high < 0
-    found = judge(
+    verdict = judge(
         "macro_f1", value, (value - 0.2, value + 0.2), len(labels), "test",
         [Versus(name="the baseline", value=other, difference=(low, high))],
     )  # fmt: skip
-    assert found.state == "bad" and "worse than the baseline" in found.sentence
+    assert verdict.state == "bad" and "worse than the baseline" in verdict.sentence
     # Both alike in each row: no difference, whatever their figures' own intervals are.
     keys, counts, classes = counted(labels, ours, ours)
     assert intervals.of_difference("macro_f1", keys, counts, classes) == (0.0, 0.0)
@@ -221,8 +221,8 @@ def test_averages_over_several_labels_keep_their_labels(metric):
     logits[:, 3] = np.where(labels[:, 3] > 0, 3.0, -3.0)  # always right: 1.0 in the average
     names = ["a", "b", "c", "rare"]
     measured = MEASURES["multi_label"][0](labels, logits, names)
-    found = Findings(split="test", sample=(labels, scores_of("multi_label", logits)))
-    material = Material(task="multi_label", metric=metric, split="test", findings=found)
+    findings = Findings(split="test", sample=(labels, scores_of("multi_label", logits)))
+    material = Material(task="multi_label", metric=metric, split="test", findings=findings)
     low, high = compared.interval(material, measured, {})
     assert low < measured[metric] < high
     assert abs(measured[metric] - (low + high) / 2) < 0.3 * (high - low)
@@ -269,7 +269,7 @@ BASELINE = Versus(name="the baseline", value=0.8)
 
 
 @pytest.mark.parametrize(
-    ("value", "interval", "against", "bounds", "state", "said"),
+    ("value", "interval", "against", "bounds", "state", "words"),
     [
         (0.9, (0.88, 0.92), [TRIVIAL, BASELINE], [], "good", "better than"),
         (0.9, (0.88, 0.92), [TRIVIAL], [], "unknown", "nothing else to compare"),
@@ -291,10 +291,10 @@ BASELINE = Versus(name="the baseline", value=0.8)
         (None, None, [], [], "unknown", "undefined"),
     ],
 )
-def test_verdicts(value, interval, against, bounds, state, said):
-    asked = [Versus(name="gate.minimum", metric=m, value=b, got=g) for m, b, g in bounds]
-    found = judge("macro_f1", value, interval, 500, "test", against, asked)
-    assert found.state == state and said in found.sentence, found
+def test_verdicts(value, interval, against, bounds, state, words):
+    minimums = [Versus(name="gate.minimum", metric=m, value=b, got=g) for m, b, g in bounds]
+    verdict = judge("macro_f1", value, interval, 500, "test", against, minimums)
+    assert verdict.state == state and words in verdict.sentence, verdict
 
 
 def test_verdicts_where_lower_is_better_and_of_few_rows():

@@ -46,12 +46,12 @@ def made(directory, labels, rows=300, texts=None, ids=None, **more):
     random, splits = np.random.default_rng(0), {}
     classes = len(labels)
     for split, count in (("train", 30), ("validation", rows // 2), ("test", rows)):
-        own = random.integers(0, classes, count)
+        classes_N = random.integers(0, classes, count)
         logits = random.standard_normal((count, classes))
-        logits[np.arange(count), own] += 3.0
-        said = texts or [" ".join(random.choice(words(), random.integers(3, 40)))
+        logits[np.arange(count), classes_N] += 3.0
+        sentences = texts or [" ".join(random.choice(words(), random.integers(3, 40)))
                          for _ in range(count)]  # fmt: skip
-        splits[split] = ((said * count)[:count], own.tolist(), logits)
+        splits[split] = ((sentences * count)[:count], classes_N.tolist(), logits)
     names = None if ids is None else {s: [f"{ids}-{s}-{n}" for n in range(rows)] for s in splits}
     return make_run(directory, labels, splits, ids=names, **more)
 
@@ -78,8 +78,8 @@ def test_in_a_browser(browser, tmp_path):  # noqa: F811
     browser.open("file://" + write(run))
     assert not script("return window.hacked")
     # Nothing was asked of a network: neither by the page, nor refused by its policy.
-    asked = "return performance.getEntriesByType('resource').map(e => e.name)"
-    assert script(asked) == [] and browser.driver.get_log("browser") == []
+    resources = "return performance.getEntriesByType('resource').map(e => e.name)"
+    assert script(resources) == [] and browser.driver.get_log("browser") == []
     assert script("return document.querySelectorAll('img, iframe, object').length") == 0
     assert script("return [...document.querySelectorAll('link')].map(e => e.href)") == ["data:,"]
     blocked = """const done = arguments[0];
@@ -260,8 +260,8 @@ def other_tasks(directory):
     texts = [" ".join(random.choice(words(), 9)) for _ in range(200)]
     several, numbers = {}, {}
     for split in ("train", "validation", "test"):
-        own = (random.random((200, 3)) < 0.3).astype(int)
-        several[split] = (texts, own, random.standard_normal((200, 3)) + 3 * (own - 0.5))
+        targets = (random.random((200, 3)) < 0.3).astype(int)
+        several[split] = (texts, targets, random.standard_normal((200, 3)) + 3 * (targets - 0.5))
         target = random.normal(3, 2, 200)
         numbers[split] = (texts, target.tolist(), (target + random.normal(0, 1, 200))[:, None])
     return {

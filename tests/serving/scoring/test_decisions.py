@@ -23,12 +23,12 @@ DAYS = [{"ds": f"2026-11-{day:02d}", "country": c} for day in (3, 1, 2, 10) for 
 COLUMNS = ["ds", "country"]
 
 
-def names(found):
-    return [f"{one['ds'][-2:]}{one['country']}" for one in found]
+def names(partitions):
+    return [f"{one['ds'][-2:]}{one['country']}" for one in partitions]
 
 
-def choose(**given):
-    return names(chosen(Selection(**given), COLUMNS, DAYS, table="db.t"))
+def choose(**fields):
+    return names(chosen(Selection(**fields), COLUMNS, DAYS, table="db.t"))
 
 
 def test_partitions_are_chosen_by_name_prefix_and_range_oldest_first():
@@ -39,8 +39,8 @@ def test_partitions_are_chosen_by_name_prefix_and_range_oldest_first():
     assert choose(since="ds=2026-11-03") == ["03at", "03de", "10at", "10de"]
     assert choose(since="DS=2026-11-02", until="ds=2026-11-02") == ["02at", "02de"]
     numbers = [{"day": day} for day in ("9", "10", "11")]
-    found = chosen(Selection(since="day=10"), ["day"], numbers, table="t")
-    assert [one["day"] for one in found] == ["10", "11"]
+    partitions = chosen(Selection(since="day=10"), ["day"], numbers, table="t")
+    assert [one["day"] for one in partitions] == ["10", "11"]
 
 
 def test_a_partition_that_is_not_there_is_refused_with_the_newest_ones():
@@ -60,7 +60,7 @@ def test_a_partition_that_is_not_there_is_refused_with_the_newest_ones():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {},
         {"partitions": ("ds=1",), "since": "ds=1"},
@@ -70,9 +70,9 @@ def test_a_partition_that_is_not_there_is_refused_with_the_newest_ones():
         {"since": "ds=1/country=at"},
     ],
 )
-def test_a_selection_that_says_nothing_or_too_much_is_refused(given):
+def test_a_selection_that_says_nothing_or_too_much_is_refused(fields):
     with pytest.raises(UsageError):
-        Selection(**given)
+        Selection(**fields)
 
 
 def test_values_with_a_slash_keep_it():
@@ -95,36 +95,36 @@ DONE = markers.Marker(
 WANTED = markers.Inputs(model=MODEL, source=SOURCE, options=OPTIONS)
 
 
-def reason(marker=DONE, wanted=WANTED, output=OUTPUT, *, profile=False, force=False):
-    return markers.reason(marker, wanted, output, profile=profile, force=force)
+def reason(marker=DONE, target=WANTED, output=OUTPUT, *, profile=False, force=False):
+    return markers.reason(marker, target, output, profile=profile, force=force)
 
 
 def test_a_partition_is_skipped_only_if_all_it_was_made_from_is_as_it_was():
     other = markers.files_of("hdfs://nn/t/ds=1", [["hdfs://nn/t/ds=1/a", 7, 1.5]])
     moved = markers.files_of("hdfs://nn/u/ds=1", [["hdfs://nn/t/ds=1/a", 7, 1.0]])
     assert reason() is None
-    for changed, said in (
+    for changed, message in (
         (reason(None), "not scored yet"),
-        (reason(wanted=dataclasses.replace(WANTED, model={**MODEL, "version": 4})), "by v=3"),
-        (reason(wanted=dataclasses.replace(WANTED, model={**MODEL, "weights": "x"})), "weights"),
-        (reason(wanted=dataclasses.replace(WANTED, model={**MODEL, "run_id": "x"})), "weights"),
-        (reason(wanted=dataclasses.replace(WANTED, source=other)), "source has changed"),
-        (reason(wanted=dataclasses.replace(WANTED, source=moved)), "source has changed"),
-        (reason(wanted=dataclasses.replace(WANTED, options={**OPTIONS, "id": None})), "columns"),
+        (reason(target=dataclasses.replace(WANTED, model={**MODEL, "version": 4})), "by v=3"),
+        (reason(target=dataclasses.replace(WANTED, model={**MODEL, "weights": "x"})), "weights"),
+        (reason(target=dataclasses.replace(WANTED, model={**MODEL, "run_id": "x"})), "weights"),
+        (reason(target=dataclasses.replace(WANTED, source=other)), "source has changed"),
+        (reason(target=dataclasses.replace(WANTED, source=moved)), "source has changed"),
+        (reason(target=dataclasses.replace(WANTED, options={**OPTIONS, "id": None})), "columns"),
         (reason(output=None), "gone"),
         (reason(output=other), "another process"),
         (reason(profile=True), "no profile"),
         (reason(force=True), "--force"),
     ):
-        assert changed is not None and said in changed
+        assert changed is not None and message in changed
     assert reason(dataclasses.replace(DONE, profile="profile.json"), profile=True) is None
 
 
 def test_an_export_with_another_decision_scores_its_partitions_again():
     export = {**MODEL, "version": None, "decision": None}
     done = dataclasses.replace(DONE, model=export)
-    asked = dataclasses.replace(WANTED, model={**export, "decision": "b" * 16})
-    assert "another decision" in reason(done, asked)
+    target = dataclasses.replace(WANTED, model={**export, "decision": "b" * 16})
+    assert "another decision" in reason(done, target)
     assert reason(done, dataclasses.replace(WANTED, model=export)) is None
     # A version never changes; markers that do not name its decision are as good as before.
     assert reason(DONE, dataclasses.replace(WANTED, model={**MODEL, "decision": "b"})) is None

@@ -27,10 +27,10 @@ def labels(tmp_path):
     return write
 
 
-def joined(path, predicted, names=None, said=None):
+def joined(path, predicted, names=None, messages=None):
     return joined_file(
         path, predicted, id_column="id", label_column="label", names=names,
-        progress=(said if said is not None else []).append,
+        progress=(messages if messages is not None else []).append,
     )  # fmt: skip
 
 
@@ -40,26 +40,26 @@ def test_an_id_that_stands_twice_counts_once(labels):
 
 
 def test_an_id_with_several_labels_is_left_out_and_named(labels):
-    said = []
+    messages = []
     path = labels(("1", "pos"), ("1", "neg"), ("1", "neg"), ("2", "neg"))
-    assert joined(path, {"1": "pos", "2": "neg"}, said=said) == (1, 1)
-    assert "1 ids have several labels" in said[0] and "'1'" in said[0]
+    assert joined(path, {"1": "pos", "2": "neg"}, messages=messages) == (1, 1)
+    assert "1 ids have several labels" in messages[0] and "'1'" in messages[0]
     with pytest.raises(DataError, match="has a label") as caught:
         joined(path, {"1": "pos"})
     assert "several labels" in caught.value.got
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("setting", "expected"),
     [
         (["neg", "pos"], (2, 2)),  # the documented form: a list
         ({"-": "neg", "+": "pos"}, (2, 2)),
         (None, (2, 2)),
     ],
 )
-def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expected):
-    config = from_dict({"data": {"labels": given}})
-    values = ("+", "-") if isinstance(given, dict) else ("pos", " neg ")
+def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, setting, expected):
+    config = from_dict({"data": {"labels": setting}})
+    values = ("+", "-") if isinstance(setting, dict) else ("pos", " neg ")
     path = labels(("1", values[0]), ("2", values[1]))
     names = label_mapping(config.data)
     assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
@@ -77,8 +77,8 @@ def test_a_table_of_labels_counts_each_scored_row_once(spark):
         [(1, "+"), (1, " + "), (2, "-"), (3, "-"), (3, "+"), (4, "+"), (9, "+"), (None, "-")],
         "`k``ey` bigint, `said``` string",
     )
-    found = _compared(scored, truth, "k`ey", "said`", {"+": "pos", "-": "neg"})
-    assert found.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
+    counts = _compared(scored, truth, "k`ey", "said`", {"+": "pos", "-": "neg"})
+    assert counts.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
 
 
 @pytest.mark.spark
@@ -94,10 +94,10 @@ def test_labels_of_a_table_are_spelt_as_those_of_a_file(spark):
     scored = spark.createDataFrame(
         pd.DataFrame([(key, label_name(value)) for key, value in rows], columns=["id", "label"])
     )
-    found = _compared(scored, truth, "key", "said", None)
-    assert (found["n"], found["right"]) == (len(rows), len(rows))
-    found = _compared(scored, truth, "key", "said", {"spam": "bad"})
-    assert len(rows) - found["right"] == sum(label_name(value) == "spam" for value in values)
+    counts = _compared(scored, truth, "key", "said", None)
+    assert (counts["n"], counts["right"]) == (len(rows), len(rows))
+    counts = _compared(scored, truth, "key", "said", {"spam": "bad"})
+    assert len(rows) - counts["right"] == sum(label_name(value) == "spam" for value in values)
 
 
 def test_rows_without_a_text_are_not_failures():

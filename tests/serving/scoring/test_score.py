@@ -108,8 +108,10 @@ class Place:
         put_version(self.models / "news", 1, one)
         self.other = made_model(str(directory / "other"), base_dir, "run-2", 2)
         size = json.loads((directory / "other" / "config.json").read_text())["vocab_size"]
-        known = Reference(known_tokens=Known.of(np.arange(size // 2), size), split="validation")
-        reference = Profile(samples.bins(vocabulary=size), reference=known)
+        known_half = Reference(
+            known_tokens=Known.of(np.arange(size // 2), size), split="validation"
+        )
+        reference = Profile(samples.bins(vocabulary=size), reference=known_half)
         (directory / "other" / PROFILE).write_bytes(reference.to_bytes())
         conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{directory}/log"}
         conf["spark.sql.shuffle.partitions"] = "1"
@@ -165,9 +167,9 @@ class Place:
     def rows(self):
         """All scored rows by (day, model, id); each once."""
         table = pq.read_table(str(self.directory / "spark-warehouse" / OUTPUT)).to_pylist()
-        found = {(str(row["ds"]), row["model"], row["id"]): row for row in table}
-        assert len(found) == len(table)
-        return found
+        by_row = {(str(row["ds"]), row["model"], row["id"]): row for row in table}
+        assert len(by_row) == len(table)
+        return by_row
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def place(tmp_path, tiny_model_dir):
 CREATED = f"CREATE TABLE {SOURCE} (key string, words string) PARTITIONED BY (ds string)"
 
 
-def asked(model="news", **more):
+def request(model="news", **more):
     step = {"model": model, "source": SOURCE, "output": OUTPUT, **more}
     step.setdefault("selection", {"since": "ds=2026-11-01"})
     return step
@@ -193,15 +195,15 @@ def test_each_partition_is_scored_once_by_each_model(place):
         f"{CREATED} STORED AS PARQUET",
         *(inserted(day, rows) for day, rows in ROWS.items()),
         f"ALTER TABLE {SOURCE} ADD PARTITION (ds='2026-11-03')",
-        asked(),
-        asked(),
+        request(),
+        request(),
         inserted("2026-11-02", [("g", "of in")]),
-        asked(),
-        asked(force=True, config={"score": {"max_error_fraction": 0.1}}),
-        asked(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
-        asked(selection={"partitions": ["ds=2026-11-09"]}),
+        request(),
+        request(force=True, config={"score": {"max_error_fraction": 0.1}}),
+        request(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
+        request(selection={"partitions": ["ds=2026-11-09"]}),
         f"ALTER TABLE {OUTPUT} DROP PARTITION (ds='2026-11-03', model='news')",
-        asked(),
+        request(),
     )[4:]
     first, second, _, third, strict, other, missing, _, dropped = made
     assert [state for _, state in states(first)] == ["scored"] * 3, first
@@ -249,9 +251,9 @@ def test_each_partition_is_scored_once_by_each_model(place):
     marker = place.models / "news/scored/scored/ds=2026-11-02/done.json"
     assert json.loads(marker.read_text())["rows"] == 3
     # What lineage and forget read of the markers that this job has written.
-    known = {one["partition"]: one for one in scored.markers(str(place.models / "news"))}
-    assert list(known) == ["ds=2026-11-01", "ds=2026-11-02", "ds=2026-11-03"]
-    one = known["ds=2026-11-02"]
+    markers = {one["partition"]: one for one in scored.markers(str(place.models / "news"))}
+    assert list(markers) == ["ds=2026-11-01", "ds=2026-11-02", "ds=2026-11-03"]
+    one = markers["ds=2026-11-02"]
     assert (one["table"], one["source"], one["version"]) == (OUTPUT, f"default.{SOURCE}", 1)
     assert (one["run_id"], one["rows"]) == ("run-1", 3)
     assert scored.tables(str(place.models / "news"), 1) == [OUTPUT]
@@ -292,13 +294,13 @@ def descendants(pid):
             # Both or neither: a process may end between the two.
             parents[int(name)] = int(stat.rpartition(")")[2].split()[1])
             lines[int(name)] = line
-    found, todo = {}, [pid]
+    children, todo = {}, [pid]
     while todo:
         above = todo.pop()
         for child in (one for one, parent in parents.items() if parent == above):
-            found[child] = lines[child]
+            children[child] = lines[child]
             todo.append(child)
-    return found
+    return children
 
 
 class Killed:
@@ -387,9 +389,11 @@ def test_ten_partitions_killed_ten_times_have_each_row_once(place):
 
     def marked():
         """The days that have a marker, each with all of its rows."""
-        found = {path.parent.name[3:] for path in place.models.glob("news/scored/*/*/done.json")}
-        assert found <= set(days())
-        return found
+        scored_days = {
+            path.parent.name[3:] for path in place.models.glob("news/scored/*/*/done.json")
+        }
+        assert scored_days <= set(days())
+        return scored_days
 
     codes, killed, executors = [], None, 0
     try:

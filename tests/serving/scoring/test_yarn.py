@@ -76,8 +76,8 @@ class Scoring:
             capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
-        found = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
-        return json.loads(found.removeprefix("FOUND "))
+        line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+        return json.loads(line.removeprefix("FOUND "))
 
     def words(self, *more):
         tables = ["--source", f"{self.name}.texts", "--output", f"{self.name}.scored"]
@@ -122,8 +122,8 @@ class Scoring:
 
         def ended():
             done = self.cluster.run("yarn", "application", "-status", application, env=self.env)
-            (found,) = [line for line in done.stdout.splitlines() if "Final-State" in line]
-            state = found.rpartition(":")[2].strip()
+            (line,) = [line for line in done.stdout.splitlines() if "Final-State" in line]
+            state = line.rpartition(":")[2].strip()
             return None if state == "UNDEFINED" else state
 
         return wait_until(ended, LIMIT)
@@ -139,11 +139,11 @@ class Scoring:
         nodes = os.path.realpath(self.cluster.directory)
         for prefix in about["python"]:
             assert os.path.realpath(prefix).startswith(nodes) and "/howdah-score-" in prefix
-        found = self.sql(f"SELECT * FROM {self.name}.scored ORDER BY id")
-        assert sorted(row["id"] for row in found) == sorted(
+        rows = self.sql(f"SELECT * FROM {self.name}.scored ORDER BY id")
+        assert sorted(row["id"] for row in rows) == sorted(
             f"{day[-2:]}-{n}" for day in DAYS for n in range(25)
         )
-        assert {(row["model"], row["model_version"], row["error"]) for row in found} == {
+        assert {(row["model"], row["model_version"], row["error"]) for row in rows} == {
             ("news", 1, None)
         }
         marker = f"{self.model}/scored/{self.name}.scored/ds={DAYS[0]}/done.json"
@@ -191,9 +191,9 @@ def test_an_application_whose_command_was_killed_has_failed(
     scoring = Scoring(healthy_cluster, hdfs_dir, tiny_model_dir, tmp_path)
     try:
         for what, code in (("howdah.cli", -9), ("org.apache.spark.deploy.SparkSubmit", 5)):
-            ended, said = scoring.killed(what)
-            assert ended == code, said
-            assert scoring.state(said) == "FAILED", what
+            ended, output = scoring.killed(what)
+            assert ended == code, output
+            assert scoring.state(output) == "FAILED", what
     finally:
         healthy_cluster.end_applications()
 
@@ -209,15 +209,15 @@ def test_the_same_with_kerberos_and_a_keytab_alone(
     }
     env = ticket(secure_cluster, tmp_path, "alice", "sql")
     scoring = Scoring(secure_cluster, secure_dir, tiny_model_dir, tmp_path, env=env, spark=spark)
-    own = dict(scoring.env)
+    cluster_env = dict(scoring.env)
     run, none = scoring.run, {"KRB5CCNAME": f"FILE:{tmp_path}/none", "KRB5_CLIENT_KTNAME": "/none"}
 
     def by_keytab(*words):
-        scoring.env = {**own, **none}
+        scoring.env = {**cluster_env, **none}
         try:
             return run(*words)
         finally:
-            scoring.env = own
+            scoring.env = cluster_env
 
     scoring.run = by_keytab
     scoring.check()

@@ -64,13 +64,13 @@ class Browser:
     def until(self, condition, what: str, seconds: float = SECONDS):
         """The first true value of `condition()`; what changes under our hands is asked again."""
 
-        def asked(_driver):
+        def holds(_driver):
             with contextlib.suppress(*_PASSING):
                 return condition()
             return None
 
         try:
-            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(asked)
+            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(holds)
         except WebDriverException as error:
             with contextlib.suppress(WebDriverException):
                 self.picture("failure")
@@ -82,8 +82,8 @@ class Browser:
         by = By.XPATH if selector[0] in "/(" else By.CSS_SELECTOR
 
         def shown():
-            found = self.driver.find_elements(by, selector)
-            return next((each for each in found if each.is_displayed()), None)
+            elements = self.driver.find_elements(by, selector)
+            return next((each for each in elements if each.is_displayed()), None)
 
         return self.until(shown, selector, seconds)
 

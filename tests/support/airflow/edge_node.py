@@ -37,13 +37,13 @@ class EdgeNode:
         shutil.copy(directory / "user.pub", directory / "authorized_keys")
         self.port = free_port()
         self._log = directory / "log"
-        given = " ".join(f'{name}="{value}"' for name, value in environment.items())
+        variables = " ".join(f'{name}="{value}"' for name, value in environment.items())
         settings = directory / "sshd_config"
         settings.write_text(
             f"Port {self.port}\nListenAddress 127.0.0.1\nHostKey {directory}/host\n"
             f"AuthorizedKeysFile {directory}/authorized_keys\nStrictModes no\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
-            f"PermitRootLogin prohibit-password\nPidFile none\nSetEnv {given}\n"
+            f"PermitRootLogin prohibit-password\nPidFile none\nSetEnv {variables}\n"
         )
         if os.geteuid() == 0:
             os.makedirs("/run/sshd", exist_ok=True)  # its empty room, which init scripts make
@@ -77,13 +77,13 @@ class EdgeNode:
 
     def sessions(self) -> list[int]:
         """sshd's processes of connections that are open."""
-        found = []
+        pids = []
         for pid in descendants(self._process.pid):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if words.startswith(b"sshd"):
-                    found.append(pid)
-        return found
+                    pids.append(pid)
+        return pids
 
     def lose_connections(self) -> None:
         """Kill sshd's processes of all connections, as a node's network does that goes away."""

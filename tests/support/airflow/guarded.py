@@ -15,15 +15,15 @@ def gone(pid):
 
 def running(words):
     """Processes of a command under guard, the guard's among them, by their command lines."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         try:
             argv = Path(f"/proc/{name}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
         if words[-1] in argv:
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids
 
 
 def wait_for_start(words):

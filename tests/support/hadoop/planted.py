@@ -77,7 +77,7 @@ def open_to_others(path, top):
 
 def remote_files(directory):
     """Every file below a directory of HDFS: [(entry, whether others may come to it)]."""
-    found, places = [], [(directory, True)]
+    files, places = [], [(directory, True)]
     while places:
         place, reachable = places.pop()
         here = storage.entry(place)
@@ -86,5 +86,5 @@ def remote_files(directory):
             if entry.is_dir:
                 places.append((entry.path, reachable))
             else:
-                found.append((entry, reachable and bool(entry.mode & stat.S_IROTH)))
-    return found
+                files.append((entry, reachable and bool(entry.mode & stat.S_IROTH)))
+    return files

@@ -31,11 +31,11 @@ FOREIGN = {
 @contextlib.contextmanager
 def foreign(kind):
     """Such a server on loopback: its port, and what it was sent."""
-    over, asked = threading.Event(), []
+    over, requests = threading.Event(), []
 
     def answer(end):
         with contextlib.suppress(OSError), end:
-            asked.append(end.recv(2**16))
+            requests.append(end.recv(2**16))
             for part in FOREIGN[kind]:
                 if part is None:
                     over.wait(60)
@@ -56,7 +56,7 @@ def foreign(kind):
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=accept, args=(listener,), daemon=True).start()
-        yield listener.getsockname()[1], asked
+        yield listener.getsockname()[1], requests
         over.set()
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)

@@ -35,7 +35,7 @@ def weights_of(base: BaseModel, classes: int = len(LABELS)) -> dict[str, np.ndar
 
 def info_of(base: BaseModel, **changes: object) -> RunInfo:
     """A run's record."""
-    given = {
+    fields = {
         "run_id": "run-1",
         "max_length": 48,
         "clean": {"collapse_whitespace": True},
@@ -43,7 +43,7 @@ def info_of(base: BaseModel, **changes: object) -> RunInfo:
         "tokenizer_hash": Encoder(base.tokenizer_files, "base").hash,
         "framework": "torch",
     }
-    return RunInfo(**(given | changes))
+    return RunInfo(**(fields | changes))
 
 
 def write_export(

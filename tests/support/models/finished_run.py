@@ -43,19 +43,19 @@ def make_run(
     write_tiny_model(model)
     encoder = Encoder.load(model)
     layout = RecordLayout(columns=Columns(**_COLUMNS), task=task)
-    known = ids or {}
+    row_ids = ids or {}
     shards, metrics, token_counts = {}, {}, {}
-    for split, (texts, own, logits) in splits.items():
-        keys = (known.get(split) or [f"{split}-{n}" for n in range(len(texts))])[: len(texts)]
+    for split, (texts, truth, logits) in splits.items():
+        keys = (row_ids.get(split) or [f"{split}-{n}" for n in range(len(texts))])[: len(texts)]
         encoded = encoder.encode(texts, 64)
         token_counts[split] = [len(one) for one in encoded]
-        stored = [tuple(np.flatnonzero(row)) for row in own] if task == "multi_label" else own
+        stored = [tuple(np.flatnonzero(row)) for row in truth] if task == "multi_label" else truth
         entries = write_rows(version, split, layout, "none", 2, encoded, stored, keys)
         shards[split] = entries
         if split == "train":
             continue
         tally = Tally(labels, task)
-        tally.add(np.asarray(own), logits)
+        tally.add(np.asarray(truth), logits)
         metrics[split] = tally.metrics(SoloComm())
         if not parts:
             continue
@@ -66,7 +66,7 @@ def make_run(
                 shard=number.astype(np.int32), row=np.arange(len(texts)) - ends[number],
                 length=np.array(token_counts[split], np.int32), real=np.ones(len(texts), bool),
             )  # fmt: skip
-            stored = np.asarray(own, np.float32 if task != "single_label" else None)
+            stored = np.asarray(truth, np.float32 if task != "single_label" else None)
             part.add([key.encode() for key in keys], stored, np.asarray(logits, np.float32), places)
             part.publish(f"{directory}/run/predictions/{split}/part-00000.parquet")
     commit(

@@ -258,16 +258,16 @@ class ServingContract:
         if self.framework == "torch":
             from howdah.models.forward.forward_torch import FORWARD_PASSES
 
-            own = {f.forward for f in FAMILIES.values() if "torch" in f.frameworks}
+            passes = {f.forward for f in FAMILIES.values() if "torch" in f.frameworks}
         elif self.framework == "onnx":
             from howdah.models.forward.forward_onnx import FORWARD_PASSES
 
-            own = {f.forward for f in FAMILIES.values() if f.kind == "text"}
+            passes = {f.forward for f in FAMILIES.values() if f.kind == "text"}
         else:
             from howdah.models.forward.forward_tf import FORWARD_PASSES
 
-            own = {f.forward for f in FAMILIES.values() if "tensorflow" in f.frameworks}
-        assert own and own <= set(FORWARD_PASSES)
+            passes = {f.forward for f in FAMILIES.values() if "tensorflow" in f.frameworks}
+        assert passes and passes <= set(FORWARD_PASSES)
 
     def test_a_base_model_is_no_classifier(self, tiny_model_dir):
         with pytest.raises(ModelError, match="has no labels"):

@@ -47,7 +47,7 @@ LOGITS = {
 
 def tiny_config(family: ModelFamily) -> dict:
     """config.json: two layers of width 32."""
-    own = {BERT.model_type: {}}.get(family.model_type, {"type_vocab_size": 1})
+    type_vocab = {BERT.model_type: {}}.get(family.model_type, {"type_vocab_size": 1})
     return family.complete(
         {
             "attention_probs_dropout_prob": 0.1,
@@ -59,7 +59,7 @@ def tiny_config(family: ModelFamily) -> dict:
             "num_attention_heads": 2,
             "num_hidden_layers": 2,
             "vocab_size": 1000,
-            **own,
+            **type_vocab,
         }
     )
 

@@ -39,12 +39,12 @@ def build_appended(root: str, *, model_dir: str, days: int = 2, numbered: bool =
 
 def ids_of(dataset: Dataset) -> dict[str, list[str]]:
     """{split: ids of its rows, sorted}, as the loops' reader finds the shards."""
-    found = {}
+    ids = {}
     for split, entries in dataset.manifest.splits.items():
         assert ShardSet(dataset, split).rows == sum(entry.rows for entry in entries)
         rows = [row for entry in entries for row in rewrite.rows_of(dataset, entry)]
-        found[split] = sorted(row_id.decode() for _, _, row_id in rows)
-    return found
+        ids[split] = sorted(row_id.decode() for _, _, row_id in rows)
+    return ids
 
 
 def _parquet(path: str, table: dict) -> int:
@@ -70,11 +70,11 @@ def _appended(
         name = f"{split}-00000-of-00001.{day:08x}-1.tfrecord"
         with storage.open_write(storage.join(path, name)) as file:
             writer = ShardWriter(file, layout)
-            own = [f"d{day}-{split}-{n}" for n in range(len(rows))]
+            keys = [f"d{day}-{split}-{n}" for n in range(len(rows))]
             if numbered:
-                own = [str(12 * day + len(ids) + n + 1) for n in range(len(rows))]
-            ids += [(split, row_id) for row_id in own]
-            writer.write([r[0] for r in rows], [r[1] for r in rows], [i.encode() for i in own])
+                keys = [str(12 * day + len(ids) + n + 1) for n in range(len(rows))]
+            ids += [(split, row_id) for row_id in keys]
+            writer.write([r[0] for r in rows], [r[1] for r in rows], [i.encode() for i in keys])
             stats = writer.close()
         storage.write_whole(storage.join(path, f"{name}.index"), stats.index)
         storage.write_whole(storage.join(path, name_of(name)), stats.ids)
@@ -107,8 +107,8 @@ def _appended(
                        rows={split: e.rows for split, (e,) in splits.items()},
                        drops={"near_duplicate": 1})]  # fmt: skip
     if parent is not None:
-        old, own = parent.manifest, storage.name(parent.path)
-        seen = {"version": own}
+        old, parent_name = parent.manifest, storage.name(parent.path)
+        seen = {"version": parent_name}
         splits = {
             split: [
                 *(e if e.version else e.model_copy(update=seen) for e in old.splits[split]),

@@ -36,5 +36,5 @@ def by_hand(task: str) -> np.ndarray:
         p = 1 / (1 + np.exp(-logits))
         return -(POSITIVE * labels * np.log(p) + (1 - labels) * np.log(1 - p)).mean(axis=1)
     log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    own = log_p[np.arange(6), labels.astype(int)]
-    return -(1 - SMOOTHING) * own - SMOOTHING * log_p.mean(axis=1)
+    log_p_of_label = log_p[np.arange(6), labels.astype(int)]
+    return -(1 - SMOOTHING) * log_p_of_label - SMOOTHING * log_p.mean(axis=1)

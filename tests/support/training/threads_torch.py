@@ -18,7 +18,7 @@ LIMIT = 60.0  # seconds; detects a rank that left the others waiting
 class _World:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=LIMIT)
-        self.given: list[Any] = [None] * size
+        self.parts: list[Any] = [None] * size
         self.sent = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
 
 
@@ -35,11 +35,11 @@ class ThreadComm(Comm):
 
     def _all(self, mine: Any) -> list[Any]:
         """What every rank has given, in their order; all enter."""
-        self._world.given[self.rank] = mine
+        self._world.parts[self.rank] = mine
         self._world.barrier.wait()
-        found = list(self._world.given)
+        parts = list(self._world.parts)
         self._world.barrier.wait()
-        return found
+        return parts
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         return np.sum(self._all(np.array(values, np.float64)), axis=0)
@@ -48,12 +48,12 @@ class ThreadComm(Comm):
         return np.concatenate(self._all(np.array(array)))
 
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        given = self._all([one.clone() for one in gradients])
-        return [sum(parts[1:], parts[0].clone()) for parts in zip(*given, strict=True)]
+        gathered = self._all([one.clone() for one in gradients])
+        return [sum(parts[1:], parts[0].clone()) for parts in zip(*gathered, strict=True)]
 
     def reduce_rows(self, ids_U: torch.Tensor, values_UD: torch.Tensor) -> tuple[Any, Any]:
-        given = self._all((ids_U.clone(), values_UD.clone()))
-        return tuple(torch.cat(parts) for parts in zip(*given, strict=True))
+        gathered = self._all((ids_U.clone(), values_UD.clone()))
+        return tuple(torch.cat(parts) for parts in zip(*gathered, strict=True))
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
         sums = self.reduce_gradients(messages)
@@ -61,13 +61,13 @@ class ThreadComm(Comm):
             message.copy_(total if owner == self.rank else torch.tensor(torch.nan))
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        given = self._all([one.clone() for one in messages])
+        gathered = self._all([one.clone() for one in messages])
         for number, (message, owner) in enumerate(zip(messages, owners, strict=True)):
-            message.copy_(given[owner][number])
+            message.copy_(gathered[owner][number])
 
     def fetch(self, message: torch.Tensor, owner: int) -> None:
-        given = self._all(message.clone())
-        message.copy_(given[owner] if self.rank == 0 else torch.tensor(torch.nan))
+        gathered = self._all(message.clone())
+        message.copy_(gathered[owner] if self.rank == 0 else torch.tensor(torch.nan))
 
     def send(self, message: torch.Tensor, to: int) -> Callable[[], None]:
         self._world.sent[self.rank, to].put(message.clone())
@@ -86,12 +86,12 @@ class ThreadComm(Comm):
 def in_threads(size: int, rank: Callable[[Comm], Any]) -> list[Any]:
     """What `rank` returns for the Comm of each rank; raises the first one's error."""
     world = _World(size)
-    found: list[Any] = [None] * size
+    results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
-            found[number] = rank(ThreadComm(world, number))
+            results[number] = rank(ThreadComm(world, number))
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             world.barrier.abort()
@@ -105,4 +105,4 @@ def in_threads(size: int, rank: Callable[[Comm], Any]) -> list[Any]:
         raise next(
             (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
         )
-    return found
+    return results

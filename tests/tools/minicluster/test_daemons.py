@@ -28,25 +28,25 @@ def start_process(directory, *words: str) -> subprocess.Popen:
 
 def sleepers(directory: str) -> list[int]:
     """Process ids of the cluster's containers that sleep; others may end meanwhile."""
-    found = []
+    pids = []
     for pid in daemons.marked(directory):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if process.name() == "sleep" and process.cmdline()[-1:] == ["1000"]:
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def listening(directory: str) -> dict[str, set[str]]:
     """{address: names of processes} of everything of a cluster that takes connections."""
-    found: dict[str, set[str]] = {}
+    by_address: dict[str, set[str]] = {}
     for pid in daemons.marked(directory):
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             for connection in process.net_connections(kind="inet"):
                 if connection.status == psutil.CONN_LISTEN or connection.type == 2:  # UDP
-                    found.setdefault(connection.laddr.ip, set()).add(f"{pid} {process.name()}")
-    return found
+                    by_address.setdefault(connection.laddr.ip, set()).add(f"{pid} {process.name()}")
+    return by_address
 
 
 # -------------------------------------------------------------------------------------- clients
@@ -164,8 +164,8 @@ def test_a_node_whose_disk_is_full_says_so(healthy_cluster, monkeypatch):
             cluster.reconfigure("nodemanager-0", {"yarn-site": full})
     assert "nodemanager-0: unhealthy: " in caught.value.got
     assert "used space above threshold of 0.1%" in caught.value.got
-    found = cluster.status()["daemons"]
-    assert "cannot use nodemanager-0" in json.dumps(found["resourcemanager"])
+    daemon_states = cluster.status()["daemons"]
+    assert "cannot use nodemanager-0" in json.dumps(daemon_states["resourcemanager"])
     cluster.restore()
 
 

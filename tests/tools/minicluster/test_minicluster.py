@@ -111,8 +111,8 @@ def test_a_fetch_is_whole_and_done_once(tmp_path, monkeypatch, cache):
     assert jars.fetch(quiet) == home
     assert calls.read_text() == "call\n"
     assert [path.name for path in cache.iterdir()] == [home.name]
-    found = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
-    assert found == {"lib/a.jar", "webapps/hdfs/index.html", "pom.xml"}
+    files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
+    assert files == {"lib/a.jar", "webapps/hdfs/index.html", "pom.xml"}
 
 
 def test_verify_names_what_is_missing_unlisted_and_different(tmp_path):
@@ -194,8 +194,8 @@ def test_every_daemon_has_its_own_ports_and_folders(plan):
     client = read_site(plan.conf_dir / "core-site.xml")
     assert client["fs.defaultFS"] == f"hdfs://localhost:{plan.ports['namenode']}"
     assert client["hadoop.proxyuser.ann.hosts"] == "*"
-    own = [read_site(settings.daemon_conf(plan, name) / "hdfs-site.xml") for name in names]
-    data = [site["dfs.datanode.data.dir"] for site in own if "dfs.datanode.data.dir" in site]
+    sites = [read_site(settings.daemon_conf(plan, name) / "hdfs-site.xml") for name in names]
+    data = [site["dfs.datanode.data.dir"] for site in sites if "dfs.datanode.data.dir" in site]
     assert len(set(data)) == len(data) == 3
 
 
@@ -251,9 +251,9 @@ def test_a_class_archive_that_cannot_be_made_is_reported_and_is_no_error(tmp_pat
     plan = Plan(**{**plan.__dict__, "java_home": str(tmp_path)})
     program(tmp_path / "bin" / "java", FAKE_DUMP + 'echo half > "$out"; echo "no room" >&2; exit 1')
     os.makedirs(plan.jars)
-    said: list[str] = []
-    classdata.make(plan, said.append)
-    assert "no room" in said[-1]
+    lines: list[str] = []
+    classdata.make(plan, lines.append)
+    assert "no room" in lines[-1]
     assert classdata.flags(plan) == [] and os.listdir(plan.jars) == []
 
 

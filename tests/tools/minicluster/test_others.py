@@ -92,9 +92,9 @@ def test_a_process_of_another_user_counts(machine):
     try:
         ada = person(machine, uid=uid)
         wait_until(lambda: os.stat(f"/proc/{process.pid}").st_uid == uid)
-        found = machine(ada, person(machine, "ben", 54322), shadow={"ada": "!", "ben": "!"},
+        names = machine(ada, person(machine, "ben", 54322), shadow={"ada": "!", "ben": "!"},
                         proc="/proc")  # fmt: skip
-        assert found == ["ada (has processes)"]
+        assert names == ["ada (has processes)"]
         assert others.others([ada], own_ids=frozenset({uid})) == []  # who called sudo
     finally:
         process.kill()
@@ -133,13 +133,13 @@ def test_what_may_start_says_what_it_opens(among_others, tmp_path, monkeypatch, 
         monkeypatch.setattr(others, "others", list)
     if how == "not root":
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    said = []
+    messages = []
     with pytest.raises(ClusterError, match="as far as it was to come"):
         command.start(
             str(tmp_path / "cluster"), secure=how == "Kerberos", with_metastore=False, ports=[],
-            node_memory_mb=1024, node_gpus=0, shared=how == "flag", say=said.append,
+            node_memory_mb=1024, node_gpus=0, shared=how == "flag", say=messages.append,
         )  # fmt: skip
-    lines = [line for line in said if "every user of this machine can act as any user" in line]
+    lines = [line for line in messages if "every user of this machine can act as any user" in line]
     assert len(lines) == (how != "Kerberos")
 
 

@@ -229,11 +229,11 @@ def test_a_phase_that_takes_long_is_told_and_a_short_wait_is_not(monkeypatch):
     heartbeat = Heartbeat(None, waits)
 
     def lines(seconds: int) -> list[str]:
-        said = []
+        reports = []
         for _ in range(seconds):
             now[0] += 1
-            said.append(told.line(heartbeat.doing(), heartbeat.activity.snapshot()))
-        return [line for line in said if line is not None]
+            reports.append(told.line(heartbeat.doing(), heartbeat.activity.snapshot()))
+        return [line for line in reports if line is not None]
 
     assert lines(2) == [] and lines(2) == ["starting the framework"] and lines(60) == []
     heartbeat.enter("compute")  # steps have lines of their own

@@ -56,8 +56,8 @@ def test_a_fold_is_a_rule_of_its_own():
 def test_spark_and_python_agree(spark):
     names = spark.createDataFrame([(name,) for name in CLUSTERS[:400]], "name string")
     for options in (*folds_of(3, validation=0.17), SplitOptions(fold="20/20", seed=4)):
-        found = names.select("name", split_column("name", options).alias("split")).collect()
-        assert {row["name"]: row["split"] for row in found} == {
+        rows = names.select("name", split_column("name", options).alias("split")).collect()
+        assert {row["name"]: row["split"] for row in rows} == {
             name: split_of(name, options) for name in CLUSTERS[:400]
         }
 
@@ -90,19 +90,19 @@ def test_a_model_that_has_learnt_the_rows_is_not_cross_validated(key, tmp_path, 
 
 
 def test_mean_and_deviation_of_folds():
-    found = summarize([{"accuracy": 0.5, "roc_auc": None}, {"accuracy": 0.75, "roc_auc": 0.5}])
-    assert found["accuracy"] == {
+    metrics = summarize([{"accuracy": 0.5, "roc_auc": None}, {"accuracy": 0.75, "roc_auc": 0.5}])
+    assert metrics["accuracy"] == {
         "mean": 0.625, "std": pytest.approx(0.125 * 2**0.5), "values": [0.5, 0.75],
     }  # fmt: skip
-    assert found["roc_auc"] == {"mean": None, "std": None, "values": [None, 0.5]}
+    assert metrics["roc_auc"] == {"mean": None, "std": None, "values": [None, 0.5]}
     each = [{"rows": 1_000}, {"rows": 9}]
-    lines = table({"folds": 2, "metrics": found, "each": each})
+    lines = table({"folds": 2, "metrics": metrics, "each": each})
     assert lines[0].split() == ["metric", "mean", "std", "fold", "1", "fold", "2"]
     assert ["accuracy", "0.6250", "0.1768", "0.5000", "0.7500"] in [one.split() for one in lines]
     assert lines[-1].split() == ["rows", "1,000", "9"]
     of = {"of": "model", "metric": "accuracy", "mean": 0.625, "std": 0.1768,
           "baseline": _of_baseline([{"baseline": 0.5}, {"baseline": 0.6}], "accuracy")}  # fmt: skip
-    lines = table({"folds": 2, "metrics": found, "each": each, **of})
+    lines = table({"folds": 2, "metrics": metrics, "each": each, **of})
     assert lines[-1] == "accuracy: 0.6250, the baseline's 0.5500 (deviations 0.1768 and 0.0707)"
     assert _of_baseline([{"baseline": 0.5}, {"baseline": None}], "accuracy") is None
 
@@ -145,7 +145,7 @@ FOLDS = 3
 
 
 @pytest.fixture
-def given(tmp_path, tiny_model_dir) -> list[str]:
+def command(tmp_path, tiny_model_dir) -> list[str]:
     """Words of a `howdah train --folds` over 180 rows."""
     config = {
         "run": {"directory": str(tmp_path / "run")},
@@ -174,12 +174,12 @@ def howdah(words: list[str]) -> subprocess.CompletedProcess:
 
 @pytest.mark.spark
 @pytest.mark.full
-def test_folds_of_the_baseline_are_measured_once(given, tmp_path):
-    done = howdah([*given, "--baseline"])
+def test_folds_of_the_baseline_are_measured_once(command, tmp_path):
+    done = howdah([*command, "--baseline"])
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     ids = []
-    for fold in found["each"]:
+    for fold in output["each"]:
         dataset = load_dataset(fold["dataset"])
         shards = ShardSet(dataset, "test")
         ids += [
@@ -188,20 +188,20 @@ def test_folds_of_the_baseline_are_measured_once(given, tmp_path):
             for row in range(len(lengths))
         ]
     assert len(ids) == len(set(ids)) == 180  # each row is tested once
-    assert found["metrics"]["accuracy"]["mean"] > 0.9 and found["of"] == "baseline"
-    again = howdah([*given, "--baseline"])
-    assert json.loads(again.stdout)["metrics"] == found["metrics"]
+    assert output["metrics"]["accuracy"]["mean"] > 0.9 and output["of"] == "baseline"
+    again = howdah([*command, "--baseline"])
+    assert json.loads(again.stdout)["metrics"] == output["metrics"]
     assert again.stderr.count("finished before") == FOLDS
     assert "start Spark" not in again.stderr
-    changed = howdah([*given, "--baseline", "--set", "baseline.c=2"])
+    changed = howdah([*command, "--baseline", "--set", "baseline.c=2"])
     error = json.loads(changed.stdout)
     assert changed.returncode == 2 and "another configuration" in error["what"]
 
 
 @pytest.mark.spark
 @pytest.mark.full
-def test_an_interrupted_fold_goes_on_and_finished_ones_are_kept(given, tmp_path):
-    words = [*given, "--set", "training.max_steps=40"]
+def test_an_interrupted_fold_goes_on_and_finished_ones_are_kept(command, tmp_path):
+    words = [*command, "--set", "training.max_steps=40"]
     log = open(tmp_path / "log", "wb")  # noqa: SIM115 - closed below
     process = subprocess.Popen(
         [sys.executable, "-m", "howdah.cli", *words], stdout=subprocess.PIPE, stderr=log,
@@ -223,8 +223,8 @@ def test_an_interrupted_fold_goes_on_and_finished_ones_are_kept(given, tmp_path)
     before = storage.read_bytes(first)
     done = howdah(words)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    output = json.loads(done.stdout)
     assert storage.read_bytes(first) == before
-    assert len(found["metrics"]["accuracy"]["values"]) == FOLDS
-    assert found["mean"] == found["metrics"]["macro_f1"]["mean"]
-    assert storage.read_json(found["path"])["each"] == found["each"]
+    assert len(output["metrics"]["accuracy"]["values"]) == FOLDS
+    assert output["mean"] == output["metrics"]["macro_f1"]["mean"]
+    assert storage.read_json(output["path"])["each"] == output["each"]
