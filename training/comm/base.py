@@ -376,13 +376,14 @@ def lost(where: str, got: str) -> RankLost:
     )
 
 
-def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24) -> list[int]:
+def split_evenly(
+    sizes: Sequence[int], groups: int | None, *, most: int = NETWORK_MESSAGE
+) -> list[int]:
     """Divide a list of tensors into groups of neighbours, each of which is sent as one message.
 
     Args:
         sizes: number of elements of each tensor.
-        groups: number of groups, at most one per tensor. None: groups of about `most` elements (64
-            MiB of float32).
+        groups: number of groups, at most one per tensor. None: groups of about `most` elements.
         most: number of elements of a group.
     Returns:
         The group of each tensor, 0 .. groups-1, ascending.

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from howdah.training.comm.base import (
     COMPRESSED_FROM,
-    NETWORK_MESSAGE,
     Comm,
     split_apart,
     split_evenly,
@@ -138,7 +137,7 @@ class Gradients:
         groups = (
             split_apart(sizes, self._groups)
             if comm.within_node
-            else split_evenly(sizes, self._groups, most=NETWORK_MESSAGE)
+            else split_evenly(sizes, self._groups)
         )
         parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
         for sums, group in zip(self._dense, groups, strict=True):

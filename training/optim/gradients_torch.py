@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from howdah.core.processes import limit
-from howdah.training.comm.base import NETWORK_MESSAGE, NODE_MESSAGE, Comm, split_evenly
+from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire
 
@@ -87,9 +87,7 @@ class FlatGradients:
         """(start, end) of each message."""
         sizes = self.layout.sizes if self._table is None else self.layout.sizes[:-1]
         lengths: dict[int, int] = {}
-        for size, group in zip(
-            sizes, split_evenly(sizes, self._groups, most=NETWORK_MESSAGE), strict=True
-        ):
+        for size, group in zip(sizes, split_evenly(sizes, self._groups), strict=True):
             lengths[group] = lengths.get(group, 0) + size
         ends = list(itertools.accumulate(lengths.values()))
         slices = list(zip([0, *ends], ends, strict=False))
