@@ -129,8 +129,11 @@ def rows() -> list[harness.Row]:
                     with open(out, encoding="utf-8") as file:
                         step = statistics.median(json.load(file)[WARM:])
                     added[kind] = 1000 * (step - SECONDS)
-                    print(f"simulated compute of {1000 * SECONDS:.0f} ms, {world} ranks, {link},"
-                          f" {kind}: {SECONDS / step:.0%} of the step", file=sys.stderr)  # fmt: skip
+                    print(
+                        f"simulated compute of {1000 * SECONDS:.0f} ms, {world} ranks, {link},"
+                        f" {kind}: {SECONDS / step:.0%} of the step",
+                        file=sys.stderr,
+                    )
             for kind in KINDS[2:]:
                 peer = "ddp-bf16" if kind == "bf16" else "ddp"
                 found.append(harness.Row(
