@@ -350,6 +350,11 @@ class Config(Section):
                 " worker's memory. Leave out job.min_workers and job.max_workers, or"
                 " training.parallel"
             )
+        if training.parallel.divides and training.gradient_compression != "none":
+            raise ValueError(
+                f"training.gradient_compression: {training.gradient_compression} is for whole"
+                f" gradients; leave it out, or {key}"
+            )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(
                 "training.gradient_checkpointing works with training.framework torch only"
