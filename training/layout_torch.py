@@ -116,6 +116,9 @@ class Layout:
         optimizer.load(chain(tensors.items(), tensors.rest), updates)
         if not self._full:
             self.gradients.arrange(
-                FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings, shares=shares
+                FUSION_GROUPS,
+                sparse_embeddings=job.sparse_embeddings,
+                shares=shares,
+                compression=training.gradient_compression,
             )
         return optimizer

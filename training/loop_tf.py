@@ -90,7 +90,11 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             optimizer.restore(
                 chain(tensors.items(), tensors.rest), state.step - state.skipped_steps
             )
-            gradients.arrange(FUSION_GROUPS, sparse_embeddings=job.sparse_embeddings)
+            gradients.arrange(
+                FUSION_GROUPS,
+                sparse_embeddings=job.sparse_embeddings,
+                compression=training.gradient_compression,
+            )
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(

@@ -107,6 +107,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 ids_BT = forward_torch.on_device(batch.ids_BT, device)
+                if batch.last_of_step:
+                    gradients.overlap(comm)  # its sums begin in this backward pass
                 with comm.guarded(), limited():  # every rank enters if they divide the model
                     torch.manual_seed(seed)
                     mask_BT = torch.from_numpy(batch.mask_BT).to(device)

@@ -133,6 +133,10 @@ class TrainingSection(Section):
     run may continue with another one."""
     parallel: ParallelSection = ParallelSection()
     """How the state of a model is divided among ranks."""
+    gradient_compression: Rare[Literal["none", "bf16"]] = "none"
+    """Numbers in which gradients cross the network. bf16: half the bytes; each rank's gradient and
+    the sum, which is added in float32, are rounded to 8 bits of mantissa. Weights, moments and
+    checkpoints stay float32. For slow networks; within one node it only costs time."""
     global_batch_size: Usual[int] = Field(default=32, ge=1)
     """Rows of one optimizer step over all ranks. It does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
@@ -345,6 +349,11 @@ class Config(Section):
                 f"{key} is not for elastic jobs: a lost worker's part of the state is in no other"
                 " worker's memory. Leave out job.min_workers and job.max_workers, or"
                 " training.parallel"
+            )
+        if training.parallel.divides and training.gradient_compression != "none":
+            raise ValueError(
+                f"training.gradient_compression: {training.gradient_compression} is for whole"
+                f" gradients; leave it out, or {key}"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

@@ -56,6 +56,11 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
     [
         ("training: {gradient_checkpointing: true}", "torch only"),
         ("training: {comm: torch}", "works with training.framework torch only"),
+        (
+            "training: {framework: torch, parallel: {shard: optimizer},"
+            " gradient_compression: bf16}",
+            "is for whole gradients",
+        ),
         ("training: {parallel: {shard: optimizer}}", "works with training.framework torch only"),
         (
             "training: {framework: torch, parallel: {shard: optimizer}}\njob: {min_workers: 1}",

@@ -77,8 +77,10 @@ FORMS = [
 
 @pytest.mark.parametrize(("framework", "embeddings"), FORMS)
 def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
+    """As between nodes: gradients are sent while the backward pass computes."""
     one = trained(framework, dropout=False)
-    two = trained(framework, 2, dropout=False, **{"limit.sparse_embeddings": embeddings})
+    settings = {"limit.sparse_embeddings": embeddings, "limit.overlap": True}
+    two = trained(framework, 2, dropout=False, **settings)
     assert ("as rows" in two.log()) is (embeddings == "sparse")
     assert len(one.losses()) == len(two.losses()) == STEPS
     np.testing.assert_allclose(two.losses(), one.losses(), atol=1e-5, rtol=0)
@@ -123,11 +125,35 @@ def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
     assert_same_bits(whole, resumed)
 
 
+# ------------------------------------------------------------------------------ fewer bytes
+@pytest.mark.parametrize(
+    ("framework", "kind", "overlap"),
+    [
+        ("torch", "mpirun", True),
+        pytest.param("torch", "torchrun", False, marks=pytest.mark.full),
+        pytest.param("torch", "torchrun", True, marks=pytest.mark.full),
+        pytest.param("tensorflow", "horovodrun", True, marks=pytest.mark.full),
+        pytest.param("tensorflow", "mpirun", False, marks=pytest.mark.full),
+    ],
+)
+def test_gradients_in_bf16_learn_nearly_the_same(trained, framework, kind, overlap):
+    """No weight is rounded: what differs is what 8 bits of mantissa leave out of a gradient."""
+    bf16 = {"training.gradient_compression": "bf16", "limit.overlap": overlap}
+    one, two = trained(framework, dropout=False), trained(framework, 2, kind, dropout=False, **bf16)
+    np.testing.assert_allclose(two.losses(), one.losses(), atol=2e-3, rtol=0)
+    assert two.losses() != one.losses()
+    first, second = one.tensors(STEPS), two.tensors(STEPS)
+    assert first.keys() == second.keys()
+    assert all(first[name].dtype == second[name].dtype for name in first)
+
+
 # -------------------------------------------------------------------------- the other carrier
 def test_a_run_goes_on_over_torch_distributed_bit_by_bit(trained):
-    """Its sums have Horovod's bits, and the run's identity does not name the carrier."""
+    """Its sums have Horovod's bits, also if they begin in the backward pass, and the run's identity
+    does not name the carrier."""
     whole = trained("torch", 2)
-    resumed = trained("torch", 2, "torchrun", **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
+    resume = {"checkpoint.resume": whole.checkpoint(MIDDLE)}
+    resumed = trained("torch", 2, "torchrun", **resume, **{"limit.overlap": True})
     assert whole.run_json()["attempts"][-1]["comm"] == "horovod (mpi)"
     assert resumed.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
     assert "2 ranks with torch.distributed (gloo)" in resumed.log()

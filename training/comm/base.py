@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,13 @@ NODE_MESSAGE = 2**21
 """Elements of a message within a node (8 MiB), which keeps MPI's pieces in the CPU's cache. A sum
 of 42 MB with 2 ranks takes MPI 9 ms in six messages and 20 ms in one; it takes Gloo 25 and 23
 ms."""
+
+
+NETWORK_MESSAGE = 2**22
+"""Elements of a message between nodes (16 MiB): short enough that most of the gradient is sent
+while the backward pass computes, long enough that the hops of a large world do not add up."""
+COMPRESSED_FROM = 2**12
+"""Elements from which a message is compressed: the time of a shorter one is latency."""
 
 
 class RankLost(TrainingError):
@@ -72,6 +79,13 @@ class Waits:
             self.until = time.monotonic()
             self.total += self.until - self.since
             self.since = None
+
+
+class Pending(Protocol):
+    """A collective that has begun; others may begin before it ends."""
+
+    def wait(self) -> Any:
+        """The result, a tensor of the framework. The caller enters `Comm.watch`."""
 
 
 class Comm(ABC):
@@ -137,6 +151,32 @@ class Comm(ABC):
         Returns:
             (ids, values) of all ranks, concatenated; an id occurs once per rank that has it.
         """
+
+    @abstractmethod
+    def begin_sum(self, number: int, message: Any) -> Pending:
+        """Begin one message of `reduce_gradients`.
+
+        Args:
+            number: its place in a step, which names it on all ranks. Messages of one world begin in
+                the same order on every rank.
+        """
+
+    @abstractmethod
+    def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
+        """Begin an all-to-all: row r is sent to rank r, and the result's row r is from rank r.
+
+        Args:
+            parts_NB: uint8 [ranks, bytes], of one shape on all ranks.
+        """
+
+    @abstractmethod
+    def begin_gather(self, number: int, part_B: Any) -> Pending:
+        """Begin an all-gather of uint8 [bytes], of one length on all ranks; the result is [ranks,
+        bytes]."""
+
+    def synchronise(self, message: Any) -> None:  # noqa: B027 - on a CPU nothing is queued
+        """Wait for collectives that the GPU of this message has only queued: a lost rank would
+        otherwise block later code, to which the limit of collectives does not apply."""
 
     # ------------------------------------- by those that carry a state divided among the ranks
     def reduce_to(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
@@ -258,6 +298,17 @@ class Comm(ABC):
         self.sum(np.zeros(1))
 
 
+class _Ended:
+    """A collective of one rank: it has ended when it begins."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def wait(self) -> Any:
+        """What was sent."""
+        return self._result
+
+
 class SoloComm(Comm):
     """A world of one rank, without a launcher or Horovod."""
 
@@ -271,6 +322,15 @@ class SoloComm(Comm):
 
     def reduce_gradients(self, gradients: Sequence[Any]) -> list[Any]:
         return list(gradients)
+
+    def begin_sum(self, number: int, message: Any) -> Pending:
+        return _Ended(message)
+
+    def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
+        return _Ended(parts_NB)
+
+    def begin_gather(self, number: int, part_B: Any) -> Pending:
+        return _Ended(part_B[None])
 
     def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
         return ids_U, values_UD
@@ -316,13 +376,14 @@ def lost(where: str, got: str) -> RankLost:
     )
 
 
-def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24) -> list[int]:
+def split_evenly(
+    sizes: Sequence[int], groups: int | None, *, most: int = NETWORK_MESSAGE
+) -> list[int]:
     """Divide a list of tensors into groups of neighbours, each of which is sent as one message.
 
     Args:
         sizes: number of elements of each tensor.
-        groups: number of groups, at most one per tensor. None: groups of about `most` elements (64
-            MiB of float32).
+        groups: number of groups, at most one per tensor. None: groups of about `most` elements.
         most: number of elements of a group.
     Returns:
         The group of each tensor, 0 .. groups-1, ascending.

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from howdah.errors import ClusterError
 from howdah.process.env import JOIN_SECONDS, RENDEZVOUS, STORE, rank_env
-from howdah.training.comm.base import Comm, RankLost, Waits, lost
+from howdah.training.comm.base import Comm, Pending, RankLost, Waits, lost
 from howdah.training.comm.connections import Connections
 from howdah.training.comm.store_torch import RelayStore
 
@@ -106,14 +106,27 @@ class TorchComm(Comm):
 
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self.watch():
-            works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
-            for work in works:
-                work.wait()
-            if any(gradient.is_cuda for gradient in gradients):
-                # NCCL's `wait` returns at once: a lost rank would block later code, to which the
-                # limit of collectives does not apply.
-                torch.cuda.current_stream().synchronize()
+            sums = [self.begin_sum(*one) for one in enumerate(gradients)]
+            for one in sums:
+                one.wait()
+            for gradient in gradients[:1]:
+                self.synchronise(gradient)
         return list(gradients)
+
+    def begin_sum(self, number: int, message: torch.Tensor) -> Pending:
+        return _Begun(dist.all_reduce(message, async_op=True), message)
+
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
+        received = torch.empty_like(parts_NB)
+        return _Begun(dist.all_to_all_single(received, parts_NB, async_op=True), received, parts_NB)
+
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
+        parts = part_B.new_empty(self.size, part_B.numel())
+        return _Begun(dist.all_gather(list(parts.unbind()), part_B, async_op=True), parts, part_B)
+
+    def synchronise(self, message: torch.Tensor) -> None:
+        if message.is_cuda:  # NCCL's `wait` returns at once
+            torch.cuda.current_stream().synchronize()
 
     def reduce_rows(
         self, ids_U: torch.Tensor, values_UD: torch.Tensor
@@ -145,8 +158,8 @@ class TorchComm(Comm):
             works = [begin(*one) for one in zip(messages, owners, strict=True)]
             for work in works:
                 work.wait()
-            if any(message.is_cuda for message in messages):
-                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
+            for message in messages[:1]:
+                self.synchronise(message)
 
     def fetch(self, message: torch.Tensor, owner: int) -> None:
         if owner == 0:
@@ -218,9 +231,20 @@ class TorchComm(Comm):
         parts = [mine.new_empty(longest) for _ in sizes]
         with self.watch():
             dist.all_gather(parts, sent)
-            if mine.is_cuda:
-                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
+            self.synchronise(mine)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+class _Begun:
+    """A collective of torch that has begun; it keeps what is sent alive."""
+
+    def __init__(self, work: dist.Work, result: torch.Tensor, *sent: torch.Tensor) -> None:
+        self._work, self._result, self._sent = work, result, sent
+
+    def wait(self) -> torch.Tensor:
+        """The result."""
+        self._work.wait()
+        return self._result
 
 
 def _bytes(array: np.ndarray) -> torch.Tensor:

@@ -58,6 +58,11 @@ class HorovodComm(Comm):
         self._connections.shut()
 
     @contextmanager
+    def guarded(self) -> Iterator[None]:
+        with self._typed():  # Horovod's errors have a class, unlike a computation's
+            yield
+
+    @contextmanager
     def _typed(self) -> Iterator[None]:
         """Turn Horovod's internal error into RankLost."""
         try:

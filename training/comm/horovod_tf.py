@@ -10,19 +10,19 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from howdah.training.comm.base import lost
+from howdah.training.comm.base import Pending, lost
 from howdah.training.comm.horovod import HorovodComm
 
 _OF_A_COLLECTIVE = re.compile(
-    r"horovod|gloo|\bhowdah\.(sum|gather|gradient|rows|broadcast)\b", re.I
+    r"horovod|gloo|\bhowdah\.(sum|sums|gather|gradient|exchange|rows|broadcast)\b", re.I
 )
 
 
 class HorovodTfComm(HorovodComm):
     """A world of TensorFlow processes.
 
-    `reduce_gradients` and `reduce_rows` also work inside a `tf.function`; its caller then puts
-    `watch()` around the call.
+    What sums gradients also works inside a `tf.function`, whose executor begins a collective as
+    soon as its input is computed; its caller then puts `watch()` or `guarded()` around the call.
     """
 
     hvd = hvd
@@ -39,10 +39,16 @@ class HorovodTfComm(HorovodComm):
 
     def reduce_gradients(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         with self.watch():
-            return [
-                hvd.allreduce(gradient, op=hvd.Sum, name=f"howdah.gradient.{number}")
-                for number, gradient in enumerate(gradients)
-            ]
+            return [self.begin_sum(*one).wait() for one in enumerate(gradients)]
+
+    def begin_sum(self, number: int, message: tf.Tensor) -> Pending:
+        return _InGraph(hvd.allreduce(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
+
+    def begin_exchange(self, number: int, parts_NB: tf.Tensor) -> Pending:
+        return _InGraph(hvd.alltoall(parts_NB, name=f"howdah.exchange.{number}"))
+
+    def begin_gather(self, number: int, part_B: tf.Tensor) -> Pending:
+        return _InGraph(hvd.allgather(part_B[None], name=f"howdah.sums.{number}"))
 
     def reduce_rows(self, ids_U: tf.Tensor, values_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with self.watch():
@@ -68,3 +74,14 @@ class HorovodTfComm(HorovodComm):
                 if not _OF_A_COLLECTIVE.search(str(error)):
                     raise
                 raise lost(self._where, getattr(error, "message", None) or str(error)) from error
+
+
+class _InGraph:
+    """A collective whose result is a tensor of the graph, which waits where it is read."""
+
+    def __init__(self, result: tf.Tensor) -> None:
+        self._result = result
+
+    def wait(self) -> tf.Tensor:
+        """The result."""
+        return self._result

@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
+from howdah.training.comm.base import Pending
 from howdah.training.comm.horovod import HorovodComm
 
 
@@ -28,11 +29,17 @@ class HorovodTorchComm(HorovodComm):
 
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self.watch():
-            handles = [
-                hvd.allreduce_async_(gradient, op=hvd.Sum, name=f"howdah.gradient.{number}")
-                for number, gradient in enumerate(gradients)
-            ]
-            return [hvd.synchronize(handle) for handle in handles]
+            sums = [self.begin_sum(number, gradient) for number, gradient in enumerate(gradients)]
+            return [one.wait() for one in sums]
+
+    def begin_sum(self, number: int, message: torch.Tensor) -> Pending:
+        return _Begun(hvd.allreduce_async_(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
+
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
+        return _Begun(hvd.alltoall_async(parts_NB, name=f"howdah.exchange.{number}"))
+
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
+        return _Begun(hvd.allgather_async(part_B[None], name=f"howdah.sums.{number}"))
 
     def reduce_rows(
         self, ids_U: torch.Tensor, values_UD: torch.Tensor
@@ -64,3 +71,15 @@ class HorovodTorchComm(HorovodComm):
         tensor = torch.from_numpy(np.array(array))
         with self.watch():
             return hvd.broadcast_(tensor, root_rank=root, name="howdah.broadcast").numpy()
+
+
+class _Begun:
+    """A collective of Horovod that has begun."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> torch.Tensor:
+        """The result."""
+        result = hvd.synchronize(self._handle)
+        return result[0] if isinstance(result, tuple) else result  # all-to-all: and its splits

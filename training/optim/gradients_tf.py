@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from howdah.training.comm.base import Comm, split_apart, split_evenly
+from howdah.training.comm.base import (
+    COMPRESSED_FROM,
+    Comm,
+    split_apart,
+    split_evenly,
+)
 
 
 class Gradients:
@@ -32,7 +37,9 @@ class Gradients:
             self._on_gpu = "GPU" in self._table.device
         self.arrange(None, sparse_embeddings=False)
 
-    def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
+    def arrange(
+        self, groups: int | None, *, sparse_embeddings: bool, compression: str = "none"
+    ) -> None:
         """Set how gradients are sent from now on; all ranks of a world must do the same.
 
         A `reduce` that was traced before does not change.
@@ -41,7 +48,9 @@ class Gradients:
             groups: number of messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
+            compression: `training.gradient_compression`.
         """
+        self._compressed = compression != "none"
         self._by_rows = sparse_embeddings and self._table is not None
         self._dense = [
             sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
@@ -94,29 +103,42 @@ class Gradients:
         parts = self._messages(comm)
         # TensorFlow does not copy a part with one member, neither here nor in the split.
         messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in parts]
-        for part, reduced in zip(parts, comm.reduce_gradients(messages), strict=True):
+        for number, (part, message) in enumerate(zip(parts, messages, strict=True)):
+            compressed = self._compressed and message.shape.num_elements() >= COMPRESSED_FROM
+            begin = bf16_sum if compressed else _plain_sum
+            reduced = begin(comm, number, message)
             pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
             for sums, piece in zip(part, pieces, strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
 
     def _reduce_rows(self, comm: Comm) -> None:
         if not self._on_gpu:  # a CPU sums an id's rows in order, with equal bits on all ranks
-            ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
-            self._keep_rows(tf.cast(ids, tf.int32), rows)
+            ids, rows = self._exchanged_rows(comm, self._ids, self._rows)
+            self._keep_rows(ids, rows)
             return
         order = tf.argsort(self._ids)
         sorted_ids, sorted_rows = tf.gather(self._ids, order), tf.gather(self._rows, order)
-        ids, rows = comm.reduce_rows(tf.cast(sorted_ids, tf.int64), sorted_rows)
-        ids, rows = sums_in_order(tf.cast(ids, tf.int32), rows)
+        ids, rows = sums_in_order(*self._exchanged_rows(comm, sorted_ids, sorted_rows))
         self._ids.assign(ids)
         self._rows.assign(rows)
 
+    def _exchanged_rows(
+        self, comm: Comm, ids: tf.Tensor, rows: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """All ranks' ids and rows, in the order of the ranks."""
+        sent = _encoded(rows) if self._compressed else rows
+        ids, sent = comm.reduce_rows(tf.cast(ids, tf.int64), sent)
+        return tf.cast(ids, tf.int32), _decoded(sent) if self._compressed else sent
+
     def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
         """The variables of each message."""
-        # Within a node joining tensors costs more than a message. Between nodes a message takes as
-        # many hops as the whole gradient, which are many in a large world.
-        split = split_apart if comm.within_node else split_evenly
-        groups = split([sums.shape.num_elements() for sums in self._dense], self._groups)
+        # Within a node joining tensors costs more than a message.
+        sizes = [sums.shape.num_elements() for sums in self._dense]
+        groups = (
+            split_apart(sizes, self._groups)
+            if comm.within_node
+            else split_evenly(sizes, self._groups)
+        )
         parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
         for sums, group in zip(self._dense, groups, strict=True):
             parts[group].append(sums)
@@ -130,6 +152,35 @@ class Gradients:
             for sums in self.sums.values()
         ]
         return tf.sqrt(tf.add_n(squares))
+
+
+def _plain_sum(comm: Comm, number: int, message: tf.Tensor) -> tf.Tensor:
+    return comm.begin_sum(number, message).wait()
+
+
+def bf16_sum(comm: Comm, number: int, message: tf.Tensor) -> tf.Tensor:
+    """The sum of a message over all ranks, sent in bf16 and added in float32 in their order:
+    training/optim/messages_torch.py says how.
+
+    Args:
+        message: float32 [elements].
+    """
+    size, length = message.shape[0], -(-message.shape[0] // comm.size)
+    parts_NL = tf.reshape(tf.pad(message, [[0, length * comm.size - size]]), [comm.size, length])
+    received = _decoded(comm.begin_exchange(number, _encoded(parts_NL)).wait())
+    total = 0.0
+    for rank in range(comm.size):  # its own part is not rounded
+        total += parts_NL[rank] if rank == comm.rank else received[rank]
+    sums = _decoded(comm.begin_gather(number, _encoded(total)).wait())
+    return tf.reshape(sums, [-1])[:size]
+
+
+def _encoded(values: tf.Tensor) -> tf.Tensor:
+    return tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint8)
+
+
+def _decoded(sent: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32)
 
 
 def sums_in_order(ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

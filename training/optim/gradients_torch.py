@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
 
+from howdah.core.processes import limit
 from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
+from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire
 
 
 class FlatGradients:
     """The gradients of a model's trainable parameters: each `.grad` is a view of the buffer.
 
     Args:
-        named: trainable parameters by name.
+        named: trainable parameters by name, in the order of the forward pass.
         words: the name of the word embeddings.
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], *, words: str) -> None:
         self.layout = FlatLayout(named, words=words)
         self.flat = torch.zeros(self.layout.total, device=next(iter(named.values())).device)
-        for name, parameter in named.items():
+        self._spans: dict[int, tuple[int, int]] = {}
+        for number, (name, parameter) in enumerate(named.items()):
             parameter.grad = self.layout.view(self.flat, name, parameter)
+            start = self.layout.starts[name]
+            self._spans[number] = start, start + parameter.numel()
+            parameter.register_post_accumulate_grad_hook(partial(self._added, number))
         self._words = named[words].grad if words in named else None
         self._dense = self.flat[: self.layout.table_start]
         self._shares: Shares | None = None
@@ -33,7 +41,12 @@ class FlatGradients:
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(
-        self, groups: int | None, *, sparse_embeddings: bool, shares: Shares | None = None
+        self,
+        groups: int | None,
+        *,
+        sparse_embeddings: bool,
+        shares: Shares | None = None,
+        compression: str = "none",
     ) -> None:
         """Set how gradients are sent from now on; all ranks of a world must do the same.
 
@@ -42,25 +55,49 @@ class FlatGradients:
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
             shares: each rank needs only the sum of its share; None: every rank needs all.
+            compression: `training.gradient_compression`.
         """
+        self._groups, self._shares, self._compression = groups, shares, compression
         self._table = self._words if sparse_embeddings else None
-        sizes = self.layout.sizes
-        dense = sizes if self._table is None else sizes[:-1]
-        lengths: dict[int, int] = {}
-        for size, group in zip(dense, split_evenly(dense, groups), strict=True):
-            lengths[group] = lengths.get(group, 0) + size
-        self._messages = list(self.flat[: sum(dense)].split(list(lengths.values())))
-        self._within_node = self._messages
-        most = sum(dense) or 1
-        if groups is None and self.flat.device.type == "cpu":
-            most = NODE_MESSAGE
-            self._within_node = [p for m in self._messages for p in m.split(most)]
-        self._shares = shares
-        if shares is not None:
-            sent = list(lengths.values())
-            self._owned = shares.cut(sent, max(sent, default=1))
-            self._owned_within_node = shares.cut(sent, most)
+        self._messages: Messages | None = None
         self._touched = None
+
+    def overlap(self, comm: Comm) -> None:
+        """Send each message as soon as the next backward pass, the last before `reduce_`, has
+        added to it. Every rank enters.
+
+        Not between ranks of one node without GPUs: there the processors that copy and add the
+        messages are those that compute.
+        """
+        on_gpu = self.flat.device.type != "cpu"
+        default = comm.size > 1 and (on_gpu or not comm.within_node)
+        if self._shares is None and limit("overlap", default):
+            self._sums(comm).arm(comm)
+
+    def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
+        if self._messages is not None:
+            self._messages.added(number)
+
+    def _sums(self, comm: Comm) -> Messages:
+        if self._messages is None:
+            self._messages = Messages(self.flat, self._slices(comm), self._spans, self._compression)
+        return self._messages
+
+    def _slices(self, comm: Comm) -> list[tuple[int, int]]:
+        """(start, end) of each message."""
+        sizes = self.layout.sizes if self._table is None else self.layout.sizes[:-1]
+        lengths: dict[int, int] = {}
+        for size, group in zip(sizes, split_evenly(sizes, self._groups), strict=True):
+            lengths[group] = lengths.get(group, 0) + size
+        ends = list(itertools.accumulate(lengths.values()))
+        slices = list(zip([0, *ends], ends, strict=False))
+        if self._groups is None and self.flat.device.type == "cpu" and comm.within_node:
+            slices = [
+                (at, min(at + NODE_MESSAGE, end))
+                for start, end in slices
+                for at in range(start, end, NODE_MESSAGE)
+            ]
+        return slices
 
     def zero_(self) -> None:
         """Set the gradients to zero at the beginning of a step."""
@@ -85,19 +122,19 @@ class FlatGradients:
             if self._words is not None:
                 self._touched = _unique(ids)
             return
-        if self._shares is not None:
-            parts, owners = self._owned_within_node if comm.within_node else self._owned
-            comm.reduce_to([self.flat[start:end] for start, end in parts], owners)
+        if self._shares is None:
+            self._sums(comm).reduce_(comm)
         else:
-            messages = self._within_node if comm.within_node else self._messages
-            for message, reduced in zip(messages, comm.reduce_gradients(messages), strict=True):
-                if reduced is not message:
-                    message.copy_(reduced)
+            sizes = [end - start for start, end in self._slices(comm)]
+            parts, owners = self._shares.cut(sizes, max(sizes, default=1))
+            comm.reduce_to([self.flat[start:end] for start, end in parts], owners)
         if self._table is not None:
             self._reduce_rows(comm, _unique(ids))
 
     def _reduce_rows(self, comm: Comm, rank_ids_U: torch.Tensor) -> None:
-        ids, values = comm.reduce_rows(rank_ids_U, self._table[rank_ids_U])
+        sent = rows_on_the_wire(self._table[rank_ids_U], self._compression)
+        ids, sent = comm.reduce_rows(rank_ids_U, sent)
+        values = rows_from_the_wire(sent)
         self._table.index_fill_(0, rank_ids_U, 0.0)
         # Within one call a GPU adds rows of the same id in an arbitrary order, so that ranks would
         # get different bits. Ids ascend within a rank, so a call per ascending part has each once.

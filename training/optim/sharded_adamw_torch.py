@@ -34,6 +34,9 @@ class ShardedGradients:
         for parameter in self._named.values():
             parameter.grad = None
 
+    def overlap(self, comm: Comm) -> None:
+        """Do nothing: FSDP2 sums while the backward pass computes."""
+
     def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
         """Do nothing: the gradients are already summed."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
 from howdah.config.tasks import Task
+from howdah.core.processes import limit
 from howdah.models.forward.forward_tf import EncoderClassifier
 from howdah.training.comm.base import Comm
 from howdah.training.data.readers import Batch
@@ -51,20 +54,37 @@ class Steps:
             task, label_smoothing=label_smoothing, positive_weights=positive_weights
         )
         self._variables = [net.variables[name] for name in net.trainable_names]
+        self._batch = _batch(task)
         self._first, self._further = (
-            tf.function(self._backward_of(first), input_signature=_batch(task), autograph=False)
+            tf.function(self._backward_of(first), input_signature=self._batch, autograph=False)
             for first in (True, False)
         )
 
     def join(self, comm: Comm) -> None:
-        """Reduce in this world from now on; call `gradients.arrange` first."""
+        """Reduce in this world from now on; call `gradients.arrange` first.
+
+        Between nodes, and on GPUs, the last micro-batch's graph also has the reduction: a message
+        begins when its gradients are computed. Within a node without GPUs the processors that copy
+        and add the messages are those that compute.
+        """
         self._comm = comm
+        on_gpu = bool(tf.config.get_visible_devices("GPU"))
+        self._overlaps = limit("overlap", comm.size > 1 and (on_gpu or not comm.within_node))
+        self._norm: tf.Tensor | None = None
 
         def reduce_and_measure() -> tf.Tensor:
             self._gradients.reduce(comm)
             return self._gradients.norm(comm)
 
+        def to_the_end(first: bool) -> Callable:
+            backward = self._backward_of(first)
+            return lambda *batch: (backward(*batch), reduce_and_measure())
+
         self._reduce = tf.function(reduce_and_measure, input_signature=[], autograph=False)
+        self._only, self._last = (
+            tf.function(to_the_end(first), input_signature=self._batch, autograph=False)
+            for first in (True, False)
+        )
 
     @property
     def traces(self) -> tuple[int, int]:
@@ -78,8 +98,7 @@ class Steps:
             seed: dropout's seed, 63 bits.
             scale: factor of the loss before the backward pass.
         """
-        run = self._first if batch.micro == 0 else self._further
-        return run(
+        arguments = (
             batch.ids_BT,
             batch.mask_BT,
             batch.labels_B,
@@ -88,6 +107,12 @@ class Steps:
             np.float32(scale),
             np.array([seed, 0], np.int64),
         )
+        first = batch.micro == 0
+        if not (self._overlaps and batch.last_of_step):
+            return (self._first if first else self._further)(*arguments)
+        with self._comm.guarded(), self._comm.limited():
+            loss, self._norm = (self._only if first else self._last)(*arguments)
+            return loss
 
     def _backward_of(self, first: bool):
         def backward(ids_BT, mask_BT, labels_B, weights_B, global_weight, scale, seed_2):
@@ -103,5 +128,8 @@ class Steps:
 
     def reduce(self) -> float:
         """Sum the gradients over all ranks. Returns their global norm. Every rank enters."""
-        with self._comm.watch():
-            return float(self._reduce())
+        if self._norm is None:
+            with self._comm.watch():
+                return float(self._reduce())
+        norm, self._norm = float(self._norm), None
+        return norm

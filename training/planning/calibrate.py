@@ -120,18 +120,20 @@ class Sizes:
         words = family.word_embeddings
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
+        number_bytes = {"none": 4, "bf16": 2}[self._config.training.gradient_compression]
         return Gradient(
-            dense=_messages(every, schedule.FUSION_GROUPS),
-            without_words=_messages(rest, schedule.FUSION_GROUPS),
+            dense=_messages(every, schedule.FUSION_GROUPS, number_bytes),
+            without_words=_messages(rest, schedule.FUSION_GROUPS, number_bytes),
+            number_bytes=number_bytes,
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
         )
 
 
-def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
+def _messages(elements: Sequence[int], groups: int | None, number_bytes: int) -> tuple[int, ...]:
     sizes: dict[int, int] = {}
     for count, group in zip(elements, split_evenly(elements, groups), strict=True):
-        sizes[group] = sizes.get(group, 0) + 4 * count
+        sizes[group] = sizes.get(group, 0) + number_bytes * count
     return tuple(sizes.values())
 
 
@@ -181,6 +183,7 @@ class Calibration:
             compute=compute,
             gradient=self.gradient,
             network=network,
+            overlapped=network is not self.loopback,
         )
 
     def compared(self) -> list[dict]:

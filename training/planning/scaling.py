@@ -1,9 +1,12 @@
 """Predicts a step's time on more ranks with a model of the loops' compute and communication. Pure.
 
-The loops accumulate a step's micro-batches, reduce the whole gradient, then update. The reduction
-does not overlap the backward pass, so a step's parts add up:
+The loops accumulate a step's micro-batches, reduce the gradient, then update:
 
-    step = fixed + tokens of the rank * seconds per token + reduction over N ranks
+    step = fixed + tokens of the rank * seconds per token + what is exposed of the reduction
+
+Between nodes a message begins when the backward pass of the last micro-batch, two thirds of its
+time, has computed it: parameters from the last to the first, the word embeddings at the end. What
+lasts longer than that pass is exposed. Within a node all of it is.
 
 The reduction is a ring: each message of S bytes costs 2 (N - 1) hops and moves 2 (N - 1) / N * S
 bytes through each rank (Patarasuk and Yuan, 2009). The slower of the link and of the processor that
@@ -24,7 +27,8 @@ import numpy as np
 from howdah.errors import UsageError
 
 _ROW_ID_BYTES = 8
-_FLOAT_BYTES = 4
+_BACKWARD = 2 / 3
+"""Share of the backward pass in the products of a micro-batch."""
 _GOAL = 0.9
 
 
@@ -81,11 +85,13 @@ class Gradient:
     """Number of rows of the word embeddings; 0 if they are frozen."""
     width: int
     """Number of elements of a row of the word embeddings."""
+    number_bytes: int = 4
+    """Bytes of a number on the network: 2 with `training.gradient_compression: bf16`."""
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of the word embeddings."""
-        return self.width * _FLOAT_BYTES
+        return self.width * self.number_bytes
 
     def sparse(self, rows: float, ranks: int) -> bool:
         """True if the word embeddings are sent as rows, by the rule of training/preparation/job.py.
@@ -97,16 +103,27 @@ class Gradient:
             return False
         return ranks * rows < 2 * self.vocabulary
 
-    def seconds(self, network: Network, rows: float, ranks: int) -> float:
-        """Seconds of the whole reduction over `ranks`."""
+    def seconds(self, network: Network, rows: float, ranks: int, *, backward: float = 0.0) -> float:
+        """Seconds that the reduction over `ranks` lasts longer than the backward pass.
+
+        Args:
+            rows: number of rows of the word embeddings that a rank's step touches.
+            backward: seconds of the backward pass during which messages are sent; 0: they are sent
+                after it.
+        """
         if ranks == 1:
             return 0.0
         agreement = network.allreduce(64, ranks)  # the step's small sum
-        if not self.sparse(rows, ranks):
-            return agreement + sum(network.allreduce(size, ranks) for size in self.dense)
-        gathered = network.allgather(rows * (self.row_bytes + _ROW_ID_BYTES), ranks)
-        dense = sum(network.allreduce(size, ranks) for size in self.without_words)
-        return agreement + dense + gathered
+        gathered = 0.0
+        if self.sparse(rows, ranks):
+            gathered = network.allgather(rows * (self.row_bytes + _ROW_ID_BYTES), ranks)
+            sizes = self.without_words[::-1]
+        else:  # the word embeddings are in the last message, and complete at the end
+            sizes = (*self.dense[-2::-1], self.dense[-1])
+        end, total = 0.0, sum(sizes)
+        for size, computed in zip(sizes, itertools.accumulate(sizes), strict=True):
+            end = max(end, backward * computed / total) + network.allreduce(size, ranks)
+        return agreement + max(0.0, end - backward) + gathered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +184,7 @@ def predict(
     compute: Compute,
     gradient: Gradient,
     network: Network,
+    overlapped: bool = True,
 ) -> Prediction:
     """Predict the step of a world.
 
@@ -178,11 +196,17 @@ def predict(
         compute: a rank's measured compute.
         gradient: the messages of the reduction.
         network: the network between the ranks.
+        overlapped: whether the reduction begins during the backward pass, as between nodes.
     """
+    per_token = _BACKWARD * compute.token_seconds if overlapped else 0.0
     compute_seconds = compute.seconds(work.tokens)
-    reduction = gradient.seconds(network, work.unique_ids, workers)
+    backward = per_token * min(work.tokens, micro.tokens)
+    reduction = gradient.seconds(network, work.unique_ids, workers, backward=backward)
     alone_rate = alone.rows / compute.seconds(alone.tokens)
-    count = _accumulation(workers, micro, compute, gradient, network, alone_rate)
+    # More micro-batches touch more rows of the word embeddings, but at most `vocabulary`.
+    most_rows = min(gradient.vocabulary, 2 * micro.unique_ids)
+    full = gradient.seconds(network, most_rows, workers, backward=per_token * micro.tokens)
+    count = _accumulation(micro, compute, full, alone_rate)
     return Prediction(
         workers=workers,
         global_batch_size=round(work.rows * workers),
@@ -195,17 +219,8 @@ def predict(
     )
 
 
-def _accumulation(
-    workers: int,
-    micro: Work,
-    compute: Compute,
-    gradient: Gradient,
-    network: Network,
-    alone_rate: float,
-) -> int | None:
+def _accumulation(micro: Work, compute: Compute, reduction: float, alone_rate: float) -> int | None:
     # Solves rate = k rows / (fixed + k micro + reduction) >= goal * alone_rate for k.
-    # More micro-batches touch more rows of the word embeddings, but at most `vocabulary`.
-    reduction = gradient.seconds(network, min(gradient.vocabulary, 2 * micro.unique_ids), workers)
     gained = micro.rows / (_GOAL * alone_rate) - compute.token_seconds * micro.tokens
     if gained <= 0:
         return None

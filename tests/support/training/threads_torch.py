@@ -22,6 +22,16 @@ class _World:
         self.sent = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
 
 
+class Ended:
+    """A collective that has ended when it begins."""
+
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
+    def wait(self) -> Any:
+        return self._result
+
+
 class ThreadComm(Comm):
     """One rank's. Sums are in the order of the ranks."""
 
@@ -50,6 +60,15 @@ class ThreadComm(Comm):
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         gathered = self._all([one.clone() for one in gradients])
         return [sum(parts[1:], parts[0].clone()) for parts in zip(*gathered, strict=True)]
+
+    def begin_sum(self, number: int, message: torch.Tensor) -> Ended:
+        return Ended(self.reduce_gradients([message])[0])
+
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Ended:
+        return Ended(torch.stack([parts[self.rank] for parts in self._all(parts_NB.clone())]))
+
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Ended:
+        return Ended(torch.stack(self._all(part_B.clone())))
 
     def reduce_rows(self, ids_U: torch.Tensor, values_UD: torch.Tensor) -> tuple[Any, Any]:
         gathered = self._all((ids_U.clone(), values_UD.clone()))

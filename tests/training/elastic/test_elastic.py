@@ -50,6 +50,8 @@ class Elastic(LocalJob):
             "job.min_workers": 1,
             "job.max_workers": 3,
         } | settings  # fmt: skip
+        limits = {name: values.pop(f"limit.{name}") for name in ("overlap", "fusion_groups")
+                  if f"limit.{name}" in values}  # fmt: skip
         sections = nested(values)
         sections.pop("run", None)
         path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "elastic"), str(ROOT)])
@@ -58,7 +60,7 @@ class Elastic(LocalJob):
             "ELASTIC_FAULTS": json.dumps(list(faults)),
             "ELASTIC_ROWS": self.rows_directory,
         }
-        super().__init__(directory, light=False, env=env, **sections)
+        super().__init__(directory, light=False, env=env, limits=limits, **sections)
 
     def finish(self) -> dict:
         """Wait for its good end; run.json."""
@@ -186,6 +188,24 @@ def test_a_killed_rank_is_replaced_and_nothing_is_learnt_twice(job, undisturbed,
     # The export is whole, and says so.
     exported = load_file(str(one.run_directory / "export" / "model.safetensors"))
     assert all(np.isfinite(array).all() for array in exported.values())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", ["torch", "torch.distributed"])
+@pytest.mark.parametrize("message", range(4))
+@pytest.mark.parametrize("compression", ["none", "bf16"])
+def test_a_rank_killed_in_each_message_of_the_backward_pass(
+    job, undisturbed, framework, message, compression
+):
+    killed = {"where": "message", "message": message, "rank": 1, "step": 23, "world": 1}
+    between_nodes = {"limit.overlap": True, "limit.fusion_groups": 4}
+    one = job(framework, killed, **between_nodes, **{"training.gradient_compression": compression})
+    one.finish()
+    assert one.struck() == ["struck-0-1"]
+    one.check_rows()
+    assert 0 < len(one.repeated()) <= COMMIT
+    bound = 2e-4 if compression == "none" else 1e-2
+    np.testing.assert_allclose(one.losses(), undisturbed(framework), atol=bound)
 
 
 @pytest.mark.parametrize("framework", either("torch"))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from howdah.training.comm.base import SoloComm
 from howdah.training.optim.gradients_torch import FlatGradients
+from tests.support.training.threads_torch import Ended
 
 WORD_EMBEDDINGS = "embeddings.weight"
 
@@ -25,9 +26,9 @@ class TwoRanks(SoloComm):
         self.sent: list[int] = []
         """Elements of each message of the last reduction."""
 
-    def reduce_gradients(self, gradients):
-        self.sent = [gradient.numel() for gradient in gradients]
-        return [2 * gradient for gradient in gradients]
+    def begin_sum(self, number, message):
+        self.sent.append(message.numel())
+        return Ended(2 * message)
 
     def reduce_rows(self, ids_U, values_UD):
         return torch.cat([ids_U, self._ids]), torch.cat([values_UD, self._values])

@@ -68,7 +68,8 @@ def test_efficiency_falls_with_ranks_and_with_slower_links():
 def test_the_accumulation_for_90_is_the_least_that_reaches_it(workers, byte_seconds):
     network = Network(byte_seconds=byte_seconds, message_seconds=1e-3, hop_seconds=5e-5)
     count = world(workers, network).accumulation_for_90
-    reduction = GRADIENT.seconds(network, 8000, workers)
+    backward = 2 / 3 * COMPUTE.token_seconds * MICRO.tokens
+    reduction = GRADIENT.seconds(network, 8000, workers, backward=backward)
     alone_rate = 64 / COMPUTE.seconds(8000)
 
     def efficiency(micros: int) -> float:
@@ -86,6 +87,25 @@ def test_sparse_or_dense_is_decided_as_in_the_loops():
     assert not frozen.sparse(10, 2)
     # rows cost bytes for each rank, dense ones do not: few ranks gain
     assert GRADIENT.seconds(LINK, 2000, 2) < GRADIENT.seconds(LINK, 15_000, 2)
+
+
+def test_what_the_backward_pass_hides_of_a_reduction():
+    """Two messages of 30 MB, of 31 ms each, and the agreement's 1.2 ms."""
+    gradient = Gradient(dense=(30_000_000, 30_000_000), without_words=(), vocabulary=0, width=1)
+    agreement = LINK.allreduce(64, 2)
+    one = LINK.allreduce(30e6, 2)
+    assert gradient.seconds(LINK, 0, 2) == pytest.approx(2 * one + agreement)
+    # The first message is complete after half of the pass, the second at its end.
+    for backward in (0.2, 2 * one):
+        exposed = gradient.seconds(LINK, 0, 2, backward=backward)
+        assert exposed == pytest.approx(one + agreement)
+    exposed = gradient.seconds(LINK, 0, 2, backward=one)
+    assert exposed == pytest.approx(0.5 * one + one + agreement)
+    within_a_node = scaling.predict(
+        2, work=MICRO, alone=MICRO, micro=MICRO, compute=COMPUTE, gradient=gradient, network=LINK,
+        overlapped=False,
+    )  # fmt: skip
+    assert within_a_node.network_seconds == pytest.approx(2 * one + agreement)
 
 
 def test_the_fit_is_robust_to_an_outlier():

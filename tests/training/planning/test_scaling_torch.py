@@ -9,8 +9,13 @@ import pytest
 
 from howdah.config import loader as configuration
 from howdah.process import env
+from howdah.training.comm.base import SoloComm
 from howdah.training.planning import calibrate
 from tests.support.models.tiny_model import tiny_weights
+
+
+class TwoNodes(SoloComm):
+    size = 2
 
 
 @pytest.mark.parametrize("groups", [None, 3])
@@ -40,5 +45,6 @@ def test_the_predicted_messages_are_those_of_the_torch_loop(
     sizes = calibrate.Sizes(config).gradient()
     for sparse, messages in ((False, sizes.dense), (True, sizes.without_words)):
         gradients.arrange(groups, sparse_embeddings=sparse and not frozen)
-        assert [4 * one.numel() for one in gradients._messages] == list(messages)
+        slices = gradients._slices(TwoNodes())
+        assert [4 * (end - start) for start, end in slices] == list(messages)
     assert sizes.vocabulary == (0 if frozen else base["vocab_size"])

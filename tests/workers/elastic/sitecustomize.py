@@ -6,7 +6,8 @@
                          With "after", a glob, it first waits until a file of that pattern is there
 
 Places: join (before a world forms), share (before the state of memory crosses), step (a step
-begins), reduce (the loss is summed, the gradients are not), evaluate, save (a checkpoint is half
+begins), message (before "message": N of torch's gradients begins), reduce (before the gradients are
+summed, or waited for), evaluate, save (a checkpoint is half
 written), export.
 """
 
@@ -38,7 +39,7 @@ if "HOWDAH_LINK_FD" in os.environ:
         for number, fault in enumerate(FAULTS):
             if fault["where"] != where:
                 continue
-            if any(fault.get(key, now[key]) != now[key] for key in ("world", "rank", "step")):
+            if any(key in now and fault[key] != now[key] for key in fault):
                 continue
             with contextlib.suppress(FileExistsError):
                 name = os.path.join(ROWS, f"struck-{number}-{now['rank']}")
@@ -109,6 +110,12 @@ if "HOWDAH_LINK_FD" in os.environ:
             if kind is not None and not hasattr(kind, "watched"):
                 kind.watched = True
                 before(kind, name, "reduce")
+        messages = getattr(
+            sys.modules.get("howdah.training.optim.messages_torch"), "Messages", None
+        )
+        if messages is not None and not hasattr(messages, "watched"):
+            messages.watched = True
+            before(messages, "_begin", "message", message=lambda sums, comm: sums._begun)
 
     next_world, init = ControlChannel.next_world, backends.init
 
