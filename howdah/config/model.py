@@ -7,6 +7,7 @@ KEY` and the Airflow trigger form show it.
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -240,9 +241,13 @@ class EvaluationSection(Section):
 
 class MlflowOptions(Section):
     uri: Tracking
-    """URI of the MLflow tracking server, to which a run of all ranks is logged."""
-    experiment: Rare[str] = "howdah"
-    """Name of the MLflow experiment."""
+    """URI of the MLflow tracking server, to which a run of all ranks is logged, in the experiment
+    MLFLOW_EXPERIMENT_NAME (howdah if it is not set)."""
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment: what MLflow's own variable says, else howdah."""
+        return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "howdah"
 
 
 class TrackingSection(Section):

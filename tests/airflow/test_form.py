@@ -146,11 +146,9 @@ def test_emptied_fields_mean_none_or_nothing():
 
 
 def test_mlflow_is_off_until_it_has_an_address():
-    assert trigger_form.config({"tracking.mlflow.experiment": "mine"})["tracking"]["mlflow"] is None
-    made = trigger_form.config(
-        {"tracking.mlflow.uri": "http://mlflow:5000", "tracking.mlflow.experiment": "mine"}
-    )
-    assert made["tracking"]["mlflow"] == {"uri": "http://mlflow:5000", "experiment": "mine"}
+    assert trigger_form.config({})["tracking"]["mlflow"] is None
+    made = trigger_form.config({"tracking.mlflow.uri": "http://mlflow:5000"})
+    assert made["tracking"]["mlflow"] == {"uri": "http://mlflow:5000"}
 
 
 def test_all_problems_at_once_and_the_nearest_key():

@@ -154,14 +154,14 @@ def test_the_link_opens_the_run_in_mlflow_while_it_trains(
             "run.name": "looked-at", "run.directory": f"{airflow.files}/tracked",
             "training.framework": "torch", "training.max_steps": 1_000_000,
             "data.dataset": tiny_dataset.path, "model.base": tiny_model_dir,
-            "tracking.mlflow.uri": mlflow_server, "tracking.mlflow.experiment": "trials",
+            "tracking.mlflow.uri": mlflow_server,
         }
     )  # fmt: skip
     (dag,) = airflow.add_dag("tracked_training", DAG_FILE.format(config=json.dumps(config)))
     run = airflow.trigger(dag)
     wait_until(lambda: "#/runs/" in (airflow.links(dag, run, "train")["MLflow run"] or ""), LIMIT)
     client = MlflowClient(tracking_uri=mlflow_server)
-    trials = client.get_experiment_by_name("trials").experiment_id
+    trials = client.get_experiment_by_name("howdah").experiment_id
     wait_until(lambda: client.search_runs([trials])[0].data.metrics.get("train/loss"), LIMIT)
     assert airflow.task(dag, run, "train")["state"] == "running"
 

@@ -28,7 +28,7 @@ NAMES_NOTHING = {
     "data.split.group", "data.split.time.column", "data.split.time.validation_from",
     "data.split.time.test_from", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",
-    "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "job.network_interface",
+    "yarn.node_label", "yarn.tags", "job.network_interface",
     "job.ports", "tune.space", "tune.metric", "serve.host",
 }  # fmt: skip
 """Keys that take a string which names nothing outside the run: no file, user, queue, host."""

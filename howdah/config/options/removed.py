@@ -111,6 +111,7 @@ REMOVED: dict[str, str] = {
     ),
     "serve.shadow": "`howdah score --model NAME/v=4` classifies the same texts by another version.",
     "serve.vcores": "A server's container on YARN has serve.threads vcores, or one.",
+    "tracking.mlflow.experiment": "MLflow's own variable MLFLOW_EXPERIMENT_NAME names it.",
     "training.adam_beta1": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_beta2": "AdamW's betas are 0.9 and 0.999.",
     "training.adam_epsilon": "AdamW's epsilon is 1e-8.",
