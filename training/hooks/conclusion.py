@@ -206,7 +206,7 @@ def _report(run: Run) -> None:
         answers: list[str] = []
 
         options = ["--baseline"] if measures else []
-        argv = isolation.module("howdah.serving.report", run.directory, path, *options)
+        argv = isolation.module("howdah.serving.run_report", run.directory, path, *options)
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
 
         def answered(line: str) -> None:

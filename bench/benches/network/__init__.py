@@ -37,7 +37,7 @@ OURS = {
     for framework, comm in (("torch", "torch"), ("tensorflow", "horovod"))
     for compression in ("none", "bf16")
 }
-SOURCES = ("training", "bench/benches/network", "bench/peers/over_network.py",
+SOURCES = ("training", "bench/benches/network",
            "bench/peers/plain_torch.py")  # fmt: skip
 
 
@@ -59,7 +59,7 @@ class Network:
         with open(job, "w", encoding="utf-8") as file:
             json.dump({"dataset": f"{self._bench.folder}/data", "base": self._bench.base,
                        "steps": WARM + STEPS, "batch": BATCH, "threads": 1}, file)  # fmt: skip
-        self.run(["bench.peers.over_network", kind, job, out])
+        self.run(["bench.benches.network.peers", kind, job, out])
         with open(out, encoding="utf-8") as file:
             return json.load(file)[WARM:]
 

@@ -94,7 +94,7 @@ def ddp(net: Net) -> list[float]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from bench.peers.over_network import hooked
+    from bench.benches.network.peers import hooked
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world)

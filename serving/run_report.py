@@ -1,4 +1,4 @@
-"""`python -m howdah.serving.report RUN_DIRECTORY FILE [--baseline]`: a run's report as a file.
+"""`python -m howdah.serving.run_report RUN_DIRECTORY FILE [--baseline]`: a run's report as a file.
 
 With --baseline it first measures the baseline if that takes seconds, since the verdict depends on
 it. It prints lines for the user, and last the report's verdict in JSON, {verdict, verdict_reason};
