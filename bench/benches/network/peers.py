@@ -1,4 +1,4 @@
-"""One rank of a peer over a network: `python -m bench.benches.network.peers KIND JOB.json OUT.json`.
+"""A rank of a peer on a network: `python -m bench.benches.network.peers KIND JOB.json OUT.json`.
 
 KIND: ddp, ddp-bf16, ddp-powersgd (torch's own communication hooks), horovod, horovod-fp16 (its
 DistributedOptimizer). RANK and WORLD_SIZE, or Horovod's variables, are the caller's.
