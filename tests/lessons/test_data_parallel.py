@@ -33,3 +33,57 @@ def test_a_ring_sends_no_more_than_twice_the_gradient_and_a_server_n_times(tmp_p
     assert figures["wrong sums"] == 0
     assert figures["synchronous: mean staleness"] == 0
     assert figures["asynchronous: mean staleness"] > 1
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_ddp_divides_the_rows_and_hooks_the_bytes(tmp_path):
+    """Each row is of one rank, weights stay equal, fp16 sends half, PowerSGD hardly anything."""
+    lesson = run_lesson("04", tmp_path)
+    figures = lesson.figures
+    assert figures["rows that both ranks read"] == 0
+    read = [figures[f"rows that rank {rank} read in an epoch"] for rank in (0, 1)]
+    assert sum(read) == figures["rows of the training split"]
+    assert figures["largest difference between the ranks' weights"] == 0
+    assert figures["largest difference of the logits after loading"] == 0
+    for name in ("150 layers of 32", "4 layers of 1536"):
+        assert figures[f"{name}: largest difference of a gradient"] < 1e-6
+    sent = {name: megabytes for name, megabytes in figures.items() if "sent in a step" in name}
+    plain, _, buckets, fp16, bf16, low_rank = sent.values()
+    assert buckets == pytest.approx(plain, rel=0.05)
+    assert fp16 == pytest.approx(plain / 2, rel=0.05) == bf16
+    assert low_rank < plain / 20
+    assert lesson.pictures == ["hooks.svg"]
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_horovod_teaches_both_frameworks_the_same(tmp_path):
+    """Losses agree, and without fusion each gradient is an all-reduce of its own."""
+    lesson = run_lesson("05", tmp_path)
+    figures = lesson.figures
+    for step in ("first", "last"):
+        torch, tensorflow = (
+            figures[f"{framework}: loss of the {step} step"]
+            for framework in ("PyTorch", "TensorFlow")
+        )
+        assert torch == pytest.approx(tensorflow, abs=1e-3)
+    assert figures["PyTorch: largest difference between the ranks' weights"] == 0
+    assert figures["TensorFlow: largest difference between the ranks' weights"] == 0
+    assert figures["no fusion: all-reduces in a step"] == 80
+    assert figures["no fusion: most gradients in one all-reduce"] == 1
+    assert figures["defaults: all-reduces in a step"] < 80
+    assert lesson.pictures == ["timeline.svg"]
+
+
+@pytest.mark.full
+def test_mirrored_devices_and_workers_learn_what_one_device_learns(tmp_path):
+    """The first and the last loss are those of one device."""
+    figures = run_lesson("06", tmp_path).figures
+    for step in ("first", "last"):
+        one = figures[f"one device: loss of the {step} step"]
+        for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy"):
+            assert figures[f"{name}: loss of the {step} step"] == pytest.approx(one, abs=1e-3)
+    assert figures["MirroredStrategy: copies of each variable"] == 2
+    assert figures["MirroredStrategy: largest difference between the copies"] == 0
+    assert figures["MultiWorkerMirroredStrategy: replicas"] == 2
