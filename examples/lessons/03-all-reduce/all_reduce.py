@@ -28,8 +28,9 @@ def ring(x, rank, n):
     parts, right, left = x.chunk(n), (rank + 1) % n, (rank - 1) % n
     incoming = torch.empty_like(parts[0])
     for step in range(2 * (n - 1)):
+        receiving = dist.irecv(incoming, left)  # first: "ready" must not queue behind the data
         sending = send(parts[(rank - step) % n], right)
-        dist.recv(incoming, left)
+        receiving.wait()
         sending.wait()
         if step < n - 1:  # add; in the end this rank has part rank + 1 of the sum
             parts[(rank - step - 1) % n].add_(incoming)
@@ -44,25 +45,24 @@ def tree(x, rank, n):
         if rank % (2 * distance) == distance:
             send(x, rank - distance).wait()
         elif rank % (2 * distance) == 0:
-            dist.recv(incoming, rank + distance)
+            links.receive(incoming, rank + distance)
             x.add_(incoming)
     for distance in (2**level for level in reversed(range(levels))):
         if rank % (2 * distance) == 0:
             send(x, rank + distance).wait()
         elif rank % (2 * distance) == distance:
-            dist.recv(x, rank - distance)
+            links.receive(x, rank - distance)
 
 
 def server(x, rank, n):
     """Every worker sends x to one server, which answers each with the sum."""
     if rank != SERVER:
         send(x, SERVER).wait()
-        dist.recv(x, SERVER)
+        links.receive(x, SERVER)
         return
     incoming = torch.empty_like(x)
     for _ in range(n):
-        dist.recv(incoming)  # from any worker
-        links.occupy(incoming)
+        links.receive(incoming)  # from any worker
         x.add_(incoming)
     for sending in [send(x, worker) for worker in range(n)]:
         sending.wait()

@@ -38,6 +38,13 @@ def occupy(x):
         time.sleep(8 * x.nbytes / RATE)
 
 
+def receive(x, source=None):
+    """Receive from a rank, or from any."""
+    source = dist.recv(x, source)
+    occupy(x)
+    return source
+
+
 def cut(device):
     """Let no more than RATE leave by this device."""
     sh(f"tc qdisc add dev {device} root tbf rate {RATE:.0f}bit burst 64kb latency 100ms")

@@ -80,7 +80,7 @@ def main():
         )
     plt.yticks(range(len(CASES)), CASES)
     plt.gca().invert_yaxis()
-    plt.xlabel("milliseconds of the last step's backward pass")
+    plt.xlabel("milliseconds after the last step's first gradient")
     plt.title("Gradients that are ready (red), all-reduces (blue)", fontsize=10)
     plt.savefig("timeline.svg", transparent=True)
 
