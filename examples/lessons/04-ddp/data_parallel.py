@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, ROWS = 25, 64
+STEPS, ROWS = 10, 512
 
 
 def layers(count, width):
