@@ -25,7 +25,10 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "lessons"
 OUTPUT, ERRORS = "output.txt", "errors.txt"
 SECONDS = 900
 """After so long a command hangs; no lesson takes half of it."""
-_FIGURE = re.compile(r"^(\S(?:.*?\S)?) = (-?[\d.,]+(?:e[-+]?\d+)?)(?: (\S.*))?$")
+_FIGURE = re.compile(
+    r"^(?:\[[\d,]+\]<stdout>: ?)?(\S(?:.*?\S)?) = (-?[\d.,]+(?:e[-+]?\d+)?)(?: (\S.*))?$"
+)
+"""horovodrun and mpirun print a rank's name before its lines."""
 _COMMANDS = re.compile(r"^## Run\n.*?^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _STOPPING = 20.0
 _MARK = "HOWDAH_LESSON"
