@@ -46,7 +46,7 @@ class FileARow(InMemory):
     name = "a file a row"
 
     def __init__(self):
-        Path("rows").mkdir()
+        Path("rows").mkdir(exist_ok=True)
         for row, text in enumerate(texts):
             torch.save(encode(text), f"rows/{row}.pt")
 

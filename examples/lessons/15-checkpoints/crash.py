@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ import torch._dynamo  # the first optimizer step imports it, in each forked proc
 from torch import nn
 
 torch.set_num_threads(1)
+os.chdir((place := tempfile.TemporaryDirectory()).name)
 STEPS, KILLED_AT, ROWS = 6, 4, 512
 data = torch.randn(ROWS, 256, generator=torch.Generator().manual_seed(1))
 kill_at = None  # the point of step 4's save at which this process dies
@@ -26,12 +28,10 @@ def point(name):
 def write(path, content):
     """Write a file in two halves."""
     point("before the write")
-    with open(path, "wb") as file:
+    with open(path, "wb", buffering=0) as file:
         file.write(content[: len(content) // 2])
-        file.flush()
         point("in the middle of the write")
         file.write(content[len(content) // 2 :])
-        file.flush()
         os.fsync(file.fileno())  # a power cut loses what is only in memory; SIGKILL does not
     point("after the write")
 
@@ -115,7 +115,6 @@ for save, last in ((over_the_last_one, 3), (renamed_last, 4)):
         print(f"resumes after step, {way} =", (Path(way) / "resumed").read_text())
         print(f"difference, {way} =", difference(Path(way)))
 for part in ("moments", "schedule", "generator", "step"):
-    directory = Path(f"without {part}")
-    in_a_process(directory, renamed_last, "after the rename")
+    in_a_process(directory := Path(f"without {part}"), renamed_last, "after the rename")
     in_a_process(directory, lambda *_: None, None, {part})
     print(f"difference, resumed without the {part} =", difference(directory))

@@ -79,6 +79,7 @@ for case, frozen in cases.items():
         weight.requires_grad = not name.startswith(frozen)
     optimizer = torch.optim.AdamW([w for w in model.parameters() if w.requires_grad], lr=1e-4)
     directory, curves[case] = Path(case.replace(" ", "-")), []
+    shutil.rmtree(directory, ignore_errors=True)
     for step in range(SAVES * STEPS):
         rows = slice(step * ROWS, step * ROWS + ROWS)
         output = model.body(tokens["input_ids"][rows], tokens["attention_mask"][rows])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import warnings
 
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 
 torch.set_num_threads(1)
+os.chdir((place := tempfile.TemporaryDirectory()).name)
 warnings.filterwarnings("ignore")  # torch warns that step 2 overwrites; what it loses is below
 
 
