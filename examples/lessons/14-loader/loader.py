@@ -116,5 +116,5 @@ for part in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "
 plt.figure(figsize=(6, 3.2), layout="tight").gca().invert_yaxis()
 plt.barh(list(options), milliseconds)
 plt.axvline(COMPUTE * 1000, color="tab:red")
-plt.title("Milliseconds a step (red: the computation alone)")
+plt.title("Milliseconds a step; red: computation alone")
 plt.savefig("loader.svg", transparent=True)

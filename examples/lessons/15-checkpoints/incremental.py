@@ -106,10 +106,11 @@ for part in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "
     plt.rcParams[part] = "#808080"
 plt.figure(figsize=(6, 3.2), layout="tight")
 for number, (case, sizes) in enumerate(curves.items()):
-    plt.bar([save + 0.27 * number for save in range(SAVES)], sizes, 0.25, label=f"trained: {case}")
+    plt.bar([save + 0.27 * number for save in range(SAVES)], sizes, 0.25, label=case)
 plt.xticks([save + 0.27 for save in range(SAVES)], [f"checkpoint {n + 1}" for n in range(SAVES)])
 plt.yscale("log")
+plt.ylim(top=1e10)
 plt.ylabel("bytes written")
-plt.title("What is not trained is written once")
-plt.legend(frameon=False)
+plt.title("What is not trained is written once; trained:")
+plt.legend(frameon=False, ncols=3)
 plt.savefig("incremental.svg", transparent=True)
