@@ -112,9 +112,9 @@ for name, values in scores.items():
 
 keys = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 plt.rcParams.update(dict.fromkeys(keys, "#808080"))
-figure, axes = plt.subplots(figsize=(6, 3.2))
+figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
 for name, values in reversed(scores.items()):
     axes.barh(name, np.mean(values), color="tab:blue")
     axes.plot(values, [name] * 3, "o", color="tab:orange", ms=4)
 axes.set(title="What stands beside the text", xlabel="macro F1, %; dots: three splits")
-figure.savefig("features.svg", transparent=True, bbox_inches="tight")
+figure.savefig("features.svg", transparent=True)
