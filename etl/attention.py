@@ -119,8 +119,8 @@ def _of_copies(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts
     usable = quality["kept"] + sum(quality["drops"].get(one, 0) for one in gate.DUPLICATES)
     looked_up = quality.get("leakage") or {"splits": {}}  # of images nothing is looked up
     counts = looked_up["splits"].values()
-    found, sampled = (sum(one[key] for one in counts) for key in ("found", "sampled"))
-    leaked, threshold = found > _MUCH_LEAKED * sampled, data.dedup.threshold
+    leaks, sampled = (sum(one[key] for one in counts) for key in ("found", "sampled"))
+    leaked, threshold = leaks > _MUCH_LEAKED * sampled, data.dedup.threshold
     if near > _MUCH_ALIKE * usable:
         raised = not leaked and threshold < _LESS_ALIKE
         yield (

@@ -304,8 +304,8 @@ def test_rows_with_an_earlier_rows_id_are_counted_as_the_etl_drops_them(tmp_path
     seen = look(path)
     assert "all 80 rows: 60 pass; rejected: 20 duplicate_id" in seen.lines()
     assert look(path, columns={**COLUMNS, "id": None}).reasons == {}
-    own = look(path, split={"sources": {"test": write(tmp_path / "t.csv", lines())}})
-    assert own.reasons == {"duplicate_id": 20}  # an official set's keys are its own
+    official = look(path, split={"sources": {"test": write(tmp_path / "t.csv", lines())}})
+    assert official.reasons == {"duplicate_id": 20}  # an official set's keys are its own
 
 
 def test_a_source_that_is_not_files_of_rows_is_not_looked_at():
