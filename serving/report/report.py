@@ -41,13 +41,13 @@ def write(
     Raises:
         DataError: not a run directory.
     """
+    judgement = judged(run_directory)
+    if judgement is not None and not _is_recorded(judgement, run_directory):
+        RunFile(run_directory, check).update(verdict=judgement.recorded)
     contents = page(run_directory, texts=texts)
     check()
     path = storage.join(run_directory, REPORT)
     storage.write_whole(path, contents)
-    judgement = judged(run_directory)
-    if judgement is not None and not _is_recorded(judgement, run_directory):
-        RunFile(run_directory, check).update(verdict=judgement.recorded)
     return path
 
 
