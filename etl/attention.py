@@ -135,7 +135,7 @@ def _of_copies(quality: Mapping[str, Any], data: DataSection) -> Iterator[_Parts
         lowered = threshold > least or not data.dedup.near
         yield (
             "leakage",
-            f"{percent(found / sampled)} of the evaluation rows that were looked up ({found:,} of"
+            f"{percent(leaks / sampled)} of the evaluation rows that were looked up ({leaks:,} of"
             f" {sampled:,}) have a training row with similarity >= {least:g}: figures may be too"
             " good. Where a column tells which rows belong together, name it in data.split.group."
             + " These lines drop such rows."
