@@ -17,14 +17,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, ROWS = 10, 512
+STEPS, ROWS = 15, 256
 
 
 def layers(count, width):
     """Build a stack of small or large layers."""
-    return torch.nn.Sequential(
-        *[torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Tanh()) for _ in range(count)]
-    )
+    parts = [
+        part for _ in range(count) for part in (torch.nn.Linear(width, width), torch.nn.ReLU())
+    ]
+    for linear in parts[::2]:
+        torch.nn.init.kaiming_normal_(linear.weight)  # gradients neither vanish nor explode
+    return torch.nn.Sequential(*parts)
 
 
 NETWORKS = {"150 layers of 32": (150, 32), "4 layers of 1536": (4, 1536)}
