@@ -42,6 +42,7 @@ spark = (
     .getOrCreate()
 )  # fmt: skip
 spark.sparkContext.setLogLevel("OFF")
+open(STARTS, "w").close()  # of an earlier run
 distributor = TorchDistributor(1, local_mode=False, use_gpu=False)
 
 
