@@ -45,9 +45,9 @@ def copies() -> float:
 def scenario_a() -> list[Question]:
     """A vision transformer, several machines with GPUs, medium data."""
     need = VIT_WEIGHTS * copies()
-    ring, server = (figure("03", f"{way}, 8 ranks: a step") for way in ("ring", "server"))
+    ring, server = (figure("03", f"{way}, 8 ranks, step") for way in ("ring", "server"))
     after, buckets = (figure("04", f"{way}: a step") for way in (
-        "one all-reduce after the backward pass", "DDP, buckets of 2 MB"))  # fmt: skip
+        "all-reduce after the backward pass", "DDP, buckets of 2 MB"))  # fmt: skip
     torch, tf = (
         figure("05", f"{name}: loss of the last step") for name in ("PyTorch", "TensorFlow")
     )
@@ -66,13 +66,13 @@ def scenario_a() -> list[Question]:
 def scenario_b() -> list[Question]:
     """ETL and training on the Spark or Hadoop cluster that is there."""
     mllib = max(figure("08", f"{name}, texts with the right label")
-                for name in ("random forest", "boosted trees", "logistic regression"))  # fmt: skip
+                for name in ("random forest", "logistic regression"))  # fmt: skip
     bert = figure("08", "DistilBERT, texts with the right label")
     by_file, by_function = (
         figure("09", f"failures of three that look like success, by a {how}")
         for how in ("file", "function")
     )
-    torn, whole = (figure("15", f"{how}, in the middle of the write: resumes after step")
+    torn, whole = (figure("15", f"resumes after step, {how}, killed in the middle of the write")
                    for how in ("over the last one", "renamed last"))  # fmt: skip
     return [
         Question("Is MLlib as good on these texts?", "08", (mllib, bert), "%", mllib >= bert,
