@@ -7,6 +7,8 @@ import os
 import sys
 import time
 
+os.environ["USE_TF"] = "0"  # transformers need not load TensorFlow
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch

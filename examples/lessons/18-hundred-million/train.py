@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 40
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 30
 BATCH, PIECES, RATE, SAVE_EVERY = 16, 2, 3e-4, 10  # rows of a rank in one pass; passes of a step
 
 
@@ -94,6 +94,7 @@ def train(model_dir, place, until):
 
 
 os.environ |= {"PYSPARK_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+os.environ["USE_TF"] = "0"  # transformers would import TensorFlow into each rank
 Path("checkpoint.pt").unlink(missing_ok=True)
 spark = (
     SparkSession.builder.master("local[2]").config("spark.driver.host", "127.0.0.1")
