@@ -14,7 +14,7 @@ from one_node import ray_of_one_node
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-TRIALS = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+TRIALS = int(sys.argv[1]) if len(sys.argv) > 1 else 4
 EPOCHS, AT_ONCE, RANKS = 8, 2, 2
 
 
