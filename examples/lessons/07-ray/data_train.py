@@ -12,7 +12,6 @@ from one_node import ray_of_one_node
 
 TEXTS, MODEL = sys.argv[1:3]
 ROWS, EPOCHS, TOKENS = 31, 8, 32
-
 texts = pd.read_parquet(TEXTS)
 texts = texts[texts.text.str.strip() != ""].groupby("label").sample(ROWS, random_state=0)
 texts, names = texts.sample(frac=1, random_state=0), sorted(texts.label.unique())
@@ -63,7 +62,7 @@ def train_loop(config: dict) -> list:
         with tempfile.TemporaryDirectory() as place:
             torch.save(model.module.state_dict(), f"{place}/model.pt")
             saved = train.Checkpoint.from_directory(place) if rank == 0 else None
-            train.report({"loss": loss.item()}, checkpoint=saved)  # all ranks must call it
+            train.report({"loss": loss.item()}, checkpoint=saved)  # by all ranks
     ranks, weights = [None, None], model.module.weight.detach().numpy()
     torch.distributed.all_gather_object(ranks, (set(rows), weights))
     return ranks
@@ -117,5 +116,5 @@ with ray_of_one_node(cpus=2) as ray:
     layer, batch = torch.nn.Linear(384, len(names)), test.take_batch(len(texts))
     with result.checkpoint.as_directory() as place:
         layer.load_state_dict(torch.load(f"{place}/model.pt"))
-    right = layer(torch.tensor(batch["features"])).argmax(1) == torch.tensor(batch["label"])
-    print(f"accuracy of the checkpoint on {len(right)} other texts = {right.float().mean():.3f}")
+    right = layer(torch.tensor(batch["features"])).argmax(1).numpy() == batch["label"]
+    print(f"accuracy of the checkpoint on {len(right)} other texts = {right.mean():.3f}")

@@ -6,7 +6,7 @@ import tempfile
 
 
 @contextlib.contextmanager
-def ray_of_one_node(cpus: float = 2, store: int = 128 << 20, **options):
+def ray_of_one_node(cpus: float = 2, store: int = 128 << 20, dashboard: bool = False):
     """Start Ray on this machine; yield the module `ray`.
 
     On a cluster that runs, all of this is `ray.init("auto")`.
@@ -24,9 +24,9 @@ def ray_of_one_node(cpus: float = 2, store: int = 128 << 20, **options):
         import ray
 
         ray.init(
-            address="local", num_cpus=cpus, object_store_memory=store, include_dashboard=False,
+            address="local", num_cpus=cpus, object_store_memory=store, include_dashboard=dashboard,
             log_to_driver=False, logging_level="ERROR", _temp_dir=f"{root}/session",
-            _node_ip_address="127.0.0.1", **options,
+            _node_ip_address="127.0.0.1", dashboard_host="127.0.0.1",
         )  # fmt: skip
         try:
             yield ray

@@ -1,4 +1,4 @@
-"""The same training by horovod.spark.run, on the rows that one_application.py wrote.
+"""One epoch of the same training by horovod.spark.run, on one_application.py's rows.
 
 python by_horovod.py MODEL
 """
@@ -11,7 +11,7 @@ import horovod.spark
 from pyspark.sql import SparkSession
 
 MODEL = os.path.abspath(sys.argv[1])
-RANKS, EPOCHS, BATCH = 2, 3, 16
+RANKS, EPOCHS, BATCH = 2, 1, 16
 
 
 def train(rows: str, model: str) -> dict:
@@ -66,7 +66,7 @@ words |= {"stdout": sys.stderr, "stderr": sys.stderr}
 
 started = time.perf_counter()
 results = horovod.spark.run(train, (os.path.abspath("train"), MODEL), num_proc=RANKS, **words)
-print(f"train on two ranks by Horovod = {time.perf_counter() - started:.1f} s")
+print(f"train one epoch on two ranks by Horovod = {time.perf_counter() - started:.1f} s")
 print(f"results, one of each rank = {len(results)}")
 print(f"ranks of the results, in their order: {', '.join(str(one['rank']) for one in results)}")
 print(f"Horovod: rows a rank trained on = {results[0]['rows']}")
@@ -74,14 +74,14 @@ print(f"Horovod: ranks on its node, as a rank is told = {results[0]['told']}")
 difference = abs(results[0]["head"] - results[1]["head"]).max()
 print(f"largest difference of the ranks' heads = {difference:.6g}\n")
 
-failures = {"raise": "raises ValueError", "exit": "sys.exit(3)"}
+failures = {"raise": "a ValueError", "exit": "sys.exit(3)"}
 hidden = 0
 for how, words_of in failures.items():
     try:
         returned = horovod.spark.run(end, (how,), num_proc=1, **words)
         hidden += 1
-        print(f"a rank that {words_of}: the driver's call returns {returned}")
+        print(f"a rank with {words_of}: the driver's call returns {returned}")
     except Exception as error:  # noqa: BLE001 - Horovod has no type of its own
-        print(f"a rank that {words_of}: the driver's call raises {type(error).__name__}")
+        print(f"a rank with {words_of}: the driver's call raises {type(error).__name__}")
 print(f"failures of two that look like success, by Horovod = {hidden}")
 spark.stop()
