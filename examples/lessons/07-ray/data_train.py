@@ -109,8 +109,6 @@ with ray_of_one_node(cpus=2) as ray:
     (one, weights), (other, same) = result.return_value
     print(f"row reads by both ranks = {len(one & other)}")
     print(f"rows left out, all epochs = {learn.count() * EPOCHS - len(one | other)}")
-    moved = sum((0, row) in one and (1, row) in other for row in range(len(texts)))
-    print(f"rows of rank 0 that rank 1 read in the second epoch = {moved}")
     print(f"largest difference of the ranks' weights = {abs(weights - same).max():.6g}\n")
 
     layer, batch = torch.nn.Linear(384, len(names)), test.take_batch(len(texts))
