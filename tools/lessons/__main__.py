@@ -24,19 +24,21 @@ from tools.lessons.lesson import Lesson, Result, lessons, run
 PLACE = Path("build/lessons")
 
 
-def environment() -> dict[str, str]:
-    """The environment of a lesson's commands: TEXTS is a Parquet file of labelled texts, MODEL a
-    pretrained DistilBERT. Both are made where they are missing."""
-    texts = os.path.join(cache_root(), "lessons", "texts.parquet")
-    corpus.write(texts)
-    model, is_pretrained = minilm.base_model(say)
-    if not is_pretrained:
-        say(
-            "MODEL has RANDOM weights: the lessons that fine-tune it show no accuracy worth reading"
-        )
+def environment(running: list[Lesson]) -> dict[str, str]:
+    """The environment of these lessons' commands: TEXTS is a Parquet file of labelled texts, MODEL a
+    pretrained DistilBERT. What the commands name is made where it is missing."""
+    names = "".join(lesson.block for lesson in running)
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
-    return {**os.environ, "TEXTS": os.path.abspath(texts), "MODEL": os.path.abspath(model),
-            "PATH": path, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}  # fmt: skip
+    environ = {**os.environ, "PATH": path, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
+    if "$TEXTS" in names:
+        environ["TEXTS"] = os.path.abspath(os.path.join(cache_root(), "lessons", "texts.parquet"))
+        corpus.write(environ["TEXTS"])
+    if "$MODEL" in names:
+        model, is_pretrained = minilm.base_model(say)
+        environ["MODEL"] = os.path.abspath(model)
+        if not is_pretrained:
+            say("MODEL has RANDOM weights: an accuracy of a lesson that fine-tunes it says nothing")
+    return environ
 
 
 def chosen(numbers: list[str]) -> list[Lesson]:
@@ -58,7 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.lessons", description=__doc__)
     parser.add_argument("numbers", nargs="*", metavar="NN", help="lessons to run; default: all")
     running = chosen(parser.parse_args().numbers)
-    environ, failed, seconds = environment(), [], 0.0
+    environ, failed, seconds = environment(running), [], 0.0
     for lesson in running:
         say(f"{lesson.number} {lesson.title}")
         result = run(lesson, PLACE / lesson.folder.name, environ)
