@@ -25,8 +25,11 @@ PLACE = Path("build/lessons")
 
 
 def environment(running: list[Lesson]) -> dict[str, str]:
-    """The environment of these lessons' commands: TEXTS is a Parquet file of labelled texts, MODEL a
-    pretrained DistilBERT. What the commands name is made where it is missing."""
+    """The environment of these lessons' commands.
+
+    TEXTS is a Parquet file of labelled texts, MODEL a pretrained DistilBERT: what the commands name
+    is made where it is missing.
+    """
     names = "".join(lesson.block for lesson in running)
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     environ = {**os.environ, "PATH": path, "MPLBACKEND": "agg", "HF_HUB_OFFLINE": "1"}
