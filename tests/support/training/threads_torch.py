@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ class _World:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=LIMIT)
         self.parts: list[Any] = [None] * size
-        self.sent = {(a, b): queue.Queue() for a in range(size) for b in range(size)}
 
 
 class Ended:
@@ -87,13 +85,6 @@ class ThreadComm(Comm):
     def fetch(self, message: torch.Tensor, owner: int) -> None:
         gathered = self._all(message.clone())
         message.copy_(gathered[owner] if self.rank == 0 else torch.tensor(torch.nan))
-
-    def send(self, message: torch.Tensor, to: int) -> Callable[[], None]:
-        self._world.sent[self.rank, to].put(message.clone())
-        return lambda: None
-
-    def receive(self, message: torch.Tensor, sender: int) -> None:
-        message.copy_(self._world.sent[sender, self.rank].get(timeout=LIMIT))
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         return self._all(array.copy())[root].copy()
