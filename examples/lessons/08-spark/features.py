@@ -1,5 +1,6 @@
 """An event table becomes one row of features a user, and MLlib's trees learn from them who buys."""
 
+import re
 import time
 
 import numpy as np
@@ -52,7 +53,7 @@ spark = (
     SparkSession.builder.master("local[2]")
     .config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
-    .config("spark.sql.shuffle.partitions", 4).getOrCreate()
+    .config("spark.sql.shuffle.partitions", 2).getOrCreate()
 )  # fmt: skip
 spark.sparkContext.setLogLevel("ERROR")
 events = spark.read.parquet("events.parquet")
@@ -81,24 +82,23 @@ for name, counts in (("the course's code", course), ("views counted", views)):
     checked = chosen.join(views, ["user_id", "category"]).join(most, "user_id")
     share = checked.agg(100 * F.avg((F.col("count") == F.col("most")).cast("int"))).first()[0]
     print(f"users with the right favorite category, {name} = {share:.1f} %")
-
 later = events.where((F.col("date") >= F.lit(AS_OF)) & purchase)
 buyers = later.groupBy("user_id").agg(F.lit(1).alias("label"))
 users = users.join(favorites(views).drop("most"), "user_id", "left").join(buyers, "user_id", "left")
 users.fillna({"label": 0}).write.mode("overwrite").parquet("features")
 rows = spark.read.parquet("features")
-print(f"users with features = {rows.count()}\n")
+print(f"users with features = {rows.count()}")
 # Who buys within the next thirty days? The course's four columns.
 columns = ["total_events", "total_purchases", "avg_purchase_value", "days_since_purchase"]
 assembler = VectorAssembler(inputCols=columns, outputCol="features")
 try:
     assembler.transform(rows).write.format("noop").mode("overwrite").save()
 except (Py4JJavaError, PySparkException) as error:
-    print(*[line.strip() for line in str(error).splitlines() if "Encountered null" in line][:1])
+    print("The course's pipeline:", re.search(r"Encountered null.*?(?=\. )", str(error))[0])
 print(f"users without a purchase = {rows.where('days_since_purchase is null').count()}")
 rows = rows.fillna({"avg_purchase_value": 0, "days_since_purchase": 999})
 rows = rows.withColumn("total_purchases", F.col("total_purchases").cast("double"))
-train, test = (part.cache() for part in rows.randomSplit([0.8, 0.2], seed=1))
+train, test = (part.coalesce(2).cache() for part in rows.randomSplit([0.8, 0.2], seed=1))
 auc = BinaryClassificationEvaluator(labelCol="indexed_label")
 indexer = StringIndexer(inputCol="label", outputCol="indexed_label", stringOrderType="alphabetAsc")
 by_one = {auc.rawPredictionCol: "total_purchases", auc.labelCol: "label"}
@@ -108,7 +108,7 @@ trees = GBTClassifier(labelCol="indexed_label", seed=1)
 for name, model, number in (
     ("random forest", forest, forest.numTrees), ("boosted trees", trees, trees.maxIter)
 ):  # fmt: skip
-    grid = ParamGridBuilder().addGrid(model.maxDepth, [2, 5]).addGrid(number, [5, 20]).build()
+    grid = ParamGridBuilder().addGrid(model.maxDepth, [2, 5]).addGrid(number, [3, 10]).build()
     pipeline = Pipeline(stages=[assembler, indexer, model])
     search = CrossValidator(
         estimator=pipeline, estimatorParamMaps=grid, evaluator=auc, numFolds=3, parallelism=2

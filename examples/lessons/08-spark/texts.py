@@ -49,7 +49,7 @@ vectors = [
     IDF(inputCol="counts", outputCol="features"),
 ]
 models = {
-    "random forest": RandomForestClassifier(labelCol="index", numTrees=50, maxDepth=10, seed=1),
+    "random forest": RandomForestClassifier(labelCol="index", numTrees=20, maxDepth=8, seed=1),
     "logistic regression": LogisticRegression(labelCol="index", regParam=0.1),
 }
 evaluator = MulticlassClassificationEvaluator(labelCol="index", metricName="accuracy")
