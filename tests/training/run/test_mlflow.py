@@ -16,8 +16,9 @@ from tests.training.run.test_run import IDENTITY, open_run, take_steps
 def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    options = {"tracking": {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": False}}
+    options = {"tracking": {"mlflow": {"uri": uri}, "tensorboard": False}}
     settings = options | {"training": {"logging_steps": 2}}
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "e")
     monkeypatch.chdir(tmp_path)  # where a database has its artifacts
     for upto, status in ((4, "failed"), (8, "finished")):
         run = open_run(str(tmp_path / "run"), **settings)
