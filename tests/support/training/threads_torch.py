@@ -39,7 +39,7 @@ class ThreadComm(Comm):
         super().__init__()
         self._world = world
         self.rank = self.local_rank = rank
-        self.size = self.local_size = len(world.given)
+        self.size = self.local_size = len(world.parts)
 
     def _all(self, mine: Any) -> list[Any]:
         """What every rank has given, in their order; all enter."""
