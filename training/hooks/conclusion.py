@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.core import activity
 from howdah.core.child import Child
 from howdah.data.inputs import encoder_of_model
 from howdah.errors import HowdahError
@@ -33,6 +34,9 @@ from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
+
+_REPORT_SECONDS = 600.0
+"""A baseline of 10,000 rows and the page take a tenth of it on two cores."""
 
 
 def conclude(
@@ -212,7 +216,11 @@ def _report(run: Run) -> None:
         def answered(line: str) -> None:
             (answers.append if line.startswith("{") else run.say)(line)
 
-        with Child(argv, env=environment, on_line=lines.append, on_stdout=answered) as child:
+        # It says little while it measures: only after this time does the rank count as hanging.
+        with (
+            activity.current().at_most(_REPORT_SECONDS),
+            Child(argv, env=environment, on_line=lines.append, on_stdout=answered) as child,
+        ):
             code = child.wait()
         if code:
             # This must not cost hours of training: the report can be made again.
