@@ -87,13 +87,13 @@ class Network:
         argvs = []
         for rank, name in enumerate(hosts.names):
             # A name of its own, since torch's ranks compare the names of their hosts.
-            own = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
+            renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
             world = {"RANK": rank, "WORLD_SIZE": len(hosts.names), "LOCAL_RANK": 0,
                      "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": hosts.address_of(0),
                      "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": "eth0"}  # fmt: skip
             clean = [word for key in meeting.variables(0, 1) for word in ("-u", key)]
             words = ["env", *clean, *(f"{key}={value}" for key, value in world.items())]
-            argvs.append(hosts.inside(rank, [*own, *(words if of_torch else ()), sys.executable,
+            argvs.append(hosts.inside(rank, [*renamed, *(words if of_torch else ()), sys.executable,
                                              "-m", *module]))  # fmt: skip
         try:
             done = gloo_ranks.run(argvs, env, meeting, timeout=900)

@@ -117,7 +117,7 @@ def rows() -> list[harness.Row]:
     """Added ms of a step of each kind, beside DDP's; the efficiency is a note."""
     from bench.benches.network import Network
 
-    found = []
+    comparisons = []
     for world in WORLDS:
         for link in LINKS:
             with tempfile.TemporaryDirectory() as folder, ShapedHosts(world, link) as hosts:
@@ -136,13 +136,13 @@ def rows() -> list[harness.Row]:
                     )
             for kind in KINDS[2:]:
                 peer = "ddp-bf16" if kind == "bf16" else "ddp"
-                found.append(harness.Row(
+                comparisons.append(harness.Row(
                     what=f"simulated compute, {world} ranks, {link}: a step adds, {kind}",
                     unit="ms", peer=peer, peer_values=[added[peer]], our_values=[added[kind]],
                     lower_is_better=True,
                     notes={"efficiency": SECONDS / (SECONDS + added[kind] / 1000)},
                 ))  # fmt: skip
-    return found
+    return comparisons
 
 
 def main() -> None:

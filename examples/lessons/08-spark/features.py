@@ -61,8 +61,8 @@ purchase, view = F.col("event_type") == "purchase", F.col("event_type") == "view
 print(f"events = {events.count()}")
 # What is known on the day AS_OF makes the features, what follows makes the label. A fixed day
 # replaces the course's current_date(), by which the features would be others tomorrow.
-known = events.where(F.col("date") < F.lit(AS_OF))
-users = known.groupBy("user_id").agg(
+before = events.where(F.col("date") < F.lit(AS_OF))
+users = before.groupBy("user_id").agg(
     F.count("*").alias("total_events"),
     F.countDistinct(F.when(purchase, F.col("event_id"))).alias("total_purchases"),
     F.avg(F.when(purchase, F.col("amount"))).alias("avg_purchase_value"),
@@ -74,7 +74,7 @@ users = known.groupBy("user_id").agg(
 # every count is 1 and max_by takes any of them. The views themselves have to be counted.
 exploded = users.select("user_id", F.explode("viewed_categories").alias("category"))
 course = exploded.groupBy("user_id", "category").count()
-views = known.where(view).groupBy("user_id", "category").count().cache()
+views = before.where(view).groupBy("user_id", "category").count().cache()
 print(f"largest count of the course's code = {course.agg(F.max('count')).first()[0]}")
 most = favorites(views).select("user_id", "most")
 for name, counts in (("the course's code", course), ("views counted", views)):
