@@ -10,7 +10,7 @@ from pathlib import Path
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
-STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 30
+STEPS = int(sys.argv[2]) if len(sys.argv) > 2 else 40
 BATCH, PIECES, RATE, SAVE_EVERY = 16, 2, 3e-4, 10  # rows of a rank in one pass; passes of a step
 
 
