@@ -182,7 +182,7 @@ def pretrained(say: Callable[[str], None]) -> str:
 
 
 def is_cached() -> bool:
-    """Whether the converted checkpoint is there, so that nothing has to be fetched."""
+    """Return True if the converted checkpoint is there, so that nothing has to be fetched."""
     return _is_whole(_directory())
 
 

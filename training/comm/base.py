@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from howdah.core.processes import limit
 from howdah.errors import TrainingError
 
 NODE_MESSAGE = 2**21
@@ -114,6 +115,14 @@ class Comm(ABC):
     def within_node(self) -> bool:
         """True if all ranks are on one node."""
         return self.local_size == self.size
+
+    def overlaps(self, *, on_gpu: bool) -> bool:
+        """True if gradients are sent while the backward pass computes: between nodes, and on GPUs.
+
+        Within a node without GPUs the processors that copy and add the messages are those that
+        compute.
+        """
+        return limit("overlap", self.size > 1 and (on_gpu or not self.within_node))
 
     # ----------------------------------------------------- by each implementation
     @abstractmethod
@@ -298,14 +307,15 @@ class Comm(ABC):
         self.sum(np.zeros(1))
 
 
-class _Ended:
-    """A collective of one rank: it has ended when it begins."""
+class Ended:
+    """A collective whose result is there when it begins: that of a world of one, or a tensor of a
+    graph, which waits where it is read."""
 
     def __init__(self, result: Any) -> None:
         self._result = result
 
     def wait(self) -> Any:
-        """What was sent."""
+        """The result."""
         return self._result
 
 
@@ -324,13 +334,13 @@ class SoloComm(Comm):
         return list(gradients)
 
     def begin_sum(self, number: int, message: Any) -> Pending:
-        return _Ended(message)
+        return Ended(message)
 
     def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
-        return _Ended(parts_NB)
+        return Ended(parts_NB)
 
     def begin_gather(self, number: int, part_B: Any) -> Pending:
-        return _Ended(part_B[None])
+        return Ended(part_B[None])
 
     def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
         return ids_U, values_UD

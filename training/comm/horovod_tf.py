@@ -10,7 +10,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from howdah.training.comm.base import Pending, lost
+from howdah.training.comm.base import Ended, Pending, lost
 from howdah.training.comm.horovod import HorovodComm
 
 _OF_A_COLLECTIVE = re.compile(
@@ -42,13 +42,13 @@ class HorovodTfComm(HorovodComm):
             return [self.begin_sum(*one).wait() for one in enumerate(gradients)]
 
     def begin_sum(self, number: int, message: tf.Tensor) -> Pending:
-        return _InGraph(hvd.allreduce(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
+        return Ended(hvd.allreduce(message, op=hvd.Sum, name=f"howdah.gradient.{number}"))
 
     def begin_exchange(self, number: int, parts_NB: tf.Tensor) -> Pending:
-        return _InGraph(hvd.alltoall(parts_NB, name=f"howdah.exchange.{number}"))
+        return Ended(hvd.alltoall(parts_NB, name=f"howdah.exchange.{number}"))
 
     def begin_gather(self, number: int, part_B: tf.Tensor) -> Pending:
-        return _InGraph(hvd.allgather(part_B[None], name=f"howdah.sums.{number}"))
+        return Ended(hvd.allgather(part_B[None], name=f"howdah.sums.{number}"))
 
     def reduce_rows(self, ids_U: tf.Tensor, values_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with self.watch():
@@ -74,14 +74,3 @@ class HorovodTfComm(HorovodComm):
                 if not _OF_A_COLLECTIVE.search(str(error)):
                     raise
                 raise lost(self._where, getattr(error, "message", None) or str(error)) from error
-
-
-class _InGraph:
-    """A collective whose result is a tensor of the graph, which waits where it is read."""
-
-    def __init__(self, result: tf.Tensor) -> None:
-        self._result = result
-
-    def wait(self) -> tf.Tensor:
-        """The result."""
-        return self._result

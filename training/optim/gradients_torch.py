@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from howdah.core.processes import limit
 from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire
@@ -60,18 +59,14 @@ class FlatGradients:
         self._groups, self._shares, self._compression = groups, shares, compression
         self._table = self._words if sparse_embeddings else None
         self._messages: Messages | None = None
+        self._owned: tuple[list[torch.Tensor], list[int]] | None = None
         self._touched = None
 
     def overlap(self, comm: Comm) -> None:
         """Send each message as soon as the next backward pass, the last before `reduce_`, has
-        added to it. Every rank enters.
-
-        Not between ranks of one node without GPUs: there the processors that copy and add the
-        messages are those that compute.
+        added to it, where the world overlaps both. Every rank enters.
         """
-        on_gpu = self.flat.device.type != "cpu"
-        default = comm.size > 1 and (on_gpu or not comm.within_node)
-        if self._shares is None and limit("overlap", default):
+        if self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda):
             self._sums(comm).arm(comm)
 
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
@@ -82,6 +77,14 @@ class FlatGradients:
         if self._messages is None:
             self._messages = Messages(self.flat, self._slices(comm), self._spans, self._compression)
         return self._messages
+
+    def _owned_parts(self, comm: Comm) -> tuple[list[torch.Tensor], list[int]]:
+        """The messages of ranks that have shares, and the owner of each."""
+        if self._owned is None:
+            sizes = [end - start for start, end in self._slices(comm)]
+            parts, owners = self._shares.cut(sizes, max(sizes, default=1))
+            self._owned = [self.flat[start:end] for start, end in parts], owners
+        return self._owned
 
     def _slices(self, comm: Comm) -> list[tuple[int, int]]:
         """(start, end) of each message."""
@@ -125,9 +128,7 @@ class FlatGradients:
         if self._shares is None:
             self._sums(comm).reduce_(comm)
         else:
-            sizes = [end - start for start, end in self._slices(comm)]
-            parts, owners = self._shares.cut(sizes, max(sizes, default=1))
-            comm.reduce_to([self.flat[start:end] for start, end in parts], owners)
+            comm.reduce_to(*self._owned_parts(comm))
         if self._table is not None:
             self._reduce_rows(comm, _unique(ids))
 

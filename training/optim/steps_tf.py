@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config.tasks import Task
-from howdah.core.processes import limit
 from howdah.models.forward.forward_tf import EncoderClassifier
 from howdah.training.comm.base import Comm
 from howdah.training.data.readers import Batch
@@ -63,13 +62,11 @@ class Steps:
     def join(self, comm: Comm) -> None:
         """Reduce in this world from now on; call `gradients.arrange` first.
 
-        Between nodes, and on GPUs, the last micro-batch's graph also has the reduction: a message
-        begins when its gradients are computed. Within a node without GPUs the processors that copy
-        and add the messages are those that compute.
+        Where the world overlaps both, the last micro-batch's graph also has the reduction: a
+        message begins when its gradients are computed.
         """
         self._comm = comm
-        on_gpu = bool(tf.config.get_visible_devices("GPU"))
-        self._overlaps = limit("overlap", comm.size > 1 and (on_gpu or not comm.within_node))
+        self._overlaps = comm.overlaps(on_gpu=bool(tf.config.get_visible_devices("GPU")))
         self._norm: tf.Tensor | None = None
 
         def reduce_and_measure() -> tf.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from howdah.training.comm.base import Comm
+from howdah.training.comm.base import Comm, Ended
 
 LIMIT = 60.0  # seconds; detects a rank that left the others waiting
 
@@ -18,16 +18,6 @@ class _World:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=LIMIT)
         self.parts: list[Any] = [None] * size
-
-
-class Ended:
-    """A collective that has ended when it begins."""
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def wait(self) -> Any:
-        return self._result
 
 
 class ThreadComm(Comm):

@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from howdah.training.comm.base import SoloComm
+from howdah.training.comm.base import Ended, SoloComm
 from howdah.training.optim.gradients_torch import FlatGradients
-from tests.support.training.threads_torch import Ended
 
 WORD_EMBEDDINGS = "embeddings.weight"
 
