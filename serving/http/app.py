@@ -233,6 +233,9 @@ async def _classified(
     Raises:
         QueueFull, DeadlinePassed, Gone, Draining, Broken: a text has no prediction.
     """
+    left = deadline - time.monotonic()
+    if left <= 0:  # reading took all of the time: nobody waits for what a model would say
+        raise _too_late(state, deadline_header)
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
     work.done = lambda: answered.done() or answered.set_result(None)
@@ -240,10 +243,7 @@ async def _classified(
     state.waiting.add(answered)
     gone = loop.create_task(_disconnected(request.receive))
     try:
-        left = deadline - time.monotonic()
-        await asyncio.wait(
-            {answered, gone}, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED
-        )
+        await asyncio.wait({answered, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:  # the grace is over: uvicorn ends its requests
         state.compute.drop(work)
         raise
@@ -260,10 +260,14 @@ async def _classified(
     if gone.done() and not gone.cancelled():
         state.metrics.errors.labels("client gone").inc()
         raise Gone("the client has closed the connection")
+    raise _too_late(state, deadline_header)
+
+
+def _too_late(state: State, deadline_header: float | None) -> DeadlinePassed:
     state.metrics.errors.labels("deadline passed").inc()
     seconds = REQUEST_SECONDS
     limit = f"{deadline_header:g} ms (X-Timeout-Ms)" if deadline_header else f"{seconds:g} s"
-    raise DeadlinePassed(
+    return DeadlinePassed(
         "the texts were not classified in time",
         expected=f"within {limit}",
         remedy="send fewer texts, or start more servers",
