@@ -20,6 +20,7 @@ Each passed test is written at once to build/passed/, with a hash of its sources
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import hashlib
@@ -45,6 +46,7 @@ ROOT = TOOLS.parent
 REPORTS = ROOT / "build" / "test-reports"
 PASSED = ROOT / "build" / "passed"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 idle cores; more is reported
+_SLOWEST = 40  # files that are listed if the budget is exceeded
 LIMIT_SECONDS = 75 * 60  # after this the running group counts as hanging and is stopped
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
 SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
@@ -109,6 +111,8 @@ class Outcome:
     before: int = 0
     """The part of `passed` that had passed before and was not run again."""
     names: list[str] = dataclasses.field(default_factory=list)
+    files: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Seconds of each file's tests and fixtures, by the file's dotted name."""
     problem: str | None = None
 
     @property
@@ -152,6 +156,7 @@ def read_report(path: Path, code: int) -> Outcome:
         outcome.skipped += skipped
         outcome.passed += total - failed - errors - skipped
     for case in root.iter("testcase"):
+        outcome.files[case.get("classname") or "collection"] += float(case.get("time", 0))
         if case.find("failure") is not None or case.find("error") is not None:
             outcome.names.append(f"{case.get('classname')}::{case.get('name')}")
     if code not in (0, NO_TESTS) and outcome.good:
@@ -433,8 +438,11 @@ def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | 
     }
     counts = ", ".join(f"{count} {word}" for word, count in total.items() if count)
     if budget is not None and seconds > budget:
+        files = sum((outcome.files for outcome in outcomes.values()), collections.Counter())
+        lines += [f"{spent:>7.1f} s  {name}" for name, spent in files.most_common(_SLOWEST)]
         lines.append(
-            f"{seconds / 60:.0f} minutes: over the budget of {budget / 60:.0f} for `make test`"
+            f"{seconds / 60:.0f} minutes: over the budget of {budget / 60:.0f} for `make test`; "
+            f"above: the {_SLOWEST} files that take most of it"
         )
     lines.append(f"===== {counts or 'no tests ran'} in {seconds:.2f}s =====")
     return lines

@@ -228,7 +228,8 @@ def test_more_than_the_budget_is_reported_and_is_no_failure(runner, capsys, monk
     write(runner, "test_a.py", "def test_one(): pass\n")
     monkeypatch.setattr(runner, "BUDGET_SECONDS", 0)
     assert runner.main(["core"]) == 0
-    assert "over the budget of 0 for `make test`" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "over the budget of 0 for `make test`" in printed and "  tests.test_a\n" in printed
 
 
 def test_what_is_stopped_takes_its_children_along(runner):
