@@ -445,12 +445,13 @@ def predict(
             "predict needs --source and --output, or --stdin",
             remedy="for example `--source messages.csv --output predictions.csv`",
         )
-    summary = predictor.predict(
-        model, source, output,
-        text_columns=text_column, id_column=id_column, master=master, config=checked,
-        overwrite=overwrite, batch=batch, framework=framework, drift=drift,
-        progress=say,
-    )  # fmt: skip
+    with streams.live_line():
+        summary = predictor.predict(
+            model, source, output,
+            text_columns=text_column, id_column=id_column, master=master, config=checked,
+            overwrite=overwrite, batch=batch, framework=framework, drift=drift,
+            progress=say,
+        )  # fmt: skip
     lines = judged.lines(summary)
     if not json:  # with --json an error is the one object
         answer(summary, json, lines)

@@ -257,7 +257,7 @@ class Stages:
         self.end()
         self._line = f"{self._names.index(name) + 1}/{len(self._names)} {name}"
         self._since = time.monotonic()
-        if not isinstance(current(), _Unfollowed):
+        if is_followed():
             current().enter(name, self._line)
         else:
             self._timer = threading.Timer(self.LONG, self._progress, [f"{self._line} ..."])
@@ -280,6 +280,11 @@ _UNFOLLOWED = _Unfollowed()
 def current() -> Activity:
     """The activity that this thread follows; one that records nothing if it follows none."""
     return getattr(_thread, "activity", _UNFOLLOWED)
+
+
+def is_followed() -> bool:
+    """Return whether this thread's reports go to an activity, so that they need no lines."""
+    return current() is not _UNFOLLOWED
 
 
 @contextlib.contextmanager

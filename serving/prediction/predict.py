@@ -11,6 +11,7 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.config.options.source import TABLE_NAME
+from howdah.core import activity
 from howdah.core.activity import time_left
 from howdah.errors import DataError, UsageError
 from howdah.models.opened.opened import open_model
@@ -216,9 +217,9 @@ class _Pace:
         self._total: int | None = None
 
     def show(self, rows: int) -> None:
-        """Say it if it is time to: after some seconds, then at intervals."""
-        seconds = time.monotonic() - self._began
-        if seconds < self._due:
+        """Say it if it is time to: after some seconds, then at intervals; always to an activity."""
+        seconds, is_followed = time.monotonic() - self._began, activity.is_followed()
+        if seconds < (_FIRST_SECONDS if is_followed else self._due):
             return
         if self._due == _FIRST_SECONDS:  # shorter work needs no total
             self._total = _rows_about(self._files)
@@ -227,7 +228,10 @@ class _Pace:
         if self._total is not None and self._total > rows:
             line = f"{rows:,} of about {self._total:,} rows, {rows / seconds:,.0f} rows/s, "
             line += time_left(seconds, rows, self._total)
-        self._progress(line)
+        if is_followed:
+            activity.current().note(line)
+        else:
+            self._progress(line)
 
 
 def _rows_about(files: Files) -> int | None:

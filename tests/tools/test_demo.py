@@ -120,6 +120,7 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     ]
     assert list(corpus.corpus(["samplepack"])) == rows
     before = corpus.identity(["samplepack"])
+    assert corpus.identity(["samplepack"], 3) != before
     (package / "__init__.py").write_text('"""Module next."""\n')  # as long as before
     assert corpus.identity(["samplepack"]) != before
     with pytest.raises(DataError, match="no_such_pack"):
@@ -130,6 +131,16 @@ def test_the_projects_list_is_a_corpus_of_many_classes():
     packages = corpus.PACKAGES
     assert len(packages) >= 8 and list(packages) == sorted(set(packages))
     assert all(len(corpus.package_files(package)) > 50 for package in packages)
+
+
+def test_the_demo_takes_some_rows_of_each_package_and_mostly_their_first_paragraphs():
+    whole = {row_id: text for row_id, text, _ in corpus.corpus(["networkx"])}
+    rows = list(corpus.corpus(["networkx"], 300))
+    assert len({row_id for row_id, *_ in rows}) == 300 < len(whole)
+    cut = sum(len(text) < len(whole[row_id].strip()) for row_id, text, _ in rows)
+    long = [text for row_id, text, _ in rows if text == whole[row_id] and "\n\n" in text]
+    assert cut > 150 and long, (cut, len(long))
+    assert all(whole[row_id].lstrip().startswith(text.lstrip()) for row_id, text, _ in rows)
 
 
 def test_the_corpus_is_written_once_and_over_no_other_file(tmp_path):

@@ -3,7 +3,8 @@
     python -m tools.demo.corpus FILE.parquet [PACKAGE ...]
 
 Files are parsed, never imported. The rows keep the dirt of real data: copies, near copies, markup,
-very long texts, and a bounded share of empty ones (functions without a docstring).
+very long texts, and a bounded share of empty ones (functions without a docstring). The demo takes
+ROWS of each package, mostly their first paragraphs, so that it ends in minutes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b, sha256
+from itertools import chain
 
 from howdah.errors import DataError, HowdahError, render
 
@@ -26,17 +29,23 @@ PACKAGES = (
 SKIPPED_DIRECTORIES = frozenset({"tests", "test", "testing", "_vendor", "__pycache__"})
 EMPTY_EVERY = 40
 """One in this many functions without a docstring gives a row with an empty text."""
+ROWS = 700
+"""Rows of each package in the demo."""
+WHOLE_EVERY = 20
+"""One in this many of the demo's texts is a whole docstring; the others are first paragraphs."""
 
 _DIGEST = b"howdah.demo.digest"
 
 Row = tuple[str, str, str]
 
 
-def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
+def write(path: str, packages: Sequence[str] = PACKAGES, rows: int | None = None) -> bool:
     """Write the corpus to a local Parquet file with the columns id, text and label.
 
     A file with the same rows is kept, so that a second demo reuses its dataset.
 
+    Args:
+        rows: see `corpus`.
     Returns:
         Whether the file was written.
     Raises:
@@ -45,7 +54,7 @@ def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    digest = identity(packages)["digest"].encode()
+    digest = identity(packages, rows)["digest"].encode()
     if os.path.exists(path):
         stored = _digest_of(path)
         if stored is None:
@@ -53,7 +62,7 @@ def write(path: str, packages: Sequence[str] = PACKAGES) -> bool:
         if stored == digest:
             return False
     schema = pa.schema([(name, pa.string()) for name in ("id", "text", "label")])
-    columns = [list(column) for column in zip(*corpus(packages), strict=True)]
+    columns = [list(column) for column in zip(*corpus(packages, rows), strict=True)]
     table = pa.table(columns, schema=schema.with_metadata({_DIGEST: digest}))
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     part = f"{path}.{os.getpid()}.part"
@@ -101,13 +110,13 @@ def package_files(package: str) -> list[tuple[str, str]]:
     return sorted(files)
 
 
-def identity(packages: Sequence[str]) -> dict:
-    """Sources of the corpus: {packages: {name: {files, bytes}}, digest of all contents}.
+def identity(packages: Sequence[str], rows: int | None = None) -> dict:
+    """Sources of the corpus: {packages: {name: {files, bytes}}, digest of all contents and `rows`}.
 
     The digest does not depend on times and paths: it is the same on all machines with the same
     locked versions.
     """
-    digest = sha256()
+    digest = sha256(f"{rows}:".encode())
     counts = {}
     for package in packages:
         total = 0
@@ -122,14 +131,29 @@ def identity(packages: Sequence[str]) -> dict:
     return {"packages": counts, "digest": digest.hexdigest()[:32]}
 
 
-def corpus(packages: Sequence[str]) -> Iterator[Row]:
+def corpus(packages: Sequence[str], rows: int | None = None) -> Iterator[Row]:
     """Rows (id, text, label) of all packages, in a fixed order.
 
     An id is `package:relative/path.py:qualified.name`; a name defined again in a file gets `#2`.
+
+    Args:
+        rows: most rows of a package, chosen by their ids, most of them cut to their first
+            paragraph; None: all rows, whole.
     """
     for package in packages:
-        for relative, path in package_files(package):
-            yield from rows_of_file(package, relative, path)
+        all_rows = chain.from_iterable(
+            rows_of_file(package, relative, path) for relative, path in package_files(package)
+        )
+        if rows is None:
+            yield from all_rows
+            continue
+        for row_id, text, label in sorted(all_rows, key=lambda row: _number(row[0]))[:rows]:
+            is_whole = _number(row_id) // EMPTY_EVERY % WHOLE_EVERY == 0
+            yield row_id, text if is_whole else _first_paragraph(text), label
+
+
+def _first_paragraph(text: str) -> str:
+    return re.split(r"\n\s*\n", text.lstrip(), maxsplit=1)[0]
 
 
 def rows_of_file(package: str, relative: str, path: str) -> Iterator[Row]:
@@ -150,7 +174,7 @@ def rows_of_file(package: str, relative: str, path: str) -> Iterator[Row]:
         if text is not None:
             # A lone surrogate in a literal cannot be encoded as UTF-8.
             yield row_id, text.encode("utf-8", "replace").decode("utf-8"), package
-        elif _chosen(row_id):
+        elif _number(row_id) % EMPTY_EVERY == 0:
             yield row_id, "", package
 
 
@@ -167,20 +191,19 @@ def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, str | None]]:
             yield from _walk(child, prefix)
 
 
-def _chosen(row_id: str) -> bool:
-    number = int.from_bytes(blake2b(row_id.encode("utf-8"), digest_size=8).digest(), "little")
-    return number % EMPTY_EVERY == 0
+def _number(row_id: str) -> int:
+    return int.from_bytes(blake2b(row_id.encode("utf-8"), digest_size=8).digest(), "little")
 
 
-def command(write: Callable[[str, Sequence[str]], bool]) -> int:
+def command(write: Callable[[str, Sequence[str], int], bool]) -> int:
     """Run `TARGET [PACKAGE ...]` of the command line; return 0 or the error's exit code.
 
     Args:
-        write: writes the packages' corpus to the target; False if it has the same rows already.
+        write: writes ROWS of each package to the target; False if it has the same rows already.
     """
     target, packages = sys.argv[1], sys.argv[2:] or PACKAGES
     try:
-        written = write(target, packages)
+        written = write(target, packages, ROWS)
     except HowdahError as error:
         print(f"demo: {render(error)}", file=sys.stderr)
         return error.exit_code

@@ -20,9 +20,9 @@ PARTITIONS = 4
 _DIGEST = "howdah.demo.digest"
 
 
-def write(table: str, packages: Sequence[str]) -> bool:
+def write(table: str, packages: Sequence[str], rows: int) -> bool:
     """Write the table through the configured metastore; False if it has the same rows already."""
-    digest = identity(packages)["digest"]
+    digest = identity(packages, rows)["digest"]
     with session(SparkOptions(master="local[2]", driver_memory="2g"), hive=True) as spark:
         if spark.catalog.tableExists(table):
             properties = spark.sql(f"SHOW TBLPROPERTIES {table}").collect()
@@ -34,12 +34,12 @@ def write(table: str, packages: Sequence[str]) -> bool:
             f"CREATE TABLE {table} (id STRING, text STRING, label STRING) "
             "PARTITIONED BY (part STRING) STORED AS PARQUET"
         )
-        rows = [
+        values = [
             (row_id, text, label, f"p{zlib.crc32(row_id.encode()) % PARTITIONS}")
-            for row_id, text, label in corpus(packages)
+            for row_id, text, label in corpus(packages, rows)
         ]
         spark.conf.set("hive.exec.dynamic.partition.mode", "nonstrict")
-        frame = spark.createDataFrame(rows, "id string, text string, label string, part string")
+        frame = spark.createDataFrame(values, "id string, text string, label string, part string")
         frame.repartition("part").write.mode("append").insertInto(table)
         # Last: a table without this property is incomplete, and is written again.
         spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{_DIGEST}'='{digest}')")

@@ -263,7 +263,7 @@ def serve(arguments: argparse.Namespace) -> None:
         with cluster(arguments.directory, enabled=arguments.cluster) as running:
             values = defaults(home, base, arguments.framework)
             if running is None:
-                corpus.write(values["data"]["source"], PACKAGES)
+                corpus.write(values["data"]["source"], PACKAGES, corpus.ROWS)
             else:
                 root = fill_cluster(running, base)
                 airflow.remote_files = root

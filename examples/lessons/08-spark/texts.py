@@ -19,7 +19,7 @@ from pyspark.ml.feature import IDF, HashingTF, RegexTokenizer, StringIndexer
 from pyspark.sql import SparkSession
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-TRAIN, TEST, WORDS = 200, 60, 40  # rows of a label to train on and to test; words of a text
+TRAIN, TEST, WORDS = 120, 60, 40  # rows of a label to train on and to test; words of a text
 EPOCHS, BATCH, RATE = 3, 32, 3e-4
 GRAY = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 
@@ -45,7 +45,7 @@ test = spark.createDataFrame(texts[is_test]).cache()
 vectors = [
     StringIndexer(inputCol="label", outputCol="index"),
     RegexTokenizer(inputCol="text", outputCol="words", pattern=r"\W+"),
-    HashingTF(inputCol="words", outputCol="counts", numFeatures=2**13),
+    HashingTF(inputCol="words", outputCol="counts", numFeatures=2**12),
     IDF(inputCol="counts", outputCol="features"),
 ]
 models = {
