@@ -2,8 +2,13 @@
 
 Without compression a message is an all-reduce. A compressed one has a ring's two legs: each rank
 gets all ranks' versions of its part, adds them in float32 in the order of the ranks, and sends the
-sum to all. So the network carries bf16, no sum is rounded more than once, and its bits are the same
-on every rank, for any carrier. A rank sends 2 (N - 1) / N of the gradient, as in a ring.
+sum to all. So the network carries bf16 or int8, no sum is rounded more than once, and its bits are
+the same on every rank, for any carrier. A rank sends 2 (N - 1) / N of the gradient, as in a ring.
+
+int8 rounds more than a training may lose. What a rank's rounding leaves out, of its own gradient
+and of the sum of its part, is held back and added to the next step's (error feedback: Seide et al.,
+2014; Karimireddy et al., arXiv:1901.09847). A step that sends the whole sends it too, in float32,
+and nothing is held back afterwards (training/hooks/compression.py).
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from howdah.training.comm.base import COMPRESSED_FROM, Comm, Pending
+from howdah.training.optim import coding_torch as coding
 
 
 @dataclass
@@ -28,6 +34,13 @@ class Message:
     lacks: set[int] = field(default_factory=set)
     """The members whose gradient the backward pass has not yet added."""
     pending: Pending | None = None
+    held_NL: torch.Tensor | None = None
+    """float32 [ranks, length of a part]: what int8 has held back, of the sum in this rank's row, of
+    this rank's gradient in the others; None: there is nothing."""
+
+    def held_flat(self) -> torch.Tensor:
+        """What is held back, in the order of the gradient."""
+        return self.held_NL.view(-1)[: self.flat.numel()]
 
 
 class Messages:
@@ -37,7 +50,7 @@ class Messages:
         flat: float32 [elements], of which every parameter's gradient is a view.
         slices: (start, end) of each message.
         spans: (start, end) of each parameter's gradient, in the order of the forward pass.
-        compression: "none" or "bf16".
+        compression: "none", "bf16" or "int8".
     """
 
     def __init__(
@@ -57,13 +70,14 @@ class Messages:
             for number, k in enumerate(order)
         ]
         self._with = {n: [m for m in self._messages if n in m.members] for n in spans}
-        self._compressed = compression != "none"
+        self._compression = compression
         self._comm: Comm | None = None
         self._begun = 0
+        self._whole = False
 
-    def arm(self, comm: Comm) -> None:
-        """Begin each message once all of its gradients are `added`."""
-        self._comm, self._begun = comm, 0
+    def arm(self, comm: Comm, *, whole: bool) -> None:
+        """Begin each message once all of its gradients are `added`; for `whole` see `reduce_`."""
+        self._comm, self._begun, self._whole = comm, 0, whole
         for message in self._messages:
             message.lacks = set(message.members)
 
@@ -77,11 +91,16 @@ class Messages:
         while self._begun < len(self._messages) and not self._messages[self._begun].lacks:
             self._begin(self._comm)
 
-    def reduce_(self, comm: Comm) -> None:
+    def reduce_(self, comm: Comm, *, whole: bool = True) -> None:
         """Begin what has not begun, and wait until the flat gradient holds the sums. Every rank
-        enters."""
+        enters.
+
+        Args:
+            whole: send what int8 has held back too, in float32. It has been decided when `arm` is
+                called, and is equal on all ranks.
+        """
         if self._comm is None:
-            self._begun = 0
+            self._begun, self._whole = 0, whole
         self._comm = None
         while self._begun < len(self._messages):
             self._begin(comm)
@@ -89,67 +108,112 @@ class Messages:
             second_legs = [self._second_leg(message, comm) for message in self._messages]
             for message, pending in zip(self._messages, second_legs, strict=True):
                 if pending is not None:
-                    _store(message.flat, pending.wait())
+                    self._store(message, pending.wait())
             if self._messages:
                 comm.synchronise(self._messages[0].flat)
+
+    def forget(self) -> None:
+        """Drop what is held back: it may have a number that is none."""
+        for message in self._messages:
+            message.held_NL = None
 
     def _begin(self, comm: Comm) -> None:
         message = self._messages[self._begun]
         self._begun += 1
-        if self._is_compressed(message):
+        coded = self._coded(message)
+        if coded == "bf16":
             parts = _parts(message.flat, comm.size)
-            message.pending = comm.begin_exchange(message.number, parts)
+        elif coded == "int8":
+            parts = _round_off(message, comm)
         else:
+            if message.held_NL is not None:
+                message.flat += message.held_flat()
+                message.held_NL = None
             message.pending = comm.begin_sum(message.number, message.flat)
+            return
+        message.pending = comm.begin_exchange(message.number, parts)
 
     def _second_leg(self, message: Message, comm: Comm) -> Pending | None:
         """Wait for the first leg, and begin the second; None: the sum is already stored."""
         received = message.pending.wait()
         message.pending = None
-        if not self._is_compressed(message):
+        coded = self._coded(message)
+        if coded == "none":
             if received is not message.flat:
                 message.flat.copy_(received)
             return None
-        parts = _decoded(received)
+        if coded == "int8":
+            mine = message.held_NL[comm.rank]
+            coding.add_int8_(mine, received, comm.rank)
+            sums = received[comm.rank]
+            coding.to_int8_(mine, sums)
+            return comm.begin_gather(message.number, sums)
+        parts = coding.from_bf16(received)
         start = comm.rank * parts.shape[1]
         mine = message.flat[start : start + parts.shape[1]]
         parts[comm.rank, : mine.numel()] = mine  # not rounded
         total = parts[0]
         for part in parts[1:]:
             total += part
-        return comm.begin_gather(message.number, _encoded(total))
+        return comm.begin_gather(message.number, coding.to_bf16(total))
 
-    def _is_compressed(self, message: Message) -> bool:
-        return self._compressed and message.flat.numel() >= COMPRESSED_FROM
+    def _store(self, message: Message, sums_NB: torch.Tensor) -> None:
+        if self._coded(message) == "bf16":
+            sums = sums_NB.view(torch.bfloat16).view(-1)
+            message.flat.copy_(sums[: message.flat.numel()])
+            return
+        length = message.held_NL.shape[1]
+        for rank, sums_B in enumerate(sums_NB):
+            part = message.flat[rank * length : (rank + 1) * length]
+            if part.numel() == length:
+                coding.from_int8(sums_B, part)
+            else:  # the gradient ends in this part
+                sums = part.new_empty(length)
+                coding.from_int8(sums_B, sums)
+                part.copy_(sums[: part.numel()])
+
+    def _coded(self, message: Message) -> str:
+        """The numbers that this message is sent in."""
+        if message.flat.numel() < COMPRESSED_FROM or (self._whole and self._compression == "int8"):
+            return "none"
+        return self._compression
 
 
 def rows_on_the_wire(rows_UD: torch.Tensor, compression: str) -> torch.Tensor:
-    """Rows as they are sent, uint8 if they are compressed."""
-    return rows_UD if compression == "none" else _encoded(rows_UD)
+    """Rows as they are sent, in uint8 if they are compressed: in bf16, also beside int8. What a row
+    holds back would wait for the next batch with its id."""
+    return rows_UD if compression == "none" else coding.to_bf16(rows_UD)
 
 
 def rows_from_the_wire(sent: torch.Tensor) -> torch.Tensor:
     """float32 rows, from what `rows_on_the_wire` has made."""
-    return _decoded(sent) if sent.dtype == torch.uint8 else sent
+    return coding.from_bf16(sent) if sent.dtype == torch.uint8 else sent
 
 
 def _parts(flat: torch.Tensor, ranks: int) -> torch.Tensor:
-    """uint8 [ranks, bytes]: the part of each rank; the last is filled up with zeros."""
+    """uint8 [ranks, bytes]: the part of each rank in bf16; the last is filled up with zeros."""
     length = -(-flat.numel() // ranks)
     if length * ranks == flat.numel():
-        return _encoded(flat.view(ranks, length))
+        return coding.to_bf16(flat.view(ranks, length))
     parts = flat.new_zeros(ranks, length, dtype=torch.bfloat16)
     parts.view(-1)[: flat.numel()] = flat
     return parts.view(torch.uint8)
 
 
-def _store(flat: torch.Tensor, sent: torch.Tensor) -> None:
-    flat.copy_(sent.view(torch.bfloat16).view(-1)[: flat.numel()])
-
-
-def _encoded(values: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.bfloat16).view(torch.uint8)
-
-
-def _decoded(sent: torch.Tensor) -> torch.Tensor:
-    return sent.view(torch.bfloat16).float()
+def _round_off(message: Message, comm: Comm) -> torch.Tensor:
+    """uint8 [ranks, bytes]: the part of each other rank in int8, with what was held back so far;
+    what is rounded off now is held back, and this rank's part is kept as it is."""
+    if message.held_NL is None:
+        blocks = -(-message.flat.numel() // (comm.size * coding.BLOCK))
+        message.held_NL = message.flat.new_zeros(comm.size, blocks * coding.BLOCK)
+    held = message.held_NL
+    message.held_flat().add_(message.flat)
+    sent = torch.empty(
+        comm.size, coding.wire_bytes(held.shape[1]), dtype=torch.uint8, device=held.device
+    )
+    for rank in range(comm.size):
+        if rank == comm.rank:
+            sent[rank] = 0
+        else:
+            coding.to_int8_(held[rank], sent[rank])
+    return sent
