@@ -26,10 +26,10 @@ LAYERS, WIDTH, VOCABULARY, TOUCHED = 6, 768, 30_522, 2_000
 SHAPES = ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH, WIDTH),) * 4)
 LINKS = os.environ.get("BENCH_TIMED_LINKS", "1gbit 10gbit").split()
 WORLDS = tuple(map(int, os.environ.get("BENCH_TIMED_RANKS", "2 4").split()))
-SECONDS = 0.1
+SECONDS = float(os.environ.get("BENCH_TIMED_SECONDS", "0.1"))
 STEPS, WARM = 8, 3
-KINDS = ("ddp", "ddp-bf16", "after", "none", "bf16")
-"""DDP and its hook; ours: float32 after the backward pass, during it, and in bf16."""
+KINDS = ("ddp", "ddp-bf16", "after", "none", "bf16", "int8")
+"""DDP and its hook; ours: float32 after the backward pass, during it, in bf16 and in int8."""
 
 
 class Timed(torch.autograd.Function):
@@ -75,14 +75,14 @@ def ours(net: Net) -> list[float]:
 
     comm = backends.init("torch", choice="torch")
     gradients = FlatGradients(dict(net.named_parameters()), words="words")
-    compression = sys.argv[1] if sys.argv[1] == "bf16" else "none"
+    compression = sys.argv[1] if sys.argv[1] in ("bf16", "int8") else "none"
     gradients.arrange(None, sparse_embeddings=True, compression=compression)
     ids = [torch.randperm(VOCABULARY)[:TOUCHED]]
 
     def step() -> None:
-        gradients.overlap(comm)
+        gradients.overlap(comm, whole=False)
         net(torch.ones(1, requires_grad=True)).sum().backward()
-        gradients.reduce_(comm, ids)
+        gradients.reduce_(comm, ids, whole=False)
 
     seconds = [_timed(step) for _ in range(WARM + STEPS)]
     comm.shutdown()
@@ -135,7 +135,7 @@ def rows() -> list[harness.Row]:
                         file=sys.stderr,
                     )
             for kind in KINDS[2:]:
-                peer = "ddp-bf16" if kind == "bf16" else "ddp"
+                peer = "ddp-bf16" if kind in ("bf16", "int8") else "ddp"
                 comparisons.append(harness.Row(
                     what=f"simulated compute, {world} ranks, {link}: a step adds, {kind}",
                     unit="ms", peer=peer, peer_values=[added[peer]], our_values=[added[kind]],
