@@ -57,16 +57,16 @@ def int8_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) -> 
     """
     size, rank = message.shape[0], comm.rank
     parts_NL = _parts(message, comm.size, BLOCK) + held
-    whole, scales, rest_NL = _coded()(parts_NL)
+    whole, scales, rest_NL = _code()(parts_NL)
     bytes_NB = [comm.size, wire_bytes(held.shape[1])]
     received = comm.begin_exchange(number, _wire(whole, scales)).wait()
     received = tf.ensure_shape(received, bytes_NB)
     total_L = _sum()(parts_NL[rank], *_read(received), tf.one_hot(rank, comm.size))
-    whole, scales, rest_1L = _coded()(total_L[None])
+    whole, scales, rest_1L = _code()(total_L[None])
     held.assign(tf.concat([rest_NL[:rank], rest_1L, rest_NL[rank + 1 :]], 0))
     gathered = comm.begin_gather(number, _wire(whole, scales)[0]).wait()
     gathered = tf.ensure_shape(gathered, bytes_NB)
-    return tf.reshape(_decoded()(*_read(gathered)), [-1])[:size]
+    return tf.reshape(_decode()(*_read(gathered)), [-1])[:size]
 
 
 def whole_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) -> tf.Tensor:
@@ -86,17 +86,17 @@ def seconds(numbers: str) -> float:
     twice, as a step does; 0 for "none", and about 0 on a GPU."""
     if numbers == "none" or tf.config.get_visible_devices("GPU"):
         return 0.0
-    values, count, taken = tf.reshape(tf.linspace(-1.0, 1.0, 2**20), [1, -1]), 2**20, []
+    values, count, durations = tf.reshape(tf.linspace(-1.0, 1.0, 2**20), [1, -1]), 2**20, []
     for _ in range(4):  # the first compiles
         begun = time.perf_counter()
         if numbers == "bf16":
             sent = to_bf16(values)
             from_bf16(sent), from_bf16(sent)
         else:
-            whole, scales, _ = _coded()(values)
-            _decoded()(whole, scales), _decoded()(whole, scales)
-        taken.append(time.perf_counter() - begun)
-    return min(taken) / count
+            whole, scales, _ = _code()(values)
+            _decode()(whole, scales), _decode()(whole, scales)
+        durations.append(time.perf_counter() - begun)
+    return min(durations) / count
 
 
 def _parts(message: tf.Tensor, ranks: int, multiple: int) -> tf.Tensor:
@@ -121,15 +121,15 @@ def _read(wire: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return whole, scales
 
 
-def _compiled(function):
+def _compile(function):
     """The function as one pass over memory; a GPU's host may lack the compiler."""
     on_gpu = bool(tf.config.get_visible_devices("GPU"))
     return tf.function(function, autograph=False, jit_compile=not on_gpu)
 
 
 @cache
-def _coded():
-    def coded(values_PL: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _code():
+    def code(values_PL: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """(int8 [parts, blocks, BLOCK], bf16 [parts, blocks], what is rounded off)."""
         blocks = tf.reshape(values_PL, [values_PL.shape[0], -1, BLOCK])
         scales = tf.cast(tf.reduce_max(tf.abs(blocks), 2) * _STEP, tf.bfloat16)
@@ -142,12 +142,12 @@ def _coded():
         rest = tf.reshape(blocks - rounded * scale[..., None], values_PL.shape)
         return tf.cast(rounded, tf.int8), scales, rest
 
-    return _compiled(coded)
+    return _compile(code)
 
 
 @cache
-def _decoded():
-    return _compiled(_values)
+def _decode():
+    return _compile(_values)
 
 
 def _values(whole: tf.Tensor, scales: tf.Tensor) -> tf.Tensor:
@@ -165,4 +165,4 @@ def _sum():
             sums_L += tf.where(here_N[rank] > 0, mine_L, values_NL[rank])
         return sums_L
 
-    return _compiled(total)
+    return _compile(total)

@@ -86,7 +86,7 @@ def seconds(numbers: str) -> float:
     if numbers == "none" or torch.cuda.is_available():
         return 0.0
     values, count = torch.linspace(-1, 1, 2**20), 2**20
-    wire, taken = torch.empty(wire_bytes(count), dtype=torch.uint8), []
+    wire, durations = torch.empty(wire_bytes(count), dtype=torch.uint8), []
     for _ in range(4):
         begun = time.perf_counter()
         if numbers == "bf16":
@@ -96,8 +96,8 @@ def seconds(numbers: str) -> float:
             to_int8_(values.clone(), wire)
             from_int8(wire, values)
             from_int8(wire, values)
-        taken.append(time.perf_counter() - begun)
-    return min(taken) / count
+        durations.append(time.perf_counter() - begun)
+    return min(durations) / count
 
 
 def _pieces(values_L: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -120,10 +120,10 @@ class Messages:
     def _begin(self, comm: Comm) -> None:
         message = self._messages[self._begun]
         self._begun += 1
-        coded = self._coded(message)
-        if coded == "bf16":
+        numbers = self._numbers(message)
+        if numbers == "bf16":
             parts = _parts(message.flat, comm.size)
-        elif coded == "int8":
+        elif numbers == "int8":
             parts = _round_off(message, comm)
         else:
             if message.held_NL is not None:
@@ -137,12 +137,12 @@ class Messages:
         """Wait for the first leg, and begin the second; None: the sum is already stored."""
         received = message.pending.wait()
         message.pending = None
-        coded = self._coded(message)
-        if coded == "none":
+        numbers = self._numbers(message)
+        if numbers == "none":
             if received is not message.flat:
                 message.flat.copy_(received)
             return None
-        if coded == "int8":
+        if numbers == "int8":
             mine = message.held_NL[comm.rank]
             coding.add_int8_(mine, received, comm.rank)
             sums = received[comm.rank]
@@ -158,7 +158,7 @@ class Messages:
         return comm.begin_gather(message.number, coding.to_bf16(total))
 
     def _store(self, message: Message, sums_NB: torch.Tensor) -> None:
-        if self._coded(message) == "bf16":
+        if self._numbers(message) == "bf16":
             sums = sums_NB.view(torch.bfloat16).view(-1)
             message.flat.copy_(sums[: message.flat.numel()])
             return
@@ -172,7 +172,7 @@ class Messages:
                 coding.from_int8(sums_B, sums)
                 part.copy_(sums[: part.numel()])
 
-    def _coded(self, message: Message) -> str:
+    def _numbers(self, message: Message) -> str:
         """The numbers that this message is sent in."""
         if message.flat.numel() < COMPRESSED_FROM or (self._whole and self._compression == "int8"):
             return "none"

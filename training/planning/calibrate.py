@@ -90,9 +90,9 @@ class Sizes:
             return self._works[world, steps]
         batch = max(self._config.training.global_batch_size, world)
         planner = self.planner(batch)
-        taken = [step for step in steps if step < planner.steps_per_epoch]
+        sampled = [step for step in steps if step < planner.steps_per_epoch]
         # Rank 0 has the longest rows of a sorted batch, so the others wait for it.
-        slices = [planner.rank_rows(0, step, 0, world) for step in taken]
+        slices = [planner.rank_rows(0, step, 0, world) for step in sampled]
         self._works[world, steps] = Work(
             rows=batch / world,
             tokens=statistics.median(self.rank_tokens(rows) for rows in slices),

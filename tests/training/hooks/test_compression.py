@@ -29,8 +29,8 @@ class World:
     """A loop's steps without gradients."""
 
     def __init__(self, compression: str, state: TrainState | None = None, **rules) -> None:
-        self.said: list[str] = []
-        self.noted: dict = {}
+        self.lines: list[str] = []
+        self.notes: dict = {}
         self.clock_due, self.seconds = False, 0.0
         self.state = state or TrainState(plan={"epoch": 0, "step": 0})
         config = from_dict({"training": {"gradient_compression": compression}, **rules})
@@ -41,9 +41,9 @@ class World:
             config=config, planner=planner, schedule=types.SimpleNamespace(steps=STEPS)
         )
         owned = types.SimpleNamespace(
-            file=types.SimpleNamespace(note=lambda **more: self.noted.update(more))
+            file=types.SimpleNamespace(note=lambda **more: self.notes.update(more))
         )
-        run = types.SimpleNamespace(say=self.said.append, owned=owned)
+        run = types.SimpleNamespace(say=self.lines.append, owned=owned)
         self.comm, self.memory = TwoNodes(), ElasticState(every=7)
         saver = types.SimpleNamespace(is_time=lambda step, in_epoch: self.clock_due)
         self.planner = planner
@@ -116,14 +116,14 @@ def test_auto_chooses_once_by_measured_steps(sums, numbers):
     world = run_auto(sums=sums)
     assert world.state.step == 11
     assert world.compression.numbers == world.state.compression == numbers
-    assert world.noted["gradient_compression"]["chosen"] == numbers
-    assert world.noted["gradient_compression"]["step"] == 11
-    assert "from step 12 on" in world.said[-1]
+    assert world.notes["gradient_compression"]["chosen"] == numbers
+    assert world.notes["gradient_compression"]["step"] == 11
+    assert "from step 12 on" in world.lines[-1]
     # A run that resumes measures nothing, and says what it goes on with.
     meta = world.state.to_meta()
     later = World("auto", TrainState.from_meta(meta))
     assert later.compression.numbers == numbers and not later.compression.measures
-    assert "as chosen before" in later.said[-1]
+    assert "as chosen before" in later.lines[-1]
     assert TrainState.from_meta({k: v for k, v in meta.items() if k != "compression"}).step == 11
 
 
@@ -132,4 +132,4 @@ def test_auto_leaves_the_choice_open_within_a_node(monkeypatch):
     world = World("auto")
     assert not world.compression.measures and world.compression.numbers == "none"
     assert world.whole_steps(5) == {1, 2, 3, 4, 5}
-    assert world.state.compression is None and world.said == []
+    assert world.state.compression is None and world.lines == []

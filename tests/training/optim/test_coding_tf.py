@@ -76,11 +76,11 @@ def test_a_number_that_is_none_stays_none_and_is_not_held_back(bad):
 
 def test_a_block_s_numbers_are_multiples_of_its_scale():
     values = tf.constant(same_halves(3)[None] * 1e-20)
-    whole, scales, rest = coding_tf._coded()(values)
+    whole, scales, rest = coding_tf._code()(values)
     blocks = tf.reshape(values, whole.shape).numpy()
     assert np.abs(whole.numpy()).max() <= 127
     assert (np.abs(whole.numpy()).max(2) >= 125).all()
     decoded = whole.numpy() * np.float32(scales)[..., None]
     np.testing.assert_array_equal(blocks - decoded, tf.reshape(rest, whole.shape).numpy())
-    zeros = coding_tf._coded()(tf.zeros([1, 128]))
+    zeros = coding_tf._code()(tf.zeros([1, 128]))
     assert not any(np.float32(part).any() for part in zeros)
