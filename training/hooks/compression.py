@@ -118,8 +118,9 @@ class Compression:
         return self.numbers != "none"
 
     def _choose(self) -> None:
-        steps = {}
-        if self._comm.rank == 0:
+        comm, steps = self._comm, {}
+        levels = comm.levels()  # every rank enters
+        if comm.rank == 0:
             computing, sums, micros = (
                 statistics.median(values) for values in zip(*self._steps[_WARM:], strict=True)
             )
@@ -132,9 +133,9 @@ class Compression:
                     numbers: self._elements * self._coding_seconds(numbers)
                     for numbers in scaling.NUMBER_BYTES
                 },
-                crossing=scaling.exchange_crossing(self._comm.size, self._comm.local_size),
+                crossing=scaling.exchange_crossing(comm.size, 1 if levels else comm.local_size),
             )
-        steps = self._comm.broadcast_json(steps)
+        steps = comm.broadcast_json(steps)
         self.numbers = self._state.compression = scaling.what_pays(steps)
         predicted = ", ".join(f"{_named(n)} {1000 * s:,.0f} ms" for n, s in steps.items())
         self._run.say(

@@ -5,6 +5,11 @@ gets all ranks' versions of its part, adds them in float32 in the order of the r
 sum to all. So the network carries bf16 or int8, no sum is rounded more than once, and its bits are
 the same on every rank, for any carrier. A rank sends 2 (N - 1) / N of the gradient, as in a ring.
 
+Where nodes have several ranks and the carrier has `Comm.levels`, a node's ranks first sum their
+gradients in float32, each a slice of the message. The two legs then join the ranks with the same
+place on each node, so that a node's link carries what one rank's would; the node's ranks exchange
+their slices of the sum in the end.
+
 int8 rounds more than a training may lose. What a rank's rounding leaves out, of its own gradient
 and of the sum of its part, is held back and added to the next step's (error feedback: Seide et al.,
 2014; Karimireddy et al., arXiv:1901.09847). A step that sends the whole sends it too, in float32,
@@ -18,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from howdah.training.comm.base import COMPRESSED_FROM, Comm, Pending
+from howdah.training.comm.base import COMPRESSED_FROM, Comm, Exchange, Pending
 from howdah.training.optim import coding_torch as coding
 
 
@@ -34,13 +39,11 @@ class Message:
     lacks: set[int] = field(default_factory=set)
     """The members whose gradient the backward pass has not yet added."""
     pending: Pending | None = None
+    slice_S: torch.Tensor | None = None
+    """What this rank sends: its slice of the node's sum, or its gradient."""
     held_NL: torch.Tensor | None = None
     """float32 [ranks, length of a part]: what int8 has held back, of the sum in this rank's row, of
-    this rank's gradient in the others; None: there is nothing."""
-
-    def held_flat(self) -> torch.Tensor:
-        """What is held back, in the order of the gradient."""
-        return self.held_NL.view(-1)[: self.flat.numel()]
+    `slice_S` in the others; None: there is nothing."""
 
 
 class Messages:
@@ -72,11 +75,16 @@ class Messages:
         self._with = {n: [m for m in self._messages if n in m.members] for n in spans}
         self._compression = compression
         self._comm: Comm | None = None
+        self._node: Exchange | None = None
+        """The ranks of this node, if there are two levels."""
+        self._across: Exchange | None = None
+        """The ranks that exchange messages."""
         self._begun = 0
         self._whole = False
 
     def arm(self, comm: Comm, *, whole: bool) -> None:
         """Begin each message once all of its gradients are `added`; for `whole` see `reduce_`."""
+        self._form(comm)
         self._comm, self._begun, self._whole = comm, 0, whole
         for message in self._messages:
             message.lacks = set(message.members)
@@ -100,6 +108,7 @@ class Messages:
                 called, and is equal on all ranks.
         """
         if self._comm is None:
+            self._form(comm)
             self._begun, self._whole = 0, whole
         self._comm = None
         while self._begun < len(self._messages):
@@ -112,6 +121,12 @@ class Messages:
             if self._messages:
                 comm.synchronise(self._messages[0].flat)
 
+    def _form(self, comm: Comm) -> None:
+        """Find the ranks that exchange messages. Every rank enters."""
+        if self._across is None:
+            levels = None if self._compression == "none" else comm.levels()
+            self._node, self._across = levels or (None, comm)
+
     def forget(self) -> None:
         """Drop what is held back: it may have a number that is none."""
         for message in self._messages:
@@ -121,43 +136,63 @@ class Messages:
         message = self._messages[self._begun]
         self._begun += 1
         numbers = self._numbers(message)
-        if numbers == "bf16":
-            parts = _parts(message.flat, comm.size)
-        elif numbers == "int8":
-            parts = _round_off(message, comm)
-        else:
+        if numbers == "none":
             if message.held_NL is not None:
-                message.flat += message.held_flat()
+                held = message.held_NL.view(-1)
+                start = 0 if self._node is None else self._node.rank * held.numel()
+                kept = message.flat[start : start + held.numel()]
+                kept += held[: kept.numel()]
                 message.held_NL = None
             message.pending = comm.begin_sum(message.number, message.flat)
             return
-        message.pending = comm.begin_exchange(message.number, parts)
+        message.slice_S = self._of_node(message) if self._node else message.flat
+        if numbers == "bf16":
+            parts = _parts(message.slice_S, self._across.size)
+        else:
+            parts = _round_off(message, self._across)
+        message.pending = self._across.begin_exchange(message.number, parts)
+
+    def _of_node(self, message: Message) -> torch.Tensor:
+        """This rank's slice of the sum over the node's ranks, in their order."""
+        node, multiple = self._node, self._across.size * coding.BLOCK
+        length = -(-message.flat.numel() // (node.size * multiple)) * multiple
+        slices_PS = message.flat.new_zeros(node.size, length)
+        slices_PS.view(-1)[: message.flat.numel()] = message.flat
+        sent = node.begin_exchange(message.number, slices_PS.view(torch.uint8))
+        slices_PS = sent.wait().view(torch.float32)
+        for part in slices_PS[1:]:
+            slices_PS[0] += part
+        return slices_PS[0]
 
     def _second_leg(self, message: Message, comm: Comm) -> Pending | None:
         """Wait for the first leg, and begin the second; None: the sum is already stored."""
         received = message.pending.wait()
         message.pending = None
-        numbers = self._numbers(message)
+        numbers, across = self._numbers(message), self._across
         if numbers == "none":
             if received is not message.flat:
                 message.flat.copy_(received)
             return None
         if numbers == "int8":
-            mine = message.held_NL[comm.rank]
-            coding.add_int8_(mine, received, comm.rank)
-            sums = received[comm.rank]
+            mine = message.held_NL[across.rank]
+            coding.add_int8_(mine, received, across.rank)
+            sums = received[across.rank]
             coding.to_int8_(mine, sums)
-            return comm.begin_gather(message.number, sums)
+            return across.begin_gather(message.number, sums)
         parts = coding.from_bf16(received)
-        start = comm.rank * parts.shape[1]
-        mine = message.flat[start : start + parts.shape[1]]
-        parts[comm.rank, : mine.numel()] = mine  # not rounded
+        start = across.rank * parts.shape[1]
+        mine = message.slice_S[start : start + parts.shape[1]]
+        parts[across.rank, : mine.numel()] = mine  # not rounded
         total = parts[0]
         for part in parts[1:]:
             total += part
-        return comm.begin_gather(message.number, coding.to_bf16(total))
+        return across.begin_gather(message.number, coding.to_bf16(total))
 
     def _store(self, message: Message, sums_NB: torch.Tensor) -> None:
+        if self._node is not None:
+            gathered = self._node.begin_gather(message.number, sums_NB.view(-1)).wait()
+            sums_NB = gathered.view(-1, sums_NB.shape[1])  # in the order of the gradient
+        message.slice_S = None
         if self._numbers(message) == "bf16":
             sums = sums_NB.view(torch.bfloat16).view(-1)
             message.flat.copy_(sums[: message.flat.numel()])
@@ -167,7 +202,7 @@ class Messages:
             part = message.flat[rank * length : (rank + 1) * length]
             if part.numel() == length:
                 coding.from_int8(sums_B, part)
-            else:  # the gradient ends in this part
+            elif part.numel():  # the gradient ends in this part
                 sums = part.new_empty(length)
                 coding.from_int8(sums_B, sums)
                 part.copy_(sums[: part.numel()])
@@ -200,19 +235,18 @@ def _parts(flat: torch.Tensor, ranks: int) -> torch.Tensor:
     return parts.view(torch.uint8)
 
 
-def _round_off(message: Message, comm: Comm) -> torch.Tensor:
+def _round_off(message: Message, across: Exchange) -> torch.Tensor:
     """uint8 [ranks, bytes]: the part of each other rank in int8, with what was held back so far;
     what is rounded off now is held back, and this rank's part is kept as it is."""
+    mine = message.slice_S
     if message.held_NL is None:
-        blocks = -(-message.flat.numel() // (comm.size * coding.BLOCK))
-        message.held_NL = message.flat.new_zeros(comm.size, blocks * coding.BLOCK)
+        blocks = -(-mine.numel() // (across.size * coding.BLOCK))
+        message.held_NL = mine.new_zeros(across.size, blocks * coding.BLOCK)
     held = message.held_NL
-    message.held_flat().add_(message.flat)
-    sent = torch.empty(
-        comm.size, coding.wire_bytes(held.shape[1]), dtype=torch.uint8, device=held.device
-    )
-    for rank in range(comm.size):
-        if rank == comm.rank:
+    held.view(-1)[: mine.numel()] += mine
+    sent = mine.new_empty(across.size, coding.wire_bytes(held.shape[1]), dtype=torch.uint8)
+    for rank in range(across.size):
+        if rank == across.rank:
             sent[rank] = 0
         else:
             coding.to_int8_(held[rank], sent[rank])

@@ -53,15 +53,16 @@ SOURCES = ("training", "bench/benches/network",
 
 
 class Network:
-    """Runs of ranks, each on its own host.
+    """Runs of ranks on several hosts.
 
     Args:
         bench: the dataset and the base.
-        hosts: the hosts, one a rank.
+        hosts: the hosts.
+        each: ranks of a host.
     """
 
-    def __init__(self, bench: Bench, hosts: ShapedHosts) -> None:
-        self._bench, self._hosts = bench, hosts
+    def __init__(self, bench: Bench, hosts: ShapedHosts, each: int = 1) -> None:
+        self._bench, self._hosts, self._each = bench, hosts, each
 
     def peer(self, kind: str) -> list[float]:
         """Seconds of each step of a peer, the first ones left out."""
@@ -85,7 +86,7 @@ class Network:
         return step_seconds(directory, BATCH)
 
     def run(self, module: list[str], *, of_torch: bool | None = None) -> None:
-        """Run a module as the rank of each host.
+        """Run a module as the ranks of each host.
 
         Args:
             of_torch: whether its ranks meet as torch's do; None: as the name says.
@@ -96,15 +97,18 @@ class Network:
         env = os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": "", "USE_TF": "0"}
         meeting = gloo_ranks.Rendezvous(address=hosts.address, interface="eth0", one_host=False)
         argvs = []
-        for rank, name in enumerate(hosts.names):
+        for rank in range(len(hosts.names) * self._each):
+            host = rank // self._each
             # A name of its own, since torch's ranks compare the names of their hosts.
-            renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', name]
-            world = {"RANK": rank, "WORLD_SIZE": len(hosts.names), "LOCAL_RANK": 0,
-                     "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": hosts.address_of(0),
-                     "MASTER_PORT": 29500, "GLOO_SOCKET_IFNAME": "eth0"}  # fmt: skip
+            renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"',
+                       hosts.names[host]]  # fmt: skip
+            world = {"RANK": rank, "WORLD_SIZE": len(hosts.names) * self._each,
+                     "LOCAL_RANK": rank % self._each, "LOCAL_WORLD_SIZE": self._each,
+                     "MASTER_ADDR": hosts.address_of(0), "MASTER_PORT": 29500,
+                     "GLOO_SOCKET_IFNAME": "eth0"}  # fmt: skip
             clean = [word for key in meeting.variables(0, 1) for word in ("-u", key)]
             words = ["env", *clean, *(f"{key}={value}" for key, value in world.items())]
-            argvs.append(hosts.inside(rank, [*renamed, *(words if of_torch else ()), sys.executable,
+            argvs.append(hosts.inside(host, [*renamed, *(words if of_torch else ()), sys.executable,
                                              "-m", *module]))  # fmt: skip
         try:
             done = gloo_ranks.run(argvs, env, meeting, timeout=900)

@@ -25,11 +25,14 @@ from tests.runs.network.shaped_hosts import ShapedHosts
 LAYERS, WIDTH, VOCABULARY, TOUCHED = 6, 768, 30_522, 2_000
 SHAPES = ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH, WIDTH),) * 4)
 LINKS = os.environ.get("BENCH_TIMED_LINKS", "1gbit 10gbit").split()
-WORLDS = tuple(map(int, os.environ.get("BENCH_TIMED_RANKS", "2 4").split()))
+WORLDS = os.environ.get("BENCH_TIMED_RANKS", "2 4").split()
+"""Ranks, each on its own host; "2x4": two hosts with four each."""
 SECONDS = float(os.environ.get("BENCH_TIMED_SECONDS", "0.1"))
 STEPS, WARM = 8, 3
 KINDS = ("ddp", "ddp-bf16", "after", "none", "bf16", "int8")
 """DDP and its hook; ours: float32 after the backward pass, during it, in bf16 and in int8."""
+FLAT = ("bf16-flat", "int8-flat")
+"""With several ranks a host: all of them exchange, in one level."""
 
 
 class Timed(torch.autograd.Function):
@@ -75,7 +78,8 @@ def ours(net: Net) -> list[float]:
 
     comm = backends.init("torch", choice="torch")
     gradients = FlatGradients(dict(net.named_parameters()), words="words")
-    compression = sys.argv[1] if sys.argv[1] in ("bf16", "int8") else "none"
+    numbers = sys.argv[1].partition("-")[0]
+    compression = numbers if numbers in ("bf16", "int8") else "none"
     gradients.arrange(None, sparse_embeddings=True, compression=compression)
     ids = [torch.randperm(VOCABULARY)[:TOUCHED]]
 
@@ -120,9 +124,11 @@ def rows() -> list[harness.Row]:
     comparisons = []
     for world in WORLDS:
         for link in LINKS:
-            with tempfile.TemporaryDirectory() as folder, ShapedHosts(world, link) as hosts:
-                network, added = Network(None, hosts), {}
-                for kind in KINDS:
+            count, _, each = world.partition("x")
+            kinds = KINDS + (FLAT if each else ())
+            with tempfile.TemporaryDirectory() as folder, ShapedHosts(int(count), link) as hosts:
+                network, added = Network(None, hosts, int(each or 1)), {}
+                for kind in kinds:
                     out = f"{folder}/{kind}.json"
                     network.run(["bench.benches.network.timed", kind, str(SECONDS), out],
                                 of_torch=True)  # fmt: skip
@@ -134,8 +140,8 @@ def rows() -> list[harness.Row]:
                         f" {kind}: {SECONDS / step:.0%} of the step",
                         file=sys.stderr,
                     )
-            for kind in KINDS[2:]:
-                peer = "ddp-bf16" if kind in ("bf16", "int8") else "ddp"
+            for kind in kinds[2:]:
+                peer = "ddp-bf16" if kind[:4] in ("bf16", "int8") else "ddp"
                 comparisons.append(harness.Row(
                     what=f"simulated compute, {world} ranks, {link}: a step adds, {kind}",
                     unit="ms", peer=peer, peer_values=[added[peer]], our_values=[added[kind]],
@@ -151,6 +157,8 @@ def main() -> None:
     torch.manual_seed(int(os.environ["RANK"]))
     if sys.argv[1] == "after":
         os.environ[LIMITS] = json.dumps({"overlap": False})
+    if sys.argv[1].endswith("-flat"):
+        os.environ[LIMITS] = json.dumps({"levels": False})
     net = Net(float(sys.argv[2]))
     seconds = (ddp if sys.argv[1].startswith("ddp") else ours)(net)
     if os.environ["RANK"] == "0":

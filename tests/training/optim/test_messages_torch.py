@@ -126,6 +126,20 @@ def test_a_parameter_that_no_row_uses_is_summed_too(monkeypatch):
     assert not ranks[0]["sums"]["unused.weight"].any()
 
 
+@pytest.mark.parametrize("each", [1, 2])
+def test_bf16_in_two_levels_rounds_the_sum_of_a_node(monkeypatch, each):
+    monkeypatch.setattr(messages_torch, "COMPRESSED_FROM", 100)
+    ranks = in_threads(
+        4, lambda comm: summed(comm, micros=1, overlap=False, sparse=False, compression="bf16"),
+        each=each,
+    )  # fmt: skip
+    exact = {name: sum(local(rank, 1)[name] for rank in range(4)) for name in local(0, 1)}
+    for name, total in ranks[0]["sums"].items():
+        assert all(torch.equal(one["sums"][name], total) for one in ranks)
+        np.testing.assert_allclose(total, exact[name], atol=2**-6 * float(exact[name].abs().max()))
+        assert not torch.equal(total, exact[name])
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_bf16_is_added_in_float32_and_equal_on_all_ranks(monkeypatch, overlap, sparse):
@@ -185,16 +199,18 @@ def noise(rank: int, step: int) -> torch.Tensor:
     return torch.randn(1000, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def test_int8_holds_back_what_it_rounds_off_until_a_step_sends_the_whole(monkeypatch):
+@pytest.mark.parametrize(("count", "each"), [(3, 3), (3, 1), (4, 2), (6, 2), (6, 3)])
+def test_int8_holds_back_what_it_rounds_off_until_a_step_sends_the_whole(monkeypatch, count, each):
+    """In one level, and with several ranks on each of several nodes."""
     monkeypatch.setattr(messages_torch, "COMPRESSED_FROM", 100)
     steps = 6
-    ranks = in_threads(RANKS, lambda comm: int8_steps(comm, noise, whole_at=steps))
-    exact = [sum(noise(rank, step) for rank in range(RANKS)) for step in range(steps + 1)]
+    ranks = in_threads(count, lambda comm: int8_steps(comm, noise, whole_at=steps), each=each)
+    exact = [sum(noise(rank, step) for rank in range(count)) for step in range(steps + 1)]
     for step in range(steps):
         total = ranks[0][step]
         assert all(torch.equal(one[step], total) for one in ranks)
         # Each rank's rounding of this step and of the one before, and the sum's.
-        assert 0 < (total - exact[step]).abs().max() < 4 * (RANKS + 1) * 4 / 127
+        assert 0 < (total - exact[step]).abs().max() < 4 * (count + 1) * 4 / 127
     # Nothing is lost: all that was sent is all that there was.
     np.testing.assert_allclose(sum(ranks[0]), sum(exact), atol=2e-5)
 
