@@ -115,7 +115,8 @@ class Network:
         finally:
             meeting.close()
         if any(code for code, _ in done):
-            raise SystemExit(f"{' '.join(module)}: {done[0][1][-3000:]}")
+            ends = "\n\n".join(output[-3000:] for _, output in done)
+            raise SystemExit(f"{' '.join(module)}:\n{ends}")
 
 
 def settings(bench: Bench, directory: str, framework: str, batch: int, training: dict):

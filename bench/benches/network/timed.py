@@ -29,10 +29,9 @@ WORLDS = os.environ.get("BENCH_TIMED_RANKS", "2 4").split()
 """Ranks, each on its own host; "2x4": two hosts with four each."""
 SECONDS = float(os.environ.get("BENCH_TIMED_SECONDS", "0.1"))
 STEPS, WARM = 8, 3
-KINDS = ("ddp", "ddp-bf16", "after", "none", "bf16", "int8")
-"""DDP and its hook; ours: float32 after the backward pass, during it, in bf16 and in int8."""
-FLAT = ("bf16-flat", "int8-flat")
-"""With several ranks a host: all of them exchange, in one level."""
+KINDS = os.environ.get("BENCH_TIMED_KINDS", "ddp ddp-bf16 after none bf16 int8").split()
+"""DDP and its hook; ours: float32 after the backward pass, during it, in bf16 and in int8; with
+several ranks a host also bf16-flat and int8-flat: all of them exchange, in one level."""
 
 
 class Timed(torch.autograd.Function):
@@ -125,10 +124,9 @@ def rows() -> list[harness.Row]:
     for world in WORLDS:
         for link in LINKS:
             count, _, each = world.partition("x")
-            kinds = KINDS + (FLAT if each else ())
             with tempfile.TemporaryDirectory() as folder, ShapedHosts(int(count), link) as hosts:
                 network, added = Network(None, hosts, int(each or 1)), {}
-                for kind in kinds:
+                for kind in KINDS:
                     out = f"{folder}/{kind}.json"
                     network.run(["bench.benches.network.timed", kind, str(SECONDS), out],
                                 of_torch=True)  # fmt: skip
@@ -140,8 +138,10 @@ def rows() -> list[harness.Row]:
                         f" {kind}: {SECONDS / step:.0%} of the step",
                         file=sys.stderr,
                     )
-            for kind in kinds[2:]:
+            for kind in KINDS:
                 peer = "ddp-bf16" if kind[:4] in ("bf16", "int8") else "ddp"
+                if kind.startswith("ddp") or peer not in KINDS:
+                    continue
                 comparisons.append(harness.Row(
                     what=f"simulated compute, {world} ranks, {link}: a step adds, {kind}",
                     unit="ms", peer=peer, peer_values=[added[peer]], our_values=[added[kind]],
