@@ -93,11 +93,14 @@ class Layout:
         """Load the model's weights from the state to resume from."""
         forward_torch.import_weights(self.net, model_weights(tensors).items())
 
-    def join(self, job: TrainingJob, comm: Comm, tensors: Resumed, updates: int) -> Optimizer:
+    def join(
+        self, job: TrainingJob, comm: Comm, tensors: Resumed, updates: int, compression: str
+    ) -> Optimizer:
         """Arrange the gradients' sums for these ranks. Every rank enters.
 
         Args:
             tensors: AdamW's moments after `updates` updates; missing ones are zeros.
+            compression: "none", "bf16" or "int8".
         Returns:
             The optimizer with these moments.
         """
@@ -119,6 +122,6 @@ class Layout:
                 FUSION_GROUPS,
                 sparse_embeddings=job.sparse_embeddings,
                 shares=shares,
-                compression=training.gradient_compression,
+                compression=compression,
             )
         return optimizer

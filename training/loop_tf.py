@@ -19,10 +19,12 @@ from howdah.process import devices
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import WorldChanged
+from howdah.training.hooks.compression import Compression, numbers_of
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.optim import coding_tf
 from howdah.training.optim.adamw_tf import AdamW
 from howdah.training.optim.gradients_tf import Gradients
 from howdah.training.optim.loss_scale import LossScale, clip_factor, not_finite
@@ -93,7 +95,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             gradients.arrange(
                 FUSION_GROUPS,
                 sparse_embeddings=job.sparse_embeddings,
-                compression=training.gradient_compression,
+                compression=numbers_of(job, state),
             )
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
@@ -107,6 +109,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             )
             saver = CheckpointSaver(job, comm, run, resumable)
             evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
+            compression = Compression(
+                job,
+                comm,
+                run,
+                worlds.memory,
+                saver,
+                state,
+                elements=gradients.dense_elements,
+                coding_seconds=coding_tf.seconds,
+            )
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
@@ -122,7 +134,14 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
-                losses.append(steps.backward(batch, seed=seed, scale=scale.value))
+                loss = steps.backward(
+                    batch,
+                    seed=seed,
+                    scale=scale.value,
+                    whole=compression.whole,
+                    overlap=not compression.measures,
+                )
+                losses.append(loss)
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
                 if not batch.last_of_step:
                     continue
@@ -132,14 +151,15 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
-                flags = stop, worlds.change_pending, saver.save_due
+                flags = stop, worlds.change_pending, saver.save_due or compression.due
                 totals = comm.sum(np.array([float(sum(losses)), *flags, *counts]))
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its gradient, and has
                 # the same sum afterwards
-                norm = steps.reduce() / scale.value
+                with compression.timed():
+                    norm = steps.reduce(whole=compression.whole) / scale.value
                 if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
                 lr = job.schedule.lr(state.step)
@@ -165,8 +185,12 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 losses, counts = [], np.zeros(3)
 
                 # -- the agreements of that sum: no rank decides anything else on its own
-                stop, change = totals[1] > 0, totals[2] > 0
+                kept = compression.whole  # a state without what int8 holds back is none to keep
+                stop, change = kept and totals[1] > 0, kept and totals[2] > 0
                 saver.agreed = totals[3] > 0
+                if compression.step_done(any(totals[1:4] > 0), batch.micros):
+                    gradients.send_in(compression.numbers)
+                    steps.join(comm)
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 
@@ -186,7 +210,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
 
                 # -- checkpoint: only rank 0, in the background, without a collective; every rank
                 # enters if the moments are divided
-                if saver.due(evaluated, last=last):
+                if kept and saver.due(evaluated, last=last):
                     resumable.commit()  # its copy of the state serves both
                     saver.save(evaluated)
 

@@ -17,11 +17,13 @@ from howdah.process import devices
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import WorldChanged
 from howdah.training.comm.in_step import passes_together, steps_in_step
+from howdah.training.hooks.compression import Compression, numbers_of
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.layout_torch import Layout
+from howdah.training.optim import coding_torch
 from howdah.training.optim.loss_scale import LossScale, clip_factor, not_finite
 from howdah.training.optim.losses_torch import row_losses
 from howdah.training.preparation.job import prepare
@@ -65,7 +67,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 served = forward_torch.forward_fn(net, as_served=True)
             else:
                 layout.load(tensors)
-            optimizer = layout.join(job, comm, tensors, state.step - state.skipped_steps)
+            optimizer = layout.join(
+                job, comm, tensors, state.step - state.skipped_steps, numbers_of(job, state)
+            )
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -81,6 +85,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             )
             saver = CheckpointSaver(job, comm, run, resumable)
             evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
+            compression = Compression(
+                job,
+                comm,
+                run,
+                worlds.memory,
+                saver,
+                state,
+                elements=gradients.dense_elements,
+                coding_seconds=coding_torch.seconds,
+            )
             del tensors  # a second copy of all weights and moments
             return_free_memory()  # otherwise memory that loading has freed stays with this process
 
@@ -107,8 +121,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 ids_BT = forward_torch.on_device(batch.ids_BT, device)
-                if batch.last_of_step:
-                    gradients.overlap(comm)  # its sums begin in this backward pass
+                if batch.last_of_step and not compression.measures:
+                    # its sums begin in this backward pass
+                    gradients.overlap(comm, whole=compression.whole)
                 with comm.guarded(), limited():  # every rank enters if they divide the model
                     torch.manual_seed(seed)
                     mask_BT = torch.from_numpy(batch.mask_BT).to(device)
@@ -129,14 +144,15 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
-                flags = stop, worlds.change_pending, saver.save_due
+                flags = stop, worlds.change_pending, saver.save_due or compression.due
                 totals = comm.sum(np.array([loss, *flags, *counts]))
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its gradient, and has
                 # the same sum afterwards, or the sum of its share
-                gradients.reduce_(comm, ids)
+                with compression.timed():
+                    gradients.reduce_(comm, ids, whole=compression.whole)
                 norm = gradients.norm(comm) / scale.value
                 if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -167,8 +183,11 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
 
                 # -- the agreements of that sum: no rank decides anything else on its own
-                stop, change = totals[1] > 0, totals[2] > 0
+                kept = compression.whole  # a state without what int8 holds back is none to keep
+                stop, change = kept and totals[1] > 0, kept and totals[2] > 0
                 saver.agreed = totals[3] > 0
+                if compression.step_done(any(totals[1:4] > 0), batch.micros):
+                    gradients.send_in(compression.numbers)
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 
@@ -188,7 +207,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
 
                 # -- checkpoint: only rank 0, in the background, without a collective; every rank
                 # enters if the moments are divided
-                if saver.due(evaluated, last=last):
+                if kept and saver.due(evaluated, last=last):
                     resumable.commit()  # its copy of the state serves both
                     saver.save(evaluated)
 

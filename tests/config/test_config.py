@@ -61,6 +61,10 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
             " gradient_compression: bf16}",
             "is for whole gradients",
         ),
+        (
+            "training: {framework: torch, parallel: {shard: full}, gradient_compression: auto}",
+            "is for whole gradients",
+        ),
         ("training: {parallel: {shard: optimizer}}", "works with training.framework torch only"),
         (
             "training: {framework: torch, parallel: {shard: optimizer}}\njob: {min_workers: 1}",

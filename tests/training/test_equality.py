@@ -126,25 +126,66 @@ def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
 
 
 # ------------------------------------------------------------------------------ fewer bytes
+def compressed(numbers: str, *, overlap: bool = True) -> dict:
+    return {"training.gradient_compression": numbers, "limit.overlap": overlap}
+
+
 @pytest.mark.parametrize(
-    ("framework", "kind", "overlap"),
+    ("framework", "kind", "overlap", "numbers"),
     [
-        ("torch", "mpirun", True),
-        pytest.param("torch", "torchrun", False, marks=pytest.mark.full),
-        pytest.param("torch", "torchrun", True, marks=pytest.mark.full),
-        pytest.param("tensorflow", "horovodrun", True, marks=pytest.mark.full),
-        pytest.param("tensorflow", "mpirun", False, marks=pytest.mark.full),
+        ("torch", "mpirun", True, "bf16"),
+        pytest.param("torch", "torchrun", False, "bf16", marks=pytest.mark.full),
+        pytest.param("torch", "torchrun", True, "int8", marks=pytest.mark.full),
+        pytest.param("tensorflow", "horovodrun", True, "bf16", marks=pytest.mark.full),
+        pytest.param("tensorflow", "horovodrun", True, "int8", marks=pytest.mark.full),
+        pytest.param("tensorflow", "mpirun", False, "int8", marks=pytest.mark.full),
     ],
 )
-def test_gradients_in_bf16_learn_nearly_the_same(trained, framework, kind, overlap):
-    """No weight is rounded: what differs is what 8 bits of mantissa leave out of a gradient."""
-    bf16 = {"training.gradient_compression": "bf16", "limit.overlap": overlap}
-    one, two = trained(framework, dropout=False), trained(framework, 2, kind, dropout=False, **bf16)
+def test_compressed_gradients_learn_nearly_the_same(trained, framework, kind, overlap, numbers):
+    """No weight is rounded: what differs is what 8 bits leave out of a gradient, or delay."""
+    sent = compressed(numbers, overlap=overlap)
+    one, two = trained(framework, dropout=False), trained(framework, 2, kind, dropout=False, **sent)
     np.testing.assert_allclose(two.losses(), one.losses(), atol=2e-3, rtol=0)
     assert two.losses() != one.losses()
     first, second = one.tensors(STEPS), two.tensors(STEPS)
     assert first.keys() == second.keys()
     assert all(first[name].dtype == second[name].dtype for name in first)
+
+
+@pytest.mark.parametrize(
+    ("framework", "np_", "kind", "other"),
+    [
+        ("torch", 2, "torchrun", "mpirun"),
+        pytest.param("torch", 3, "torchrun", "torchrun", marks=pytest.mark.full),
+        pytest.param("tensorflow", 2, "horovodrun", "mpirun", marks=pytest.mark.full),
+    ],
+)
+def test_int8_goes_on_bit_by_bit_whoever_carries_it(trained, framework, np_, kind, other):
+    """A checkpoint follows a step that sends the whole: it has nothing that int8 holds back."""
+    whole = trained(framework, np_, kind, **compressed("int8"))
+    resume = {"checkpoint.resume": whole.checkpoint(MIDDLE)}
+    resumed = trained(framework, np_, other, **compressed("int8", overlap=False), **resume)
+    assert resumed.losses() == whole.losses()[MIDDLE:]
+    assert_same_bits(whole, resumed)
+    assert whole.losses() != trained(framework, np_, kind).losses()
+    assert set(whole.tensors(STEPS)) == set(trained(framework, np_, kind).tensors(STEPS))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("framework", "kind"), [("torch", "torchrun"), ("tensorflow", "horovodrun")]
+)
+def test_auto_s_choice_belongs_to_the_run(trained, framework, kind):
+    auto = compressed("auto") | {"training.max_steps": 16}
+    whole = trained(framework, 2, kind, **auto)
+    chosen = whole.run_json()["attempts"][-1]["gradient_compression"]
+    assert chosen["step"] == 11 and set(chosen["predicted_seconds"]) == {"none", "bf16", "int8"}
+    assert whole.log().count("gradients cross the network in") == 1
+    resumed = trained(framework, 2, kind, **auto, **{"checkpoint.resume": whole.checkpoint(12)})
+    later = resumed.run_json()["attempts"][-1]["gradient_compression"]
+    assert later == {"chosen": chosen["chosen"]}
+    assert resumed.losses() == whole.losses()[12:]
+    assert_same_bits(whole, resumed, 16)
 
 
 # -------------------------------------------------------------------------- the other carrier

@@ -67,6 +67,9 @@ class TrainState:
     """Real tokens trained on, over all ranks and attempts."""
     train_seconds: float = 0.0
     """Seconds of training over all attempts, without evaluation."""
+    compression: str | None = None
+    """What `training.gradient_compression: auto` has chosen; None: nothing, also in checkpoints
+    without this key."""
 
     def advance(self, planner: Planner, epoch: int, step: int) -> None:
         """Count the optimizer step of a batch.
@@ -120,6 +123,7 @@ class TrainState:
         Raises:
             CheckpointError: a key is missing.
         """
+        meta = {"compression": None, **meta}
         names = [item.name for item in fields(cls)]
         missing = [name for name in names if name not in meta]
         if missing:

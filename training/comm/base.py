@@ -89,6 +89,19 @@ class Pending(Protocol):
         """The result, a tensor of the framework. The caller enters `Comm.watch`."""
 
 
+class Exchange(Protocol):
+    """Ranks that exchange parts of a message: a world, or some of its ranks."""
+
+    rank: int
+    size: int
+
+    def begin_exchange(self, number: int, parts_NB: Any) -> Pending:
+        """See `Comm.begin_exchange`."""
+
+    def begin_gather(self, number: int, part_B: Any) -> Pending:
+        """See `Comm.begin_gather`."""
+
+
 class Comm(ABC):
     """A world of ranks; `backends.init` joins one.
 
@@ -182,6 +195,12 @@ class Comm(ABC):
     def begin_gather(self, number: int, part_B: Any) -> Pending:
         """Begin an all-gather of uint8 [bytes], of one length on all ranks; the result is [ranks,
         bytes]."""
+
+    def levels(self) -> tuple[Exchange, Exchange] | None:
+        """(this node's ranks, the ranks with this one's place on each node) if there are several
+        nodes with equally many ranks, more than one; None: this library has one level. Every rank
+        enters the first call."""
+        return None
 
     def synchronise(self, message: Any) -> None:  # noqa: B027 - on a CPU nothing is queued
         """Wait for collectives that the GPU of this message has only queued: a lost rank would

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from howdah.core.processes import limit
 from howdah.errors import ClusterError
 from howdah.process.env import JOIN_SECONDS, RENDEZVOUS, STORE, rank_env
 from howdah.training.comm.base import Comm, Pending, RankLost, Waits, lost
@@ -59,6 +60,8 @@ class TorchComm(Comm):
         self._failed = False
         here = rank_env()
         self.rank, self.size = here.rank, here.size
+        self._all = _Exchange(here.rank, here.size)
+        self._levels: tuple[_Exchange, _Exchange] | None = None
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         self._timeout = timedelta(seconds=seconds)
@@ -83,6 +86,7 @@ class TorchComm(Comm):
                 hosts = self.gather_json(socket.gethostname())
                 mine = hosts[self.rank]
                 self.local_rank, self.local_size = hosts[: self.rank].count(mine), hosts.count(mine)
+                self._hosts = hosts
         except RankLost:
             # The process may form another world. torch names a world by a counter, which must be
             # equal on all ranks, and only resets it when a world that has formed ends.
@@ -117,12 +121,30 @@ class TorchComm(Comm):
         return _Begun(dist.all_reduce(message, async_op=True), message)
 
     def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
-        received = torch.empty_like(parts_NB)
-        return _Begun(dist.all_to_all_single(received, parts_NB, async_op=True), received, parts_NB)
+        return self._all.begin_exchange(number, parts_NB)
 
     def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
-        parts = part_B.new_empty(self.size, part_B.numel())
-        return _Begun(dist.all_gather(list(parts.unbind()), part_B, async_op=True), parts, part_B)
+        return self._all.begin_gather(number, part_B)
+
+    def levels(self) -> tuple[_Exchange, _Exchange] | None:
+        each = self.local_size
+        starts = range(0, self.size, each)
+        nodes = [list(range(start, start + each)) for start in starts]
+        alike = all(self._hosts.count(host) == each for host in self._hosts) and all(
+            self._hosts[start : start + each] == [self._hosts[start]] * each for start in starts
+        )
+        if self._levels is None and limit("levels", 1 < each < self.size and alike):
+            places = [list(range(place, self.size, each)) for place in range(each)]
+            with self.watch():
+                node, place = (
+                    dist.new_subgroups_by_enumeration(ranks, timeout=self._timeout)[0]
+                    for ranks in (nodes, places)
+                )
+            self._levels = (
+                _Exchange(self.local_rank, each, node),
+                _Exchange(self.rank // each, len(nodes), place),
+            )
+        return self._levels
 
     def synchronise(self, message: torch.Tensor) -> None:
         if message.is_cuda:  # NCCL's `wait` returns at once
@@ -233,6 +255,25 @@ class TorchComm(Comm):
             dist.all_gather(parts, sent)
             self.synchronise(mine)
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+class _Exchange:
+    """The ranks of a group of torch, None for all; `rank` is this one's place in it."""
+
+    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size, self._group = rank, size, group
+
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
+        """See `Comm.begin_exchange`."""
+        received = torch.empty_like(parts_NB)
+        work = dist.all_to_all_single(received, parts_NB, group=self._group, async_op=True)
+        return _Begun(work, received, parts_NB)
+
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
+        """See `Comm.begin_gather`."""
+        parts = part_B.new_empty(self.size, part_B.numel())
+        work = dist.all_gather(list(parts.unbind()), part_B, group=self._group, async_op=True)
+        return _Begun(work, parts, part_B)
 
 
 class _Begun:

@@ -85,7 +85,7 @@ class CheckpointSaver:
             return True
         if self._resumable.divided:
             return self.agreed
-        return self._is_time(self._state.step, in_epoch)
+        return self.is_time(self._state.step, in_epoch)
 
     @property
     def save_due(self) -> bool:
@@ -93,15 +93,17 @@ class CheckpointSaver:
         the step's sum, since every rank must know it if the state is divided."""
         if self._owned is None or not self._resumable.divided:
             return False
-        return self._is_time(self._state.step + 1, self._resumable.steps_in_epoch + 1)
+        return self.is_time(self._state.step + 1, self._resumable.steps_in_epoch + 1)
 
-    def _is_time(self, step: int, in_epoch: int) -> bool:
-        """True if a checkpoint is due by the rules of steps and time; called on rank 0.
+    def is_time(self, step: int, in_epoch: int) -> bool:
+        """True if a checkpoint is due by the rules of steps and time; False on ranks other than 0.
 
         Args:
             in_epoch: number of steps of the epoch that are done by then.
         """
         owned = self._owned
+        if owned is None:
+            return False
         # A save without progress does not count as busy: waiting for it shows that it hangs,
         # instead of training for hours without any checkpoint.
         busy = owned.checkpoints.gets_on(self._job.config.job.hang_seconds)

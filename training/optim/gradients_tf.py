@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from howdah.training.comm.base import (
-    COMPRESSED_FROM,
-    Comm,
-    split_apart,
-    split_evenly,
-)
+from howdah.training.comm.base import COMPRESSED_FROM, Comm, split_apart, split_evenly
+from howdah.training.optim import coding_tf as coding
 
 
 class Gradients:
@@ -48,14 +44,25 @@ class Gradients:
             groups: number of messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
-            compression: `training.gradient_compression`.
+            compression: "none", "bf16" or "int8".
         """
-        self._compressed = compression != "none"
         self._by_rows = sparse_embeddings and self._table is not None
         self._dense = [
             sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
         ]
         self._groups = groups
+        self.send_in(compression)
+
+    def send_in(self, compression: str) -> None:
+        """Send gradients in these numbers from now on, as in `arrange`; drop what is held back."""
+        self._compression = compression
+        self._held: dict[int, tf.Variable] = {}
+        """What int8 has held back of each message: training/optim/messages_torch.py."""
+
+    @property
+    def dense_elements(self) -> int:
+        """Number of gradients that are sent as they are, not as rows."""
+        return sum(sums.shape.num_elements() for sums in self._dense)
 
     def add(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, first: bool) -> None:
         """Add a micro-batch's gradients.
@@ -89,8 +96,12 @@ class Gradients:
         self._ids.assign(unique_U)
         self._rows.assign(tf.math.unsorted_segment_sum(rows, index_N, tf.size(unique_U)))  # [U, D]
 
-    def reduce(self, comm: Comm) -> None:
-        """Sum over all ranks; `sums` are complete afterwards. Every rank enters."""
+    def reduce(self, comm: Comm, *, whole: bool = True) -> None:
+        """Sum over all ranks; `sums` are complete afterwards. Every rank enters.
+
+        Args:
+            whole: send what int8 has held back too, so that nothing is held back afterwards.
+        """
         if self._table is not None:
             if self._by_rows and comm.size > 1:
                 self._reduce_rows(comm)
@@ -104,12 +115,29 @@ class Gradients:
         # TensorFlow does not copy a part with one member, neither here nor in the split.
         messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in parts]
         for number, (part, message) in enumerate(zip(parts, messages, strict=True)):
-            compressed = self._compressed and message.shape.num_elements() >= COMPRESSED_FROM
-            begin = bf16_sum if compressed else _plain_sum
-            reduced = begin(comm, number, message)
+            reduced = self._sum(comm, number, message, whole)
             pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
             for sums, piece in zip(part, pieces, strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
+
+    def _sum(self, comm: Comm, number: int, message: tf.Tensor, whole: bool) -> tf.Tensor:
+        """The sum of a message over all ranks, sent as `arrange` says."""
+        size = message.shape.num_elements()
+        if self._compression == "none" or size < COMPRESSED_FROM:
+            return comm.begin_sum(number, message).wait()
+        if self._compression == "bf16":
+            return coding.bf16_sum(comm, number, message)
+        if number not in self._held:
+            with tf.init_scope():
+                held = tf.zeros(coding.held_shape(size, comm.size))
+                self._held[number] = tf.Variable(held, trainable=False)
+        by = coding.whole_sum if whole else coding.int8_sum
+        return by(comm, number, message, self._held[number])
+
+    def forget(self) -> None:
+        """Drop what int8 holds back: it may have a number that is none."""
+        for held in self._held.values():
+            held.assign(tf.zeros(held.shape))
 
     def _reduce_rows(self, comm: Comm) -> None:
         if not self._on_gpu:  # a CPU sums an id's rows in order, with equal bits on all ranks
@@ -126,9 +154,10 @@ class Gradients:
         self, comm: Comm, ids: tf.Tensor, rows: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """All ranks' ids and rows, in the order of the ranks."""
-        sent = _encoded(rows) if self._compressed else rows
+        plain = self._compression == "none"
+        sent = rows if plain else coding.to_bf16(rows)
         ids, sent = comm.reduce_rows(tf.cast(ids, tf.int64), sent)
-        return tf.cast(ids, tf.int32), _decoded(sent) if self._compressed else sent
+        return tf.cast(ids, tf.int32), sent if plain else coding.from_bf16(sent)
 
     def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
         """The variables of each message."""
@@ -152,35 +181,6 @@ class Gradients:
             for sums in self.sums.values()
         ]
         return tf.sqrt(tf.add_n(squares))
-
-
-def _plain_sum(comm: Comm, number: int, message: tf.Tensor) -> tf.Tensor:
-    return comm.begin_sum(number, message).wait()
-
-
-def bf16_sum(comm: Comm, number: int, message: tf.Tensor) -> tf.Tensor:
-    """The sum of a message over all ranks, sent in bf16 and added in float32 in their order:
-    training/optim/messages_torch.py says how.
-
-    Args:
-        message: float32 [elements].
-    """
-    size, length = message.shape[0], -(-message.shape[0] // comm.size)
-    parts_NL = tf.reshape(tf.pad(message, [[0, length * comm.size - size]]), [comm.size, length])
-    received = _decoded(comm.begin_exchange(number, _encoded(parts_NL)).wait())
-    total = 0.0
-    for rank in range(comm.size):  # its own part is not rounded
-        total += parts_NL[rank] if rank == comm.rank else received[rank]
-    sums = _decoded(comm.begin_gather(number, _encoded(total)).wait())
-    return tf.reshape(sums, [-1])[:size]
-
-
-def _encoded(values: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(tf.cast(values, tf.bfloat16), tf.uint8)
-
-
-def _decoded(sent: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.bitcast(sent, tf.bfloat16), tf.float32)
 
 
 def sums_in_order(ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

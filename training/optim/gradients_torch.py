@@ -54,20 +54,33 @@ class FlatGradients:
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
             shares: each rank needs only the sum of its share; None: every rank needs all.
-            compression: `training.gradient_compression`.
+            compression: "none", "bf16" or "int8".
         """
-        self._groups, self._shares, self._compression = groups, shares, compression
+        self._groups, self._shares = groups, shares
         self._table = self._words if sparse_embeddings else None
-        self._messages: Messages | None = None
         self._owned: tuple[list[torch.Tensor], list[int]] | None = None
         self._touched = None
+        self.send_in(compression)
 
-    def overlap(self, comm: Comm) -> None:
+    def send_in(self, compression: str) -> None:
+        """Send gradients in these numbers from the next step on; drop what is held back."""
+        self._compression = compression
+        self._messages: Messages | None = None
+
+    @property
+    def dense_elements(self) -> int:
+        """Number of gradients that are sent as they are, not as rows."""
+        return self.layout.total if self._table is None else self.layout.table_start
+
+    def overlap(self, comm: Comm, *, whole: bool = True) -> None:
         """Send each message as soon as the next backward pass, the last before `reduce_`, has
         added to it, where the world overlaps both. Every rank enters.
+
+        Args:
+            whole: see `reduce_`.
         """
         if self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda):
-            self._sums(comm).arm(comm)
+            self._sums(comm).arm(comm, whole=whole)
 
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
         if self._messages is not None:
@@ -112,7 +125,7 @@ class FlatGradients:
         self._words.index_fill_(0, self._touched, 0.0)
         self._touched = None
 
-    def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
+    def reduce_(self, comm: Comm, ids: list[torch.Tensor], *, whole: bool = True) -> None:
         """Sum over all ranks. Every rank enters.
 
         If the ranks have shares, only this rank's share and the word embeddings' rows that were
@@ -120,13 +133,14 @@ class FlatGradients:
 
         Args:
             ids: token ids of this rank's micro-batches of the step.
+            whole: send what int8 has held back too, so that nothing is held back afterwards.
         """
         if comm.size == 1:
             if self._words is not None:
                 self._touched = _unique(ids)
             return
         if self._shares is None:
-            self._sums(comm).reduce_(comm)
+            self._sums(comm).reduce_(comm, whole=whole)
         else:
             comm.reduce_to(*self._owned_parts(comm))
         if self._table is not None:
@@ -165,6 +179,8 @@ class FlatGradients:
         total = float(squares.sum())
         if self._touched is not None:  # these rows are the same on every rank
             total += _square(self._words[self._touched].flatten()).item()
+        if not math.isfinite(total) and self._messages is not None:
+            self._messages.forget()
         return math.sqrt(total) if total >= 0 else total
 
     def scale_(self, factor: float) -> None:

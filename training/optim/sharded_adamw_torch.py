@@ -29,15 +29,17 @@ class ShardedGradients:
     def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         self._named = named
 
+    dense_elements = 0
+
     def zero_(self) -> None:
         """Drop the gradients, whose memory is free until the backward pass makes new ones."""
         for parameter in self._named.values():
             parameter.grad = None
 
-    def overlap(self, comm: Comm) -> None:
+    def overlap(self, comm: Comm, *, whole: bool = True) -> None:
         """Do nothing: FSDP2 sums while the backward pass computes."""
 
-    def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
+    def reduce_(self, comm: Comm, ids: list[torch.Tensor], *, whole: bool = True) -> None:
         """Do nothing: the gradients are already summed."""
 
     def norm(self, comm: Comm) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
@@ -69,31 +71,43 @@ class Steps:
         self._overlaps = comm.overlaps(on_gpu=bool(tf.config.get_visible_devices("GPU")))
         self._norm: tf.Tensor | None = None
 
-        def reduce_and_measure() -> tf.Tensor:
-            self._gradients.reduce(comm)
+        def reduce_and_measure(whole: bool) -> tf.Tensor:
+            self._gradients.reduce(comm, whole=whole)
             return self._gradients.norm(comm)
 
-        def to_the_end(first: bool) -> Callable:
+        def to_the_end(whole: bool, first: bool) -> Callable:
             backward = self._backward_of(first)
-            return lambda *batch: (backward(*batch), reduce_and_measure())
+            return lambda *batch: (backward(*batch), reduce_and_measure(whole))
 
-        self._reduce = tf.function(reduce_and_measure, input_signature=[], autograph=False)
-        self._only, self._last = (
-            tf.function(to_the_end(first), input_signature=self._batch, autograph=False)
-            for first in (True, False)
-        )
+        both = (True, False)  # a function that is not called is not traced
+        self._reduce = {
+            whole: tf.function(partial(reduce_and_measure, whole), autograph=False)
+            for whole in both
+        }
+        self._last = {
+            (whole, first): tf.function(
+                to_the_end(whole, first), input_signature=self._batch, autograph=False
+            )
+            for whole in both
+            for first in both
+        }
 
     @property
     def traces(self) -> tuple[int, int]:
         """Numbers of traces for a step's first micro-batch and for further ones, at most 1 each."""
         return tuple(f.experimental_get_tracing_count() for f in (self._first, self._further))
 
-    def backward(self, batch: Batch, *, seed: int, scale: float) -> tf.Tensor:
+    def backward(
+        self, batch: Batch, *, seed: int, scale: float, whole: bool = True, overlap: bool = True
+    ) -> tf.Tensor:
         """Forward and backward pass. Returns this micro-batch's part of the step's loss, unscaled.
 
         Args:
             seed: dropout's seed, 63 bits.
             scale: factor of the loss before the backward pass.
+            whole: the step sends what int8 has held back too (`Gradients.reduce`).
+            overlap: also send the step's messages in its last micro-batch, where the world overlaps
+                both.
         """
         arguments = (
             batch.ids_BT,
@@ -105,10 +119,10 @@ class Steps:
             np.array([seed, 0], np.int64),
         )
         first = batch.micro == 0
-        if not (self._overlaps and batch.last_of_step):
+        if not (overlap and self._overlaps and batch.last_of_step):
             return (self._first if first else self._further)(*arguments)
         with self._comm.guarded(), self._comm.limited():
-            loss, self._norm = (self._only if first else self._last)(*arguments)
+            loss, self._norm = self._last[whole, first](*arguments)
             return loss
 
     def _backward_of(self, first: bool):
@@ -123,10 +137,14 @@ class Steps:
 
         return backward
 
-    def reduce(self) -> float:
-        """Sum the gradients over all ranks. Returns their global norm. Every rank enters."""
-        if self._norm is None:
+    def reduce(self, *, whole: bool = True) -> float:
+        """Sum the gradients over all ranks. Returns their global norm. Every rank enters; for
+        `whole` see `backward`."""
+        norm, self._norm = self._norm, None
+        if norm is None:
             with self._comm.watch():
-                return float(self._reduce())
-        norm, self._norm = float(self._norm), None
+                norm = self._reduce[whole]()
+        norm = float(norm)
+        if not math.isfinite(norm):
+            self._gradients.forget()
         return norm

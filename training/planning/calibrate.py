@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -57,6 +58,7 @@ class Sizes:
         self._config = config
         self._dataset = training_rows(load_dataset(config.data.dataset), config)
         self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
+        self._works: dict[tuple[int, range], Work] = {}
 
     def planner(self, global_batch_size: int) -> Planner:
         """The plan with a global batch size."""
@@ -84,17 +86,21 @@ class Sizes:
             world: number of ranks.
             steps: steps of the first epoch that the typical one is derived from.
         """
+        if (world, steps) in self._works:
+            return self._works[world, steps]
         batch = max(self._config.training.global_batch_size, world)
         planner = self.planner(batch)
-        steps = [step for step in steps if step < planner.steps_per_epoch]
+        sampled = [step for step in steps if step < planner.steps_per_epoch]
         # Rank 0 has the longest rows of a sorted batch, so the others wait for it.
-        slices = [planner.rank_rows(0, step, 0, world) for step in steps]
-        return Work(
+        slices = [planner.rank_rows(0, step, 0, world) for step in sampled]
+        self._works[world, steps] = Work(
             rows=batch / world,
             tokens=statistics.median(self.rank_tokens(rows) for rows in slices),
             unique_ids=statistics.fmean(self._unique(rows) for rows in slices[:4]),
         )
+        return self._works[world, steps]
 
+    @cached_property
     def micro(self) -> Work:
         """A full micro-batch: as many rows of average length as fit per_device_max_tokens."""
         one = self.work(1)
@@ -110,7 +116,7 @@ class Sizes:
         return len(np.unique(self._shards.gather(rows.shard, rows.row, rows.length)))
 
     def gradient(self) -> Gradient:
-        """The messages of a step's reduction."""
+        """The messages of a step's reduction in float32."""
         model = self._config.model
         base = load_base(model.base, revision=model.revision)
         labels = len(self._dataset.manifest.labels)
@@ -120,20 +126,18 @@ class Sizes:
         words = family.word_embeddings
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
-        number_bytes = {"none": 4, "bf16": 2}[self._config.training.gradient_compression]
         return Gradient(
-            dense=_messages(every, schedule.FUSION_GROUPS, number_bytes),
-            without_words=_messages(rest, schedule.FUSION_GROUPS, number_bytes),
-            number_bytes=number_bytes,
+            dense=_messages(every, schedule.FUSION_GROUPS),
+            without_words=_messages(rest, schedule.FUSION_GROUPS),
             vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
             width=base.config[family.keys.width],
         )
 
 
-def _messages(elements: Sequence[int], groups: int | None, number_bytes: int) -> tuple[int, ...]:
+def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
     sizes: dict[int, int] = {}
     for count, group in zip(elements, split_evenly(elements, groups), strict=True):
-        sizes[group] = sizes.get(group, 0) + number_bytes * count
+        sizes[group] = sizes.get(group, 0) + 4 * count
     return tuple(sizes.values())
 
 
@@ -152,6 +156,10 @@ class Calibration:
     """{number of ranks on this machine: seconds per step}."""
     beside: float
     """Factor by which a rank computes more slowly beside another rank on this machine."""
+    coding: Mapping[str, float]
+    """Seconds that a rank takes to code a number, by scaling.NUMBER_BYTES."""
+    compression: str
+    """`training.gradient_compression`."""
 
     def network(self, bits_per_second: float) -> Network:
         """The network between nodes; the slower of link and processor determines a byte's time."""
@@ -162,26 +170,42 @@ class Calibration:
         )
 
     def predict(
-        self, workers: int, network: Network, steps: range = range(_SAMPLED_STEPS)
+        self,
+        workers: int,
+        network: Network,
+        steps: range = range(_SAMPLED_STEPS),
+        compression: str | None = None,
     ) -> Prediction:
-        """The typical step among some of the first epoch, with one rank per node."""
-        return self._predict(workers, network, steps, self.compute)
+        """The typical step among some of the first epoch, with one rank per node.
+
+        Args:
+            compression: replaces the configuration's.
+        """
+        compression = compression or self.compression
+        if compression != "auto":
+            return self._predict(workers, network, steps, self.compute, compression)
+        each = {
+            numbers: self._predict(workers, network, steps, self.compute, numbers)
+            for numbers in scaling.NUMBER_BYTES
+        }
+        return each[scaling.what_pays({n: one.step_seconds for n, one in each.items()})]
 
     def predict_here(self, workers: int, network: Network) -> Prediction:
         """The typical step among the measured ones, with all ranks on this machine."""
         compute = self.compute if workers == 1 else self.compute.times(self.beside)
-        return self._predict(workers, network, self.steps, compute)
+        numbers = "none" if self.compression == "auto" else self.compression
+        return self._predict(workers, network, self.steps, compute, numbers)
 
     def _predict(
-        self, workers: int, network: Network, steps: range, compute: Compute
+        self, workers: int, network: Network, steps: range, compute: Compute, numbers: str
     ) -> Prediction:
         return scaling.predict(
             workers,
             work=self.sizes.work(workers, steps),
             alone=self.sizes.work(1),
-            micro=self.sizes.micro(),
+            micro=self.sizes.micro,
             compute=compute,
-            gradient=self.gradient,
+            gradient=self.gradient.sent(numbers, self.coding[numbers]),
             network=network,
             overlapped=network is not self.loopback,
         )
@@ -235,7 +259,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
         measured, beside = {1: statistics.median(full)}, 1.0
         tokens, seconds = sizes.tokens(batch, steps), full
         progress("two ranks, only the network ...")
-        loopback = _loopback(config.training.framework, gradient, directory)
+        probe = short_runs.probe(config.training.framework, gradient.dense, directory)
         if batch > 1:
             progress(f"one rank, {steps.stop} steps of {half} rows ...")
             halves = short_runs.steps(short("half", half), 1, steps.stop)
@@ -252,16 +276,17 @@ def measure(config: Config, progress: Progress) -> Calibration:
         threads=threads,
         compute=scaling.fit(tokens, seconds),
         gradient=gradient,
-        loopback=loopback,
+        loopback=_loopback(gradient, probe),
         steps=steps,
         measured=measured,
         beside=beside,
+        coding=probe["coding_seconds"],
+        compression=config.training.gradient_compression,
     )
 
 
-def _loopback(framework: str, gradient: Gradient, directory: str) -> Network:
+def _loopback(gradient: Gradient, probe: Mapping[str, float]) -> Network:
     """Cost of a message and of a byte between two ranks on this machine, without a link."""
-    probe = short_runs.probe(framework, gradient.dense, directory)
     total = sum(gradient.dense)
     whole = probe["reduction_seconds"] - len(gradient.dense) * probe["message_seconds"]
     return Network(

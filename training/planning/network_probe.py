@@ -1,7 +1,8 @@
 """Measures the network: `python -m howdah.training.planning.network_probe FRAMEWORK SIZES OUT`.
 
 SIZES is a JSON list of the sizes of a step's gradient messages in bytes. Rank 0 writes the seconds
-of one reduction of all of them, and of a minimal message, to OUT. Every rank enters.
+of one reduction of all of them, of a minimal message, and of coding a number, to OUT. Every rank
+enters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from howdah.core.processes import die_with_parent
 from howdah.process import env
+from howdah.training.planning.scaling import NUMBER_BYTES
 
 _ROUNDS = 5
 _SMALL_ROUNDS = 40
@@ -39,11 +41,20 @@ def main(framework: str, sizes: Sequence[int], out: str) -> None:
             "ranks": comm.size,
             "reduction_seconds": statistics.median(whole),
             "message_seconds": statistics.median(small),
+            "coding_seconds": {numbers: _coding(framework)(numbers) for numbers in NUMBER_BYTES},
         }
         with open(out, "w", encoding="utf-8") as file:
             json.dump(result, file)
     comm.barrier()
     comm.shutdown()
+
+
+def _coding(framework: str) -> Callable[[str], float]:
+    if framework == "torch":
+        from howdah.training.optim import coding_torch as coding
+    else:
+        from howdah.training.optim import coding_tf as coding
+    return coding.seconds
 
 
 def _messages(framework: str, sizes: Sequence[int]) -> list:

@@ -23,6 +23,8 @@ from howdah.training.preparation.job import training_planner
 from howdah.training.preparation.precision import precision_of
 
 _SAMPLED_STEPS = 500
+_LINKS = {"1G": 1e9, "10G": 1e10, "25G": 2.5e10, "100G": 1e11}
+"""Bits per second of the links between nodes in the table of what 90 % takes."""
 
 
 def preview(config: Config, world: int) -> dict:
@@ -120,6 +122,20 @@ def scaling_preview(
         else "the processor",
         "here": calibration.compared(),
         "worlds": [calibration.predict(count, link).as_dict() for count in worlds],
+        "for_90": [
+            {
+                "workers": count,
+                "compression": numbers,
+                "accumulation": {
+                    name: calibration.predict(
+                        count, calibration.network(bits), compression=numbers
+                    ).accumulation_for_90
+                    for name, bits in _LINKS.items()
+                },
+            }
+            for count in worlds
+            for numbers in scaling.NUMBER_BYTES
+        ],
     }
 
 
@@ -152,16 +168,27 @@ def scaling_lines(scaling: dict) -> list[str]:
     lines += [
         "",
         f"with {scaling['network']}bit/s between nodes, one rank per node:",
-        f"{'workers':>8}{'batch':>8}{'step ms':>10}{'network ms':>12}{'rows/s':>10}"
-        f"{'efficiency':>12}  {'for 90%: micro-batches per rank (global batch)'}",
+        f"{'workers':>8}{'batch':>8}{'gradients':>11}{'step ms':>10}{'network ms':>12}"
+        f"{'rows/s':>10}{'efficiency':>12}  {'for 90%: micro-batches per rank (global batch)'}",
     ]
     for one in scaling["worlds"]:
         count = one["accumulation_for_90"]
         enough = "none" if count is None else f"{count:,} ({one['global_batch_for_90']:,})"
         lines.append(
-            f"{one['workers']:>8,}{one['global_batch_size']:>8,}"
+            f"{one['workers']:>8,}{one['global_batch_size']:>8,}{one['compression']:>11}"
             f"{one['step_seconds'] * 1000:>10,.0f}{one['network_seconds'] * 1000:>12,.0f}"
             f"{one['rows_per_second']:>10,.0f}"
             f"{one['efficiency']:>12.0%}  {enough}"
+        )
+    lines += [
+        "",
+        "micro-batches per rank that 90% takes, by training.gradient_compression and link:",
+        f"{'workers':>8}  {'gradients':<10}" + "".join(f"{name:>8}" for name in _LINKS),
+    ]
+    for one in scaling["for_90"]:
+        counts = (one["accumulation"][name] for name in _LINKS)
+        lines.append(
+            f"{one['workers']:>8,}  {one['compression']:<10}"
+            + "".join(f"{'none' if count is None else count:>8}" for count in counts)
         )
     return lines

@@ -11,7 +11,9 @@ lasts longer than that pass is exposed. Within a node all of it is.
 The reduction is a ring: each message of S bytes costs 2 (N - 1) hops and moves 2 (N - 1) / N * S
 bytes through each rank (Patarasuk and Yuan, 2009). The slower of the link and of the processor that
 copies and adds determines the time of a byte. The word embeddings' gradient is reduced dense with
-the others, or gathered from all ranks as the rows that a batch touches.
+the others, or gathered from all ranks as the rows that a batch touches. With
+`training.gradient_compression` there are fewer bytes, and what it takes to code them is added to
+the step, since processors that code do not compute.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from howdah.errors import UsageError
 
 _ROW_ID_BYTES = 8
-_BACKWARD = 2 / 3
+BACKWARD = 2 / 3
 """Share of the backward pass in the products of a micro-batch."""
+NUMBER_BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
+"""Bytes of a number on the network by `training.gradient_compression`, from the least rounding to
+the most; int8 with the scales of its blocks."""
 _GOAL = 0.9
+_PAYS = 0.05
+"""Share of a step that a compression has to save, for what it rounds off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,21 +84,35 @@ class Network:
 class Gradient:
     """The messages of a step."""
 
-    dense: tuple[int, ...]
+    dense: tuple[float, ...]
     """Bytes of each message, all parameters dense."""
-    without_words: tuple[int, ...]
+    without_words: tuple[float, ...]
     """Bytes of each message without the word embeddings."""
     vocabulary: int
     """Number of rows of the word embeddings; 0 if they are frozen."""
     width: int
     """Number of elements of a row of the word embeddings."""
-    number_bytes: int = 4
-    """Bytes of a number on the network: 2 with `training.gradient_compression: bf16`."""
+    number_bytes: float = NUMBER_BYTES["none"]
+    """Bytes of a number on the network."""
+    coding_seconds: float = 0.0
+    """Seconds that a rank takes to code a number, once, and to read it twice."""
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of the word embeddings."""
-        return self.width * self.number_bytes
+    def row_bytes(self) -> float:
+        """Bytes of a row of the word embeddings, which has bf16 beside int8."""
+        none, bf16 = NUMBER_BYTES["none"], NUMBER_BYTES["bf16"]
+        return self.width * (none if self.number_bytes == none else bf16)
+
+    def sent(self, numbers: str, coding_seconds: float) -> Gradient:
+        """The same in other numbers (`NUMBER_BYTES`)."""
+        factor = NUMBER_BYTES[numbers] / self.number_bytes
+        return replace(
+            self,
+            dense=tuple(factor * size for size in self.dense),
+            without_words=tuple(factor * size for size in self.without_words),
+            number_bytes=NUMBER_BYTES[numbers],
+            coding_seconds=coding_seconds,
+        )
 
     def sparse(self, rows: float, ranks: int) -> bool:
         """True if the word embeddings are sent as rows, by the rule of training/preparation/job.py.
@@ -120,10 +141,16 @@ class Gradient:
             sizes = self.without_words[::-1]
         else:  # the word embeddings are in the last message, and complete at the end
             sizes = (*self.dense[-2::-1], self.dense[-1])
-        end, total = 0.0, sum(sizes)
-        for size, computed in zip(sizes, itertools.accumulate(sizes), strict=True):
-            end = max(end, backward * computed / total) + network.allreduce(size, ranks)
-        return agreement + max(0.0, end - backward) + gathered
+        coding = self.coding_seconds * sum(sizes) / self.number_bytes
+        return agreement + _exposed(sizes, network, ranks, backward) + gathered + coding
+
+
+def _exposed(sizes: Sequence[float], network: Network, ranks: int, backward: float) -> float:
+    """Seconds that messages last longer than the backward pass that completes them in turn."""
+    end, total = 0.0, sum(sizes)
+    for size, computed in zip(sizes, itertools.accumulate(sizes), strict=True):
+        end = max(end, backward * computed / total) + network.allreduce(size, ranks)
+    return max(0.0, end - backward)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +173,8 @@ class Prediction:
     compute_seconds: float
     network_seconds: float
     sparse_embeddings: bool
+    compression: str
+    """The numbers of NUMBER_BYTES."""
     efficiency: float
     """Rows per second, divided by `workers` times those of a single rank."""
     accumulation_for_90: int | None
@@ -169,6 +198,7 @@ class Prediction:
             "network_seconds": round(self.network_seconds, 4),
             "rows_per_second": round(self.global_batch_size / self.step_seconds, 2),
             "embeddings": "rows" if self.sparse_embeddings else "dense",
+            "compression": self.compression,
             "efficiency": round(self.efficiency, 4),
             "accumulation_for_90": self.accumulation_for_90,
             "global_batch_for_90": self.global_batch_for_90,
@@ -198,7 +228,7 @@ def predict(
         network: the network between the ranks.
         overlapped: whether the reduction begins during the backward pass, as between nodes.
     """
-    per_token = _BACKWARD * compute.token_seconds if overlapped else 0.0
+    per_token = BACKWARD * compute.token_seconds if overlapped else 0.0
     compute_seconds = compute.seconds(work.tokens)
     backward = per_token * min(work.tokens, micro.tokens)
     reduction = gradient.seconds(network, work.unique_ids, workers, backward=backward)
@@ -213,6 +243,7 @@ def predict(
         compute_seconds=compute_seconds,
         network_seconds=reduction,
         sparse_embeddings=gradient.sparse(work.unique_ids, workers),
+        compression=next(n for n, b in NUMBER_BYTES.items() if b == gradient.number_bytes),
         efficiency=work.rows / (compute_seconds + reduction) / alone_rate,
         accumulation_for_90=count,
         global_batch_for_90=None if count is None else round(count * micro.rows * workers),
@@ -225,6 +256,61 @@ def _accumulation(micro: Work, compute: Compute, reduction: float, alone_rate: f
     if gained <= 0:
         return None
     return max(1, math.ceil((compute.fixed_seconds + reduction) / gained))
+
+
+def compressed_steps(
+    computing: float,
+    sums: float,
+    *,
+    backward: float,
+    messages: int,
+    coding: Mapping[str, float],
+    crossing: float = 1.0,
+) -> dict[str, float]:
+    """Predict the seconds of a step in each of NUMBER_BYTES, from a measured one.
+
+    Args:
+        computing: seconds of a step without its sums.
+        sums: seconds of the sums in float32, after the backward pass.
+        backward: seconds of the backward pass that hides messages.
+        messages: number of messages, which are taken as equal.
+        coding: seconds that coding a step's gradient takes.
+        crossing: `exchange_crossing` of the world.
+    """
+    network = Network(byte_seconds=1.0, message_seconds=0.0, hop_seconds=0.0)
+    steps = {}
+    for numbers, number_bytes in NUMBER_BYTES.items():
+        message = sums / messages * number_bytes / NUMBER_BYTES["none"]  # seconds, as its size
+        message *= 1.0 if numbers == "none" else crossing
+        exposed = _exposed([message] * messages, network, 2, backward)  # each byte moves once
+        steps[numbers] = computing + exposed + coding[numbers]
+    return steps
+
+
+def exchange_crossing(ranks: int, per_node: int) -> float:
+    """Numbers that cross a node's link if all ranks exchange parts and gather sums, as compressed
+    messages do, relative to a ring of the same ranks, whose neighbours are on one node.
+
+    >>> exchange_crossing(8, 1), exchange_crossing(16, 8)
+    (1.0, 2.6333333333333333)
+    """
+    return (per_node * (ranks - per_node) + ranks - 1) / (2 * (ranks - 1))
+
+
+def what_pays(steps: Mapping[str, float]) -> str:
+    """The compression that rounds least, unless one that rounds more saves a share of the step.
+
+    Args:
+        steps: seconds of a step by NUMBER_BYTES.
+
+    >>> what_pays({"none": 1.0, "bf16": 0.7, "int8": 0.68})
+    'bf16'
+    """
+    best = "none"
+    for numbers in NUMBER_BYTES:
+        if steps[numbers] < (1 - _PAYS) * steps[best]:
+            best = numbers
+    return best
 
 
 def fit(tokens: Sequence[float], seconds: Sequence[float]) -> Compute:

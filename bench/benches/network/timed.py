@@ -25,11 +25,13 @@ from tests.runs.network.shaped_hosts import ShapedHosts
 LAYERS, WIDTH, VOCABULARY, TOUCHED = 6, 768, 30_522, 2_000
 SHAPES = ((WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), *((WIDTH, WIDTH),) * 4)
 LINKS = os.environ.get("BENCH_TIMED_LINKS", "1gbit 10gbit").split()
-WORLDS = tuple(map(int, os.environ.get("BENCH_TIMED_RANKS", "2 4").split()))
-SECONDS = 0.1
+WORLDS = os.environ.get("BENCH_TIMED_RANKS", "2 4").split()
+"""Ranks, each on its own host; "2x4": two hosts with four each."""
+SECONDS = float(os.environ.get("BENCH_TIMED_SECONDS", "0.1"))
 STEPS, WARM = 8, 3
-KINDS = ("ddp", "ddp-bf16", "after", "none", "bf16")
-"""DDP and its hook; ours: float32 after the backward pass, during it, and in bf16."""
+KINDS = os.environ.get("BENCH_TIMED_KINDS", "ddp ddp-bf16 after none bf16 int8").split()
+"""DDP and its hook; ours: float32 after the backward pass, during it, in bf16 and in int8; with
+several ranks a host also bf16-flat and int8-flat: all of them exchange, in one level."""
 
 
 class Timed(torch.autograd.Function):
@@ -75,14 +77,15 @@ def ours(net: Net) -> list[float]:
 
     comm = backends.init("torch", choice="torch")
     gradients = FlatGradients(dict(net.named_parameters()), words="words")
-    compression = sys.argv[1] if sys.argv[1] == "bf16" else "none"
+    numbers = sys.argv[1].partition("-")[0]
+    compression = numbers if numbers in ("bf16", "int8") else "none"
     gradients.arrange(None, sparse_embeddings=True, compression=compression)
     ids = [torch.randperm(VOCABULARY)[:TOUCHED]]
 
     def step() -> None:
-        gradients.overlap(comm)
+        gradients.overlap(comm, whole=False)
         net(torch.ones(1, requires_grad=True)).sum().backward()
-        gradients.reduce_(comm, ids)
+        gradients.reduce_(comm, ids, whole=False)
 
     seconds = [_timed(step) for _ in range(WARM + STEPS)]
     comm.shutdown()
@@ -120,8 +123,9 @@ def rows() -> list[harness.Row]:
     comparisons = []
     for world in WORLDS:
         for link in LINKS:
-            with tempfile.TemporaryDirectory() as folder, ShapedHosts(world, link) as hosts:
-                network, added = Network(None, hosts), {}
+            count, _, each = world.partition("x")
+            with tempfile.TemporaryDirectory() as folder, ShapedHosts(int(count), link) as hosts:
+                network, added = Network(None, hosts, int(each or 1)), {}
                 for kind in KINDS:
                     out = f"{folder}/{kind}.json"
                     network.run(["bench.benches.network.timed", kind, str(SECONDS), out],
@@ -134,8 +138,10 @@ def rows() -> list[harness.Row]:
                         f" {kind}: {SECONDS / step:.0%} of the step",
                         file=sys.stderr,
                     )
-            for kind in KINDS[2:]:
-                peer = "ddp-bf16" if kind == "bf16" else "ddp"
+            for kind in KINDS:
+                peer = "ddp-bf16" if kind[:4] in ("bf16", "int8") else "ddp"
+                if kind.startswith("ddp") or peer not in KINDS:
+                    continue
                 comparisons.append(harness.Row(
                     what=f"simulated compute, {world} ranks, {link}: a step adds, {kind}",
                     unit="ms", peer=peer, peer_values=[added[peer]], our_values=[added[kind]],
@@ -151,6 +157,8 @@ def main() -> None:
     torch.manual_seed(int(os.environ["RANK"]))
     if sys.argv[1] == "after":
         os.environ[LIMITS] = json.dumps({"overlap": False})
+    if sys.argv[1].endswith("-flat"):
+        os.environ[LIMITS] = json.dumps({"levels": False})
     net = Net(float(sys.argv[2]))
     seconds = (ddp if sys.argv[1].startswith("ddp") else ours)(net)
     if os.environ["RANK"] == "0":

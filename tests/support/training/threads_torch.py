@@ -21,15 +21,30 @@ class _World:
 
 
 class ThreadComm(Comm):
-    """One rank's. Sums are in the order of the ranks."""
+    """One rank's. Sums are in the order of the ranks.
+
+    Args:
+        each: ranks of a node; None: all are on one.
+    """
 
     backend = "threads"
 
-    def __init__(self, world: _World, rank: int) -> None:
+    def __init__(self, world: _World, rank: int, each: int | None = None) -> None:
         super().__init__()
         self._world = world
-        self.rank = self.local_rank = rank
-        self.size = self.local_size = len(world.parts)
+        self.rank, self.size = rank, len(world.parts)
+        self.local_size = each or self.size
+        self.local_rank = rank % self.local_size
+
+    def levels(self) -> tuple[_Group, _Group] | None:
+        each = self.local_size
+        if not 1 < each < self.size:
+            return None
+        first = self.rank - self.local_rank
+        return (
+            _Group(self, range(first, first + each)),
+            _Group(self, range(self.local_rank, self.size, each)),
+        )
 
     def _all(self, mine: Any) -> list[Any]:
         """What every rank has given, in their order; all enter."""
@@ -83,15 +98,32 @@ class ThreadComm(Comm):
         """Nothing is connected."""
 
 
-def in_threads(size: int, rank: Callable[[Comm], Any]) -> list[Any]:
-    """What `rank` returns for the Comm of each rank; raises the first one's error."""
+class _Group:
+    """Some of a world's ranks; all groups of its kind enter at the same time."""
+
+    def __init__(self, comm: ThreadComm, ranks: range) -> None:
+        self._comm, self._ranks = comm, ranks
+        self.rank, self.size = ranks.index(comm.rank), len(ranks)
+
+    def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Ended:
+        parts = self._comm._all(parts_NB.clone())
+        return Ended(torch.stack([parts[rank][self.rank] for rank in self._ranks]))
+
+    def begin_gather(self, number: int, part_B: torch.Tensor) -> Ended:
+        parts = self._comm._all(part_B.clone())
+        return Ended(torch.stack([parts[rank] for rank in self._ranks]))
+
+
+def in_threads(size: int, rank: Callable[[Comm], Any], *, each: int | None = None) -> list[Any]:
+    """What `rank` returns for the Comm of each rank; raises the first one's error. For `each` see
+    ThreadComm."""
     world = _World(size)
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
-            results[number] = rank(ThreadComm(world, number))
+            results[number] = rank(ThreadComm(world, number, each))
         except BaseException as error:  # noqa: BLE001 - raised again below
             errors.append(error)
             world.barrier.abort()

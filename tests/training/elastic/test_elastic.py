@@ -193,7 +193,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_learnt_twice(job, undisturbed,
 @pytest.mark.full
 @pytest.mark.parametrize("framework", ["torch", "torch.distributed"])
 @pytest.mark.parametrize("message", range(4))
-@pytest.mark.parametrize("compression", ["none", "bf16"])
+@pytest.mark.parametrize("compression", ["none", "bf16", "int8"])
 def test_a_rank_killed_in_each_message_of_the_backward_pass(
     job, undisturbed, framework, message, compression
 ):

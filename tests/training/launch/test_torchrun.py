@@ -7,22 +7,25 @@ interrupted jobs of all launchers: test_faults.py and test_stops.py.
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
 
 from howdah.config.launchers import LAUNCHERS, require_carrier
 from howdah.config.model import TrainingSection
+from howdah.core.processes import LIMITS
 from howdah.errors import ConfigError
 from tests.fixtures.launched import LIMIT, Job
 from tests.runs.network import shaped_hosts
 from tests.runs.network.shaped_hosts import ShapedHosts
-from tests.runs.training_runs import ROOT, Finished, launcher, train
+from tests.runs.training_runs import NO_DROPOUT, ROOT, Finished, launcher, train
 from tests.support.ports import free_port
 
 WITHOUT_HOROVOD = {
@@ -74,29 +77,20 @@ def test_where_horovod_is_not_installed_mpirun_s_ranks_take_torch_distributed(st
     assert "Horovod" not in job.stderr
 
 
-@mpi
-@full
-@pytest.mark.skipif(shaped_hosts.MISSING, reason=shaped_hosts.REASON)
-def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
-    tmp_path, tiny_dataset, tiny_model_dir
-):
-    """Network namespaces with host names of their own, joined by a bridge; one disk for both."""
-    whole = train(
-        str(tmp_path / "one"), dataset=tiny_dataset.path, base=tiny_model_dir, np_=2,
-        kind="torchrun",
-    )  # fmt: skip
-    divided = Finished(str(tmp_path / "two"), 0, "")
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "eth0"}
+def on_two_hosts(whole: Finished, divided: Finished, *settings: str, each: int = 1, **env) -> None:
+    """Train with a run's configuration on hosts with `each` ranks, in another directory."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "eth0"} | env
     env |= {"PATH": os.path.dirname(sys.executable) + os.pathsep + env["PATH"]}
     rank = [sys.executable, "-m", "howdah.training", "--config", f"{whole.directory}/given.yaml"]
-    rank += ["--set", f"run.directory={divided.directory}"]
+    for one in (f"run.directory={divided.directory}", *settings):
+        rank += ["--set", one]
     started = []
     with ShapedHosts(2, "1gbit") as hosts:
         address = hosts.address_of(0)
         for number in range(2):
             torchrun = [
-                "torchrun", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1",
-                "--master-addr", address, "--master-port", "29500", "--no-python", *rank,
+                "torchrun", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node",
+                str(each), "--master-addr", address, "--master-port", "29500", "--no-python", *rank,
             ]  # fmt: skip
             named = f'hostname {hosts.names[number]} && exec "$@"'
             argv = ["unshare", "--uts", "sh", "-c", named, "sh", *torchrun]
@@ -116,11 +110,48 @@ def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
             for process in started:
                 process.kill()
     assert [process.returncode for process in started] == [0, 0], outputs
+
+
+@mpi
+@full
+@pytest.mark.skipif(shaped_hosts.MISSING, reason=shaped_hosts.REASON)
+def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
+    tmp_path, tiny_dataset, tiny_model_dir
+):
+    """Network namespaces with host names of their own, joined by a bridge; one disk for both."""
+    whole = train(
+        str(tmp_path / "one"), dataset=tiny_dataset.path, base=tiny_model_dir, np_=2,
+        kind="torchrun",
+    )  # fmt: skip
+    divided = Finished(str(tmp_path / "two"), 0, "")
+    on_two_hosts(whole, divided)
     assert divided.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
     assert divided.losses() == whole.losses()
     ours, one_hosts = divided.tensors(10), whole.tensors(10)
     assert ours.keys() == one_hosts.keys()
     assert all(ours[name].tobytes() == one_hosts[name].tobytes() for name in ours)
+
+
+@mpi
+@full
+@pytest.mark.skipif(shaped_hosts.MISSING, reason=shaped_hosts.REASON)
+@pytest.mark.parametrize("numbers", ["bf16", "int8"])
+def test_two_ranks_on_each_of_two_hosts_send_compressed_gradients_in_two_levels(
+    tmp_path, tiny_dataset, tiny_model_dir, numbers
+):
+    one = train(
+        str(tmp_path / "one"), dataset=tiny_dataset.path, base=tiny_model_dir, np_=1,
+        settings=NO_DROPOUT,
+    )  # fmt: skip
+    losses = []
+    for levels in (True, False):
+        four = Finished(str(tmp_path / f"four-{levels}"), 0, "")
+        sent = f"training.gradient_compression={numbers}"
+        on_two_hosts(one, four, sent, each=2, **{LIMITS: json.dumps({"levels": levels})})
+        assert four.run_json()["attempts"][-1]["world_size"] == 4
+        np.testing.assert_allclose(four.losses(), one.losses(), atol=2e-3, rtol=0)
+        losses.append(four.losses())
+    assert losses[0] != losses[1]  # a node's sum is rounded, not each rank's gradient
 
 
 @mpi

@@ -108,6 +108,38 @@ def test_what_the_backward_pass_hides_of_a_reduction():
     assert within_a_node.network_seconds == pytest.approx(2 * one + agreement)
 
 
+def test_compression_sends_fewer_bytes_and_takes_time_to_code():
+    numbers = GRADIENT.sent("int8", 1e-9)
+    assert sum(numbers.dense) == pytest.approx(100e6 / 4 * (1 + 2 / 128))
+    assert numbers.row_bytes == 600 and GRADIENT.row_bytes == 1200
+    coding = 25e6 * 1e-9
+    smaller = GRADIENT.sent("int8", 0.0).seconds(LINK, 15_000, 8)
+    assert numbers.seconds(LINK, 15_000, 8) == pytest.approx(smaller + coding)
+    assert smaller < 0.3 * GRADIENT.seconds(LINK, 15_000, 8)
+    predictions = [world(8, gradient=GRADIENT.sent(n, 0.0)) for n in scaling.NUMBER_BYTES]
+    assert [one.compression for one in predictions] == ["none", "bf16", "int8"]
+    seconds = [one.step_seconds for one in predictions]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("sums", "coding", "best"),
+    [
+        (0.1, 0.0, "none"),  # hidden by the backward pass
+        (2.0, 0.0, "int8"),
+        (2.0, 2.0, "none"),  # a processor that codes more slowly than the network sends
+        (1.2, 0.0, "bf16"),  # int8 would save less than a 20th more
+    ],
+)
+def test_a_compression_is_chosen_where_it_pays(sums, coding, best):
+    steps = scaling.compressed_steps(
+        1.0, sums, backward=0.6, messages=16, coding={"none": 0.0, "bf16": coding, "int8": coding}
+    )
+    assert scaling.what_pays(steps) == best
+    # The last message is complete at the end of the pass, the others by their shares of it.
+    assert steps["none"] == pytest.approx(1.0 + max(sums / 16, sums - 0.6 * 15 / 16) + 0.0)
+
+
 def test_the_fit_is_robust_to_an_outlier():
     tokens = [1000, 2000, 1500, 1000, 2000, 1800]
     seconds = [0.3 + 2e-4 * count for count in tokens]
@@ -146,11 +178,16 @@ def test_the_lines_show_each_world_once_and_the_model_s_error():
         "seconds_per_gigabyte": 1.0, "limited_by": "the processor",
         "here": [{"workers": 2, "predicted_seconds": 0.9, "measured_seconds": 1.0, "error": -0.1}],
         "worlds": [world(count).as_dict() for count in (8, 64)],
+        "for_90": [
+            {"workers": 8, "compression": "int8",
+             "accumulation": {"1G": None, "10G": 12, "25G": 5, "100G": 1}},
+        ],
     }  # fmt: skip
     lines = preview.scaling_lines(answer)
     assert "np=2 here: predicted 900 ms per step, measured 1,000 ms (-10%)" in lines
-    assert len([line for line in lines if line.lstrip().startswith(("8 ", "64 "))]) == 2
+    assert [line.split()[0] for line in lines if "%  " in line and "for" not in line] == ["8", "64"]
     assert any("the processor: 1.00 GB/s" in line for line in lines)
+    assert lines[-1].split() == ["8", "int8", "none", "12", "5", "1"]
 
 
 # --------------------------------------------------------------------------------- real steps
