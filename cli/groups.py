@@ -170,7 +170,6 @@ _KEYS = {
     "--format": "export.formats=",
     "--label-column": "data.columns.label=",
     "--master": "data.spark.master=",
-    "--max-batch-tokens": "serve.max_batch_tokens=",
     "--max-texts": "serve.max_texts=",
     "--on": "tune.on=",
     "--open": "serve.open=true",

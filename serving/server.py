@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.config.options.serve import MAX_QUEUE, ServeSection
+from howdah.config.options.serve import MAX_BATCH_TOKENS, MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
 from howdah.core.processes import limit
 from howdah.errors import Interrupted, ModelError, Terminated, UsageError
@@ -154,7 +154,7 @@ class _Server:
         root = first.version.root if first.version.follows else None
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
-            first, budget=settings.max_batch_tokens, most=MAX_QUEUE,
+            first, budget=MAX_BATCH_TOKENS, most=MAX_QUEUE,
             workers=workers_of(first, settings.threads),
             wait=_MAX_WAIT_SECONDS, metrics=metrics, call_soon=self._call_soon,
             answered=self._answered, say=say,

@@ -14,6 +14,7 @@ from howdah.models.export.formats import require, sample_rows
 from howdah.models.export.run_info import describe_run
 from howdah.models.replay import training_rows
 from howdah.models.runs.run_json import CONFIG
+from howdah.models.weights import lora
 from howdah.models.weights.parameters import with_dropouts
 from howdah.models.weights.pretrained import BaseModel
 from howdah.run_files import RUN_JSON
@@ -61,6 +62,8 @@ def export_run(
     config = with_pinned_base(config, as_begun=True)
     dataset = _dataset_of(config, trained.path)
     base = _base_of(config, trained.path, dataset)
+    weights = {name: base.weights[name] for name in trained.of_base}
+    weights |= model_weights(trained.tensors)
     run = _run_json(config.run.directory)
     # run.json's metrics belong to the weights that the run itself exported.
     exported = run.get("steps" if run.get("best_step") is None else "best_step")
@@ -75,7 +78,7 @@ def export_run(
     )
     return export(
         output or storage.join(config.run.directory, "export"),
-        weights=model_weights(trained.tensors),
+        weights=lora.without_adapters(lora.merged(weights)),
         base_config=with_dropouts(base.config, config.model),
         tokenizer_files=base.tokenizer_files,
         label_names=dataset.manifest.labels,

@@ -104,6 +104,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 worlds.memory,
                 snapshots,
                 evaluation_due=evaluation_due,
+                of_base=tensors.of_base,
                 weights=partial(forward_tf.weights, net),
                 moments=optimizer.moments,
             )

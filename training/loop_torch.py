@@ -76,6 +76,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 worlds.memory,
                 snapshots,
                 evaluation_due=evaluation_due,
+                of_base=tensors.of_base,
                 weights=partial(forward_torch.weights, net),
                 moments=optimizer.moments,
                 collect=optimizer.collect and partial(optimizer.collect, comm),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from howdah.models.weights import parameters
 from howdah.training.checkpoint.elastic_state import ElasticState
 from howdah.training.checkpoint.manager import Checkpoint
 from howdah.training.checkpoint.read import MODEL
@@ -23,6 +24,8 @@ class Resumed(dict[str, np.ndarray]):
 
     rest: Iterable[tuple[str, np.ndarray]] = ()
     """Further tensors, to be iterated over once: every rank enters while it iterates."""
+    of_base: frozenset[str] = frozenset()
+    """Names of weights that are frozen and the base model's: checkpoints leave them out."""
 
 
 def resume(
@@ -48,7 +51,9 @@ def resume(
         if run.owned is not None:
             run.owned.resumed_from_memory(meta["step"])
             _reconcile(run.owned, meta["best_step"], train_seconds=meta["train_seconds"])
-        return TrainState.from_meta(meta), Resumed(tensors), bool(meta["evaluation_due"])
+        tensors = Resumed(tensors)
+        tensors.of_base = frozenset(meta.get("of_base", ()))
+        return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
     meta: dict[str, Any] | None = None
     if comm.rank == 0:
         if checkpoint is None:
@@ -59,6 +64,7 @@ def resume(
         state, due = TrainState(), False
         state.moved(job.planner, 0, 0)
         tensors = Resumed((MODEL + name, array) for name, array in job.weights.items())
+        tensors.of_base = frozenset(_frozen(job))
     else:
         state, due = TrainState.from_meta(meta), bool(meta.get("evaluation_due", False))
         for line in _fitted(state, job):
@@ -66,16 +72,32 @@ def resume(
         saved = checkpoint.tensors if checkpoint is not None else {}
         now = {name: array for name, array in saved.items() if name.startswith(MODEL)}
         later = {name: array for name, array in saved.items() if name not in now}
+        of_base = meta.get("of_base", [])
+        if memory.holder is None:
+            tensors = Resumed((MODEL + name, job.weights[name]) for name in of_base)
+        else:  # an earlier world has read the base
+            names = {MODEL + name for name in of_base}
+            held = {name: array for name, array in memory.tensors.items() if name in names}
+            tensors = Resumed(comm.broadcast(held, root=memory.holder))
         if not memory.on:
-            tensors = Resumed(comm.broadcast_each(now))
+            tensors.update(comm.broadcast_each(now))
             tensors.rest = comm.broadcast_each(later)
         else:
-            tensors = Resumed(comm.broadcast(saved))
+            tensors.update(comm.broadcast(saved))
+        tensors.of_base = frozenset(of_base).intersection(_frozen(job))
     job.weights.clear()  # the tensors have them now
     if run.owned is not None:
         run.owned.saves.saved_step = state.step
-    memory.hold(state.to_meta() | {"evaluation_due": due}, tensors)
+    of_base = {"of_base": sorted(tensors.of_base)}
+    memory.hold(state.to_meta() | {"evaluation_due": due} | of_base, tensors)
     return state, tensors, due
+
+
+def _frozen(job: TrainingJob) -> set[str]:
+    """Names of the weights that training does not change."""
+    config, family = job.config, job.base.family
+    trained = parameters.trainable_names(job.model_config, config.model, config.training.lora)
+    return set(family.encoder_shapes(job.model_config)).difference(trained)
 
 
 def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def estimated(config: Config, summary: Mapping[str, Any], world: int) -> dict[st
     if state is not None:
         # The newest ones, the best one, and one that is being written; and the export.
         kept = config.checkpoint.keep + 2
-        disk = kept * (state["weights"] + state["moments"]) + state["weights"]
+        disk = kept * state["checkpoint"] + state["weights"]
     return {
         "minutes": minutes,
         "speed_of": None if run is None else run["directory"],
@@ -92,11 +92,19 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         f" {'batch' if batches == 1 else 'micro-batches'}; padding {summary['padding_ratio']:.2f}",
         "learning rate": f"{summary['peak_learning_rate']:g} at most, after"
         f" {summary['warmup_steps']:,} steps of warm-up",
+        "trained": _trained(summary),
         "time": _time(summary),
         "memory": _parts(summary["memory_per_rank"]),
         "disk": _gib(summary["disk_bytes"], "checkpoints and export"),
     }
     return [f"{name + ':':<15}{text}" for name, text in table.items()]
+
+
+def _trained(summary: Mapping[str, Any]) -> str:
+    state = summary["state_bytes_per_rank"]
+    if state is None:
+        return _gib(None, "trained")
+    return f"{state['trained'] // 4:,} weights, whose gradient has {state['trained'] / 1e6:,.1f} MB"
 
 
 def _time(summary: Mapping[str, Any]) -> str:

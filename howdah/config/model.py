@@ -19,7 +19,7 @@ from howdah.config.metric_table import SELECTABLE
 from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
-from howdah.config.options.publish import BaselineSection, GateSection, PublishSection
+from howdah.config.options.publish import GateSection, PublishSection
 from howdah.config.options.report import ReportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
@@ -94,6 +94,9 @@ def _fraction_or_rows(value: Any) -> Any:
     return value
 
 
+LoraModule = Literal["query", "key", "value", "attended", "inner", "outer"]
+"""A linear layer of a transformer layer, by its field of LayerNames (data/family_record.py)."""
+
 Replay = Annotated[
     Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0, strict=True)] | None,
     BeforeValidator(_fraction_or_rows),
@@ -118,6 +121,15 @@ class ParallelSection(Section):
         return self.shard != "none"
 
 
+class LoraSection(Section):
+    rank: Rare[int | None] = Field(default=None, ge=1)
+    """Rank of low-rank adapters (LoRA), such as 8: they and the classifier are trained, all other
+    weights stay as they are, and ranks send a hundredth of the gradient. The export has the
+    adapters merged into its weights. Use about ten times the learning rate. null: no adapters."""
+    modules: Rare[list[LoraModule]] = Field(default=["query", "value"], min_length=1)
+    """Linear layers that get an adapter in each transformer layer that is not frozen."""
+
+
 class EarlyStopping(Section):
     patience: int | None = Field(default=None, ge=1)
     """Number of consecutive evaluations without improvement after which training stops. null: it
@@ -140,6 +152,8 @@ class TrainingSection(Section):
     rounded off is sent with a later step, all of it before a checkpoint or an evaluation. auto: the
     one that makes steps shorter, chosen once a run, after its first 11 steps between nodes.
     Weights, moments and checkpoints stay float32. Within one node it only costs time."""
+    lora: LoraSection = LoraSection()
+    """Low-rank adapters."""
     global_batch_size: Usual[int] = Field(default=32, ge=1)
     """Rows of one optimizer step over all ranks. It does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
@@ -282,8 +296,6 @@ class Config(Section):
     """Evaluation."""
     report: ReportSection = ReportSection()
     """The run's page."""
-    baseline: BaselineSection = BaselineSection()
-    """The simple model that a run is compared with."""
     export: ExportSection = ExportSection()
     """What the trained model is written as."""
     gate: GateSection = GateSection()
@@ -361,6 +373,11 @@ class Config(Section):
             raise ValueError(
                 f"training.gradient_compression: {training.gradient_compression} is for whole"
                 f" gradients; leave it out, or {key}"
+            )
+        if training.parallel.divides and training.lora.rank is not None:
+            raise ValueError(
+                "training.lora has few gradients and moments, which every rank holds; leave it"
+                f" out, or {key}"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

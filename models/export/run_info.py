@@ -77,6 +77,7 @@ def describe_run(
     )  # fmt: skip
     shown = {key: getattr(training, key) for key in keys}
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
+    shown["lora"] = training.lora.rank and training.lora.model_dump()
     # The weights may have been trained before a change of settings.
     had = settings_at(attempts, step)
     shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}

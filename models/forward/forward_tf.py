@@ -18,6 +18,7 @@ import tensorflow as tf
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import family_of
 from howdah.models.forward.kernels_tf import gelu, layer_norm
+from howdah.models.weights import lora
 from howdah.models.weights.parameters import (
     BLOCKED,
     dropout_draw,
@@ -170,6 +171,11 @@ class EncoderClassifier:
         # One matrix product over all tokens, rather than a batch of small ones.
         flat = tf.reshape(x, [-1, weight_OI.shape[1]])  # [B * T, I]
         product = tf.nn.bias_add(tf.matmul(flat, weight_OI, transpose_b=True), bias_O)
+        if (a_RI := self.variables.get(name + lora.A)) is not None:
+            b_OR = tf.cast(self.variables[name + lora.B], self.compute_dtype)
+            low = tf.matmul(flat, tf.cast(a_RI, self.compute_dtype), transpose_b=True)
+            low *= lora.scale(a_RI.shape[0])
+            product += tf.matmul(low, b_OR, transpose_b=True)
         return tf.reshape(product, tf.concat([shape[:-1], [weight_OI.shape[0]]], 0))
 
     def _norm(self, x: tf.Tensor, name: str) -> tf.Tensor:
@@ -229,8 +235,14 @@ def build(
     family.check_activation(base_config)
     return FORWARD_PASSES[family.forward](
         base_config,
-        start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
-        trainable=trainable_names(base_config, model),
+        start_weights(
+            base_config,
+            weights,
+            num_labels=num_labels,
+            seed=training.seed,
+            adapters=lora.adapter_shapes(base_config, model, training.lora),
+        ),
+        trainable=trainable_names(base_config, model, training.lora),
         rates=dropout_rates(base_config, model),
         compute_dtype={"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}[precision],
         first_type_ends=first_type_ends,
@@ -247,10 +259,12 @@ def weights(model: EncoderClassifier) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def import_weights(model: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Assign the arrays that `weights` returned to the model's variables; none may be missing."""
-    remaining = dict(model.variables)
+    """Assign the arrays that `weights` returned to the model's variables; none of those that are
+    trained may be missing, and the others keep their values."""
+    remaining = set(model.trainable_names)
     for name, array in arrays:
-        remaining.pop(name).assign(array)
+        model.variables[name].assign(array)
+        remaining.discard(name)
     if remaining:
         raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
 

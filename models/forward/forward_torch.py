@@ -22,7 +22,7 @@ from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import family_of
 from howdah.models.forward.kernels_torch import attend_fused, attend_plainly, dropped, linear
 from howdah.models.forward.sharded_torch import part_of
-from howdah.models.weights import parameters
+from howdah.models.weights import lora, parameters
 from howdah.models.weights.parameters import BLOCKED
 
 _ACTIVATIONS = {
@@ -216,7 +216,21 @@ class EncoderClassifier(torch.nn.Module):
         weights, biases = (
             [self._parameter(f"{name}.{part}") for name in names] for part in ("weight", "bias")
         )
-        return linear(x, weights, biases, accumulate=not self.divided)
+        outputs = linear(x, weights, biases, accumulate=not self.divided)
+        adapted = [name for name in names if name + lora.A in self._places]
+        if not adapted:
+            return outputs
+        # All adapters in two products: a layer without one has rows of zeros in the second.
+        a_RI = torch.cat([self._parameter(name + lora.A) for name in adapted]).to(x.dtype)
+        b_OR = torch.block_diag(
+            *(
+                self._parameter(name + lora.B) if name in adapted else weight[:, :0]
+                for name, weight in zip(names, weights, strict=True)
+            )
+        ).to(x.dtype)
+        factor = lora.scale(len(a_RI) // len(adapted))
+        flat, low = outputs.flatten(0, -2), F.linear(x, a_RI).flatten(0, -2)
+        return torch.addmm(flat, low, b_OR.t(), alpha=factor).view_as(outputs)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
@@ -349,12 +363,16 @@ def build(
     family = family_of(base_config)
     family.check_activation(base_config)
     start = parameters.start_weights(
-        base_config, weights, num_labels=num_labels, seed=training.seed
+        base_config,
+        weights,
+        num_labels=num_labels,
+        seed=training.seed,
+        adapters=lora.adapter_shapes(base_config, model, training.lora),
     )
     return FORWARD_PASSES[family.forward](
         base_config,
         start,
-        trainable=parameters.trainable_names(base_config, model),
+        trainable=parameters.trainable_names(base_config, model, training.lora),
         rates=parameters.dropout_rates(base_config, model),
         compute_dtype=_DTYPES[precision],
         recompute=training.gradient_checkpointing,
@@ -375,11 +393,13 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 @torch.no_grad()
 def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Copy weights, or this rank's part of them, into the model in place; names and shapes must be
-    the model's, and none may be missing."""
-    remaining = dict(net.named_parameters())
+    the model's. None of those that are trained may be missing, and the others keep their values."""
+    named = dict(net.named_parameters())
+    remaining = {name for name, parameter in named.items() if parameter.requires_grad}
     for name, array in arrays:
-        target, rows = part_of(remaining.pop(name))
+        target, rows = part_of(named[name])
         target.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
+        remaining.discard(name)
     if remaining:
         raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
 

@@ -90,7 +90,6 @@ class Baseline:
 def options(config: Config) -> dict[str, Any]:
     """The parts of a configuration that affect a baseline's metrics, besides the dataset."""
     return {
-        **config.baseline.model_dump(mode="json"),
         "class_weights": config.training.class_weights,
         "metric": config.evaluation.metric,
         "splits": list(config.evaluation.splits),

@@ -25,6 +25,8 @@ class Identity:
     """Label names in their order."""
     plan: str
     """Hash of the plan, which may change between epochs, but not inside one."""
+    adapters: str = "none"
+    """Rank and places of the adapters (training.lora)."""
     plan_inputs: tuple[tuple[str, str], ...] = ()
     """(key, value) pairs that the plan hash is computed from; errors name those that differ."""
     manifest: str = ""
@@ -38,13 +40,14 @@ class Identity:
 
 
 def check_identity(path: str, manifest: dict, expect: Identity) -> None:
-    """Refuse a checkpoint of another base model, dataset, tokenizer or set of labels."""
-    theirs, ours = manifest.get("identity", {}), expect.as_dict()
+    """Refuse a checkpoint of another base model, dataset, tokenizer, set of labels or adapters."""
+    theirs, ours = {"adapters": "none"} | manifest.get("identity", {}), expect.as_dict()
     names = {
         "base_model": ("base model", "model.base"),
         "dataset": ("dataset", "data.dataset"),
         "tokenizer": ("tokenizer", "model.base"),
         "labels": ("set of labels", "data.labels"),
+        "adapters": ("set of adapters", "training.lora"),
     }
     for field, (what, key) in names.items():
         if theirs.get(field) != ours[field]:

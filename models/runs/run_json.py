@@ -36,7 +36,7 @@ NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation"
 _WORLDS = 50
 """Number of an attempt's newest worlds that are recorded: a job may have hundreds."""
 _UNHASHED = {
-    "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report",
+    "run", "checkpoint", "tracking", "publish", "gate", "report",
     "job", "yarn", "ray", "tune",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}

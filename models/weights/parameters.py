@@ -11,34 +11,44 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from howdah.config.model import ModelSection
+from howdah.config.model import LoraSection, ModelSection
 from howdah.data.family import family_of
 from howdah.errors import ConfigError
+from howdah.models.weights import lora as low_rank
 
 BLOCKED = -1e9
 """Value added to the attention scores of padding."""
 
 
 def start_weights(
-    config: Mapping, weights: Mapping[str, np.ndarray], *, num_labels: int, seed: int
+    config: Mapping,
+    weights: Mapping[str, np.ndarray],
+    *,
+    num_labels: int,
+    seed: int,
+    adapters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, np.ndarray]:
-    """All tensors that a run starts from: the base's, a new classifier if it has none, and a new
-    pooler if the family has one and the base does not.
+    """All tensors that a run starts from: the base's, a new classifier if it has none, a new pooler
+    if the family has one and the base does not, and the adapters that are asked for.
 
     Args:
         config: the base's config.json, defaults filled in.
-        weights: float32 by name; the encoder's, and all or none of the pooler's and the head's.
+        weights: float32 by name; the encoder's, and all or none of the pooler's, the head's and the
+            adapters'.
         num_labels: number of classes.
-        seed: seed of new tensors: normal(0, initializer_range), biases 0, as in transformers.
+        seed: seed of new tensors: normal(0, initializer_range), biases 0, as in transformers; an
+            adapter's B is 0.
+        adapters: {name: shape} of the adapters' tensors (`low_rank.adapter_shapes`).
     Returns:
         name -> float32, the encoder's tensors in the model's order, then the head's.
     """
     family = family_of(config)
     heads, encoder = family.head_shapes(config, num_labels), family.encoder_shapes(config)
     fits = all(name in weights and weights[name].shape == shape for name, shape in heads.items())
-    missing = {name for name in family.pooler_names if name not in weights}
+    adapters = dict(adapters or {})
+    missing = {name for name in (*family.pooler_names, *adapters) if name not in weights}
     result: dict[str, np.ndarray] = {}
-    for name, shape in (encoder | heads).items():
+    for name, shape in (encoder | adapters | heads).items():
         if name not in missing and (fits or name not in heads):
             result[name] = weights[name]
             continue
@@ -47,12 +57,16 @@ def start_weights(
         drawn = generator.standard_normal(shape, np.float32) * np.float32(
             config["initializer_range"]
         )
-        result[name] = np.zeros(shape, np.float32) if name.endswith("bias") else drawn
+        zero = name.endswith(("bias", low_rank.B))
+        result[name] = np.zeros(shape, np.float32) if zero else drawn
     return result
 
 
-def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
-    """Names of the tensors that training changes, in the model's order, classifier last.
+def trainable_names(
+    config: Mapping, model: ModelSection, lora: LoraSection | None = None
+) -> list[str]:
+    """Names of the tensors that training changes, in the model's order, classifier last. With
+    adapters these and the classifier, which is all that is behind the last layer.
 
     Raises:
         ConfigError: model.freeze_layers exceeds the model's layers.
@@ -66,6 +80,8 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
             expected=f"at most {layers}",
             got=str(model.freeze_layers),
         )
+    if lora is not None and lora.rank is not None:
+        return [*low_rank.adapter_shapes(config, model, lora), *family.classifier_names]
     frozen = tuple(family.layer_name(number) for number in range(model.freeze_layers))
     if model.freeze_embeddings:
         frozen += (family.prefix + family.embeddings,)

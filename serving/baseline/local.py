@@ -20,11 +20,11 @@ from howdah.serving.baseline.measured import (
     MAX_FEATURES,
     MIN_ROWS,
     NGRAMS,
+    STRENGTHS,
     Measured,
     gib,
     memory_limit,
     splits_to_evaluate,
-    strengths,
 )
 
 
@@ -52,13 +52,12 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         progress(f"fitting with c = {c:g}")
         return linear.fit(matrix, labels_N, c=c, classes=len(manifest.labels), weights_C=weights_C)
 
-    name, values = config.evaluation.metric, strengths(config)
+    name = config.evaluation.metric
     tried: dict[str, float | None] = {}
-    c, chosen_by = values[0], "baseline.c"
-    if len(values) > 1 and manifest.rows(VALIDATION):
+    if manifest.rows(VALIDATION):
         chosen_by = f"{name} on {VALIDATION}"
         best: tuple[float, float, linear.Linear] | None = None
-        for value in values:
+        for value in STRENGTHS:
             model = fitted(value)
             metric_value = _evaluated(config, dataset, VALIDATION, words, model)[0][name]
             tried[f"{value:g}"] = metric_value
@@ -67,9 +66,8 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
                 best = (score, value, model)
         _, c, model = best
     else:
-        if len(values) > 1:
-            chosen_by = f"default: {VALIDATION} has no rows to choose by"
-            progress(f"c = {c:g}, {chosen_by}")
+        c, chosen_by = STRENGTHS[0], f"default: {VALIDATION} has no rows to choose by"
+        progress(f"c = {c:g}, {chosen_by}")
         model = fitted(c)
     if not model.converged:
         progress("the regression has not converged: its metrics may be a little low")

@@ -19,6 +19,8 @@ MIN_ROWS = 2
 """N-grams in fewer training rows are left out: they do not help with other rows."""
 MAX_FEATURES = 200_000
 """Largest number of n-grams: those in most rows are used."""
+STRENGTHS = (1.0, 10.0)
+"""Inverse strengths of the L2 regularisation to choose from, by evaluation.metric on validation."""
 MAX_BYTES = 8 * 2**30
 """The baseline is refused if its estimated memory is larger: a comparison must not take a machine
 from the training that it is compared with."""
@@ -57,11 +59,6 @@ def splits_to_evaluate(config: Config, dataset: Dataset) -> list[str]:
             got=f"rows in {', '.join(have) or 'no split'}",
         )
     return splits
-
-
-def strengths(config: Config) -> tuple[float, ...]:
-    """Return the values of `baseline.c` to try."""
-    return (1.0, 10.0) if config.baseline.c is None else (config.baseline.c,)
 
 
 def memory_limit() -> tuple[int, str]:

@@ -2,7 +2,8 @@
 
 A checkpoint is a directory `step-N/` of
 
-    model.safetensors       model/<name>      float32, Hugging Face's torch names and layouts
+    model.safetensors       model/<name>      float32, Hugging Face's torch names and layouts; not
+                                              those that are the base's (meta.json: of_base)
     optimizer.safetensors   adam_m/<name>, adam_v/<name>, and all other tensors
     meta.json               step, plan state, early stopping, loss scale, config, versions
     manifest.json           every file's bytes and SHA-256, the attempt, the score

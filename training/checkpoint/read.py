@@ -52,6 +52,12 @@ class Checkpoint:
     """Arrays by name; StoredArray after `load(when_used=True)`."""
     meta: dict
 
+    @property
+    def of_base(self) -> list[str]:
+        """Names of the weights that it leaves out, since they are those of the base model, whose
+        hash is in its identity."""
+        return self.meta.get("of_base", [])
+
 
 class Corrupt(CheckpointError):
     """Files differ from the manifest, or there is no manifest."""

@@ -17,11 +17,14 @@ from howdah.core import activity
 from howdah.core.child import Child
 from howdah.data.inputs import encoder_of_model
 from howdah.errors import HowdahError
+from howdah.models.base import with_pinned_base
 from howdah.models.export.export import export
 from howdah.models.export.formats import sample_rows
 from howdah.models.export.run_info import describe_run
+from howdah.models.weights import lora
 from howdah.process import isolation
 from howdah.run_files import REPORT
+from howdah.training.checkpoint.manager import Checkpoint
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights
 from howdah.training.checkpoint.state import TrainState
@@ -32,6 +35,7 @@ from howdah.training.evaluation import profile_writer as reference
 from howdah.training.hooks.evaluator import Forward
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.hooks.saver import CheckpointSaver
+from howdah.training.model.warm import begin
 from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
@@ -70,13 +74,13 @@ def conclude(
         step = state.best_step
         if run.checkpoints is not None:
             checkpoint = load_checkpoint(run.checkpoints.path_of(step), when_used=True)
-            best, epochs = (
-                model_weights(checkpoint.tensors),
-                TrainState.from_meta(checkpoint.meta).epochs,
-            )
+            best = model_weights(checkpoint.tensors) | _trained_since(job, checkpoint, resumable)
+            epochs = TrainState.from_meta(checkpoint.meta).epochs
         # Only rank 0 reads them, one after the other; every rank enters.
         epochs = comm.broadcast_json(epochs)
         restore(comm.broadcast_each(best))
+    if job.config.training.lora.rank is not None:  # the exported weights are evaluated
+        restore(lora.merged(dict(resumable.weights())).items())
     metrics: dict[str, dict[str, Any]] = {}
     splits = [split for split in job.config.evaluation.splits if job.has(split)]
     scored = next((split for split in reference.SPLITS if split in splits), None)
@@ -99,9 +103,21 @@ def conclude(
             run.finish(state, metrics, framework_precision=job.precision)
             with run.heartbeat.during("save", "profile of the model"):
                 profile = _profile(job, run, scored, labels_N, logits_NC)
-            _export(job, run, step, weights(), metrics, profile)
+            _export(job, run, step, lora.without_adapters(weights()), metrics, profile)
     # Every rank enters: a rank that left now could not continue if rank 0 is lost while exporting.
     comm.barrier()
+
+
+def _trained_since(
+    job: TrainingJob, checkpoint: Checkpoint, resumable: ResumableState
+) -> dict[str, np.ndarray]:
+    """The base's weights that a checkpoint leaves out and that are no longer frozen, since the run
+    was resumed with other settings: the model has other values now."""
+    names = set(checkpoint.of_base) - resumable.of_base
+    if not names:
+        return {}
+    base = begin(with_pinned_base(job.config, as_begun=True), job.labels)
+    return {name: base.weights[name] for name in names}
 
 
 def _profile(

@@ -27,6 +27,8 @@ class ResumableState:
             `weights`.
         collect: replaces `moments` if they are divided among the ranks: every rank enters with its
             weights, and rank 0 gets the tensors of a checkpoint.
+        of_base: names of the weights that a checkpoint leaves out, since they are frozen and those
+            of the base model, which every reader of a checkpoint has or can read.
         collect_weights: needed if weights are divided too: every rank enters with the result of
             `weights`, and rank 0 gets all weights.
     """
@@ -40,13 +42,14 @@ class ResumableState:
         evaluation_due: bool,
         weights: Callable[[], Arrays],
         moments: Callable[[], Arrays] | None,
+        of_base: frozenset[str] = frozenset(),
         collect: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
         collect_weights: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
     ) -> None:
         self.state = state
         self.evaluation_due = evaluation_due
         """True if an evaluation of this step is due and not done."""
-        self.weights = weights
+        self.weights, self.of_base = weights, of_base
         self._moments, self._memory, self._snapshots = moments, memory, snapshots
         self._collect, self._collect_weights = collect, collect_weights
 
@@ -75,15 +78,17 @@ class ResumableState:
 
     def meta(self) -> dict[str, Any]:
         """The state without its tensors, as plain JSON."""
-        return self.state.to_meta() | {"evaluation_due": self.evaluation_due}
+        due = {"evaluation_due": self.evaluation_due}
+        return self.state.to_meta() | due | {"of_base": sorted(self.of_base)}
 
     def warm(self) -> None:
         """Allocate the memory of the first snapshot in the background."""
         if not self.divided:
-            self._snapshots.warm(self._arrays())
+            arrays = self._arrays()
+            self._snapshots.warm(arrays if self.in_memory else self._without_base(arrays))
 
     def tensors(self) -> dict[str, np.ndarray] | None:
-        """Copies of all tensors, or the committed ones if they belong to this step.
+        """Copies of a checkpoint's tensors, or the committed ones if they belong to this step.
 
         If the state is divided, every rank enters, and only rank 0 gets them.
 
@@ -91,19 +96,24 @@ class ResumableState:
             StorageError: the state is divided, and rank 0's local disk has no space for it.
         """
         if self._collect is not None:
-            return self._collect((MODEL + name, array) for name, array in self.weights())
+            collected = self._collect((MODEL + name, array) for name, array in self.weights())
+            return collected and dict(self._without_base(collected.items()))
         if self._memory.step == self.state.step:
-            return self._memory.tensors
-        return self._snapshots.take(self._arrays())
+            return dict(self._without_base(self._memory.tensors.items()))
+        return self._snapshots.take(self._without_base(self._arrays()))
 
     def commit(self) -> None:
         """Keep this state in memory. All ranks of an elastic job do it at the same steps, some of
         them more often: a new world uses the newest state. It has no collective, and does nothing
         in other jobs."""
-        self._memory.commit(self.meta(), self.tensors)
+        self._memory.commit(self.meta(), lambda: self._snapshots.take(self._arrays()))
 
     def _arrays(self) -> Arrays:
-        """The current tensors of a checkpoint."""
+        """All current tensors by their names in a checkpoint."""
         for name, array in self.weights():
             yield MODEL + name, array
         yield from self._moments()
+
+    def _without_base(self, arrays: Arrays) -> Arrays:
+        left_out = {MODEL + name for name in self.of_base}
+        return ((name, array) for name, array in arrays if name not in left_out)

@@ -27,6 +27,7 @@ from howdah.data.splits.shards import ShardSet, node_cache
 from howdah.errors import DataError
 from howdah.models.replay import training_rows
 from howdah.models.weights import parameters
+from howdah.models.weights.lora import adapter_shapes
 from howdah.models.weights.pretrained import load_base
 from howdah.process.devices import CPU
 from howdah.training.comm.base import split_evenly
@@ -122,7 +123,9 @@ class Sizes:
         labels = len(self._dataset.manifest.labels)
         family = base.family
         shapes = family.encoder_shapes(base.config) | family.head_shapes(base.config, labels)
-        names = parameters.trainable_names(base.config, model)
+        lora = self._config.training.lora
+        shapes |= adapter_shapes(base.config, model, lora)
+        names = parameters.trainable_names(base.config, model, lora)
         words = family.word_embeddings
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest

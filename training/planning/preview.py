@@ -29,7 +29,8 @@ _LINKS = {"1G": 1e9, "10G": 1e10, "25G": 2.5e10, "100G": 1e11}
 
 def preview(config: Config, world: int) -> dict:
     """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks, and
-    the bytes of weights, gradients and moments on each rank (training.parallel).
+    the bytes of weights, gradients and moments on each rank (training.parallel), of the weights
+    that are trained, and of a checkpoint.
 
     Padding (on a CPU) and micro-batches are computed for up to 500 steps.
 
@@ -59,7 +60,7 @@ def preview(config: Config, world: int) -> dict:
     state = None  # unknown if the base is on the hub, which a plan does not access
     if base is not None:
         labels = len(dataset.manifest.labels)
-        state = rank_state(base, labels, config.model, training.parallel, world)
+        state = rank_state(base, labels, config.model, training.parallel, world, lora=training.lora)
     return {
         "dataset": dataset.path,
         "labels": dataset.manifest.labels,

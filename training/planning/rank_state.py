@@ -6,30 +6,40 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from howdah.config.model import ModelSection, ParallelSection
+from howdah.config.model import LoraSection, ModelSection, ParallelSection
 from howdah.data.family import family_of
 from howdah.models.weights import parameters
+from howdah.models.weights.lora import adapter_shapes
 
 _FLOAT = 4
 
 
 def rank_state(
-    base: Mapping[str, Any], labels: int, model: ModelSection, parallel: ParallelSection, ranks: int
+    base: Mapping[str, Any],
+    labels: int,
+    model: ModelSection,
+    parallel: ParallelSection,
+    ranks: int,
+    *,
+    lora: LoraSection | None = None,
 ) -> dict[str, int]:
-    """Bytes of each kind of state on the rank that has the most, without activations.
+    """Bytes of each kind of state on the rank that has the most, without activations, and of a
+    checkpoint.
 
     Args:
         base: the base's config.json, defaults filled in.
         labels: number of classes.
-        model, parallel: the configuration's sections.
+        model, parallel, lora: the configuration's sections.
         ranks: number of ranks of the world.
     Returns:
-        {weights, gradients, moments, gathered}. The last is temporary, if ranks only have parts of
-        the weights: the largest module's weights and gradients.
+        {weights, gradients, moments, gathered, trained, checkpoint}. `gathered` is temporary, if
+        ranks only have parts of the weights: the largest module's weights and gradients. `trained`
+        are the weights that all ranks together train, and send the gradient of.
     """
     family = family_of(base)
     shapes = family.encoder_shapes(base) | family.head_shapes(base, labels)
-    trainable = set(parameters.trainable_names(base, model))
+    shapes |= {} if lora is None else adapter_shapes(base, model, lora)
+    trainable = set(parameters.trainable_names(base, model, lora))
     elements = {name: math.prod(shape) for name, shape in shapes.items()}
     every = _FLOAT * sum(elements.values())
     trained = _FLOAT * sum(elements[name] for name in trainable)
@@ -50,4 +60,6 @@ def rank_state(
         "gradients": round(trained / holders),
         "moments": round(2 * trained / (1 if parallel.shard == "none" else ranks)),
         "gathered": gathered,
+        "trained": trained,
+        "checkpoint": 3 * trained,
     }

@@ -18,7 +18,7 @@ from howdah.data.manifest import Dataset
 from howdah.errors import ConfigError, ModelError
 from howdah.models.base import with_pinned_base
 from howdah.models.metrics import tally
-from howdah.models.weights import parameters
+from howdah.models.weights import lora, parameters
 from howdah.models.weights.pretrained import BaseModel
 from howdah.training.comm.base import Comm
 from howdah.training.model.warm import begin
@@ -67,6 +67,7 @@ def agreed_base(
             base.weights,
             num_labels=len(manifest.labels),
             seed=config.training.seed,
+            adapters=lora.adapter_shapes(base.config, config.model, config.training.lora),
         )
         base = replace(base, weights={})  # frees a quarter of a gigabyte
     return base, comm.broadcast(weights)

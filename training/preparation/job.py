@@ -36,7 +36,7 @@ from howdah.models.metrics import tally
 from howdah.models.replay import replayed
 from howdah.models.runs.identity import Identity
 from howdah.models.runs.run_json import config_hash
-from howdah.models.weights import parameters
+from howdah.models.weights import lora, parameters
 from howdah.models.weights.pretrained import BaseModel
 from howdah.process.devices import Device
 from howdah.training.checkpoint.state import TrainState
@@ -299,7 +299,7 @@ def _job(
         pad_multiple=pad_multiple(gpu, precision),
         precision=precision,
         sparse_embeddings=False,
-        identity=_identity(base, dataset, planner),
+        identity=_identity(config, base, dataset, planner),
         learnt=learnt,
         evaluated={split: one for split, one in opened.items() if split != TRAIN},
     )
@@ -433,7 +433,8 @@ def _sparse_embeddings(
     separately, they could wait for each other in different collectives.
     """
     ranks = comm.size
-    if ranks == 1 or config.model.freeze_embeddings or base.family.kind == "image":
+    trained = parameters.trainable_names(base.config, config.model, config.training.lora)
+    if ranks == 1 or base.family.word_embeddings not in trained:
         return False
     if config.training.parallel.shard == "full":  # FSDP2 sums all gradients dense
         return False
@@ -452,7 +453,7 @@ def _sparse_embeddings(
 
 
 # ------------------------------------------------------------------------------ the run itself
-def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
+def _identity(config: Config, base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
     spec = planner.spec
     return Identity(
         base_model=base.hash,
@@ -461,6 +462,7 @@ def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
         dataset_path=dataset.path,
         tokenizer=dataset.manifest.tokenizer.hash,
         labels=tuple(dataset.manifest.labels),
+        adapters=lora.described(config.model, config.training.lora),
         plan=planner.plan_hash,
         plan_inputs=(
             ("version of the plan", str(PLANNER_VERSION)),

@@ -36,8 +36,8 @@ DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
 """Environment variable: path of a configuration with this installation's defaults of the form."""
 
 SECTIONS = (
-    "data", "model", "training", "checkpoint", "evaluation", "report", "baseline", "export", "gate",
-    "publish", "tracking", "job", "yarn", "run",
+    "data", "model", "training", "checkpoint", "evaluation", "report", "export", "gate", "publish",
+    "tracking", "job", "yarn", "run",
 )  # fmt: skip
 """Sections whose keys may be sent. Keys of other sections, such as a study's search space, the
 thresholds of drift and the recipients of alerts, are set only by the installation's defaults."""

@@ -1,5 +1,5 @@
-"""The run configuration's sections `gate`, `baseline` and `publish`: what a trained model must
-reach, what it is compared with, and where it is published."""
+"""The run configuration's sections `gate` and `publish`: what a trained model must reach, and where
+it is published."""
 
 from __future__ import annotations
 
@@ -45,14 +45,6 @@ class GateSection(Section):
         """Whether the gate checks anything."""
         compares = self.better_than_published or self.min_over_baseline is not None
         return bool(self.minimum) or compares
-
-
-class BaselineSection(Section):
-    """`howdah evaluate --baseline`: TF-IDF over token ids, and logistic regression."""
-
-    c: Rare[float | None] = Field(default=None, gt=0.0, allow_inf_nan=False)
-    """Inverse strength of the L2 regularisation. null: 1 or 10, whichever is better in
-    evaluation.metric on validation."""
 
 
 class PublishSection(Section):

@@ -16,10 +16,10 @@ REMOVED: dict[str, str] = {
     "alerts.webhook_file": (
         "alerts.command gets the alert on its stdin: curl reads the address from a file (--config)."
     ),
-    "baseline.max_bytes": "The baseline may take 8 GiB, and no more than the machine has.",
-    "baseline.max_features": "The baseline uses the 200,000 n-grams that most rows have.",
-    "baseline.min_rows": "N-grams of a single row are left out.",
-    "baseline.ngrams": "The baseline counts single token ids and pairs.",
+    "baseline": (
+        "The baseline counts the 200,000 single token ids and pairs that most rows have, in two "
+        "rows at least; C is 1 or 10, whichever is better on validation, and it may take 8 GiB."
+    ),
     "checkpoint.max_failures": "checkpoint.max_failure_minutes says for how long saves may fail.",
     "cost": (
         "run.json's `hours` has what a run has used, in hours of CPUs, vcores, GiB and GPUs: "
@@ -101,6 +101,7 @@ REMOVED: dict[str, str] = {
         "The registered model has the name of the published one: publish.name, else run.name."
     ),
     "serve.grace_seconds": "After a SIGTERM requests are answered for up to 30 seconds.",
+    "serve.max_batch_tokens": "A batch has up to 1,024 tokens, padding included.",
     "serve.max_bytes": "The body of a request may have 2 MiB.",
     "serve.max_queue": "512 texts may wait.",
     "serve.max_wait_ms": "A batch with room waits 2 milliseconds for more texts.",

@@ -18,6 +18,9 @@ MAX_QUEUE = limit("max_queue", 512)
 """Most texts that wait or are computed; more: 429 with Retry-After. Sixteen full requests: at 100
 texts a second the last one waits five seconds, and a client does better to ask again."""
 
+MAX_BATCH_TOKENS = 1024
+"""Most tokens of a batch, with padding. A longer text is computed alone."""
+
 
 class ServeSection(Section):
     """Where the server listens, and its limits. --host and --port replace the keys."""
@@ -35,8 +38,6 @@ class ServeSection(Section):
     threads: int | None = Field(default=None, ge=1)
     """Compute threads of the model, and vcores of its container on YARN. null: all cores; one vcore
     on YARN, and one thread of each replica behind Ray Serve."""
-    max_batch_tokens: Rare[int] = Field(default=1024, ge=1)
-    """Most tokens, with padding, that are computed at once. A longer text is computed alone."""
     max_texts: int = Field(default=32, ge=1, le=MAX_QUEUE)
     """Most texts of one request. A larger request is refused with 413."""
     memory: Rare[Bytes] = 1 * 2**30

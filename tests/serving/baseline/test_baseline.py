@@ -33,6 +33,11 @@ def dataset(tmp_path_factory, tiny_model_dir):
     return build_dataset(path, model_dir=tiny_model_dir, rows=rows, seed=7)
 
 
+def weights_like(weight: float) -> dict:
+    """A training section whose class weights make the baseline another one than other tests'."""
+    return {"class_weights": {"stars": weight}}
+
+
 def config(dataset, directory, **sections):
     return from_dict(
         {"data": {"dataset": dataset.path}, "run": {"directory": str(directory)}, **sections}
@@ -83,16 +88,16 @@ def table_of(given, capsys) -> list[str]:
 
 
 def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path, capsys):
-    result, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
+    result, _ = measured(dataset, tmp_path / "other")
     finished_run(tmp_path / "other", dataset.path, result["metrics"])
-    _, lines = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
+    _, lines = measured(dataset, tmp_path / "other")
     assert any("report renewed" in line for line in lines)
     page = storage.read_text(f"{tmp_path}/other/report.html")
     value = result["metrics"]["test"]["accuracy"]
     assert f"test accuracy: baseline {value:.4f}, model {value:.4f} (not better)" in page
     recorded = storage.read_json(f"{tmp_path}/other/run.json")["verdict"]
     assert recorded["verdict"] in page and recorded["verdict_reason"]
-    given = config(dataset, tmp_path / "other", baseline={"c": 1.0})
+    given = config(dataset, tmp_path / "other")
     head, *rows, path = table_of(given, capsys)
     assert head.split() == ["split", "metric", "baseline", "model"]
     assert ["test", "accuracy", f"{value:.4f}", f"{value:.4f}"] in [row.split() for row in rows]
@@ -111,7 +116,6 @@ def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path
     options = from_dict(
         {
             "data": {"dataset": f"{tmp_path}/data"}, "run": {"directory": f"{tmp_path}/run"},
-            "baseline": {"c": 1.0},
         }
     )  # fmt: skip
     os.makedirs(tmp_path / "run")
@@ -124,7 +128,7 @@ def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path
 def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
     os.makedirs(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text('{"status": "running"}')
-    _, lines = measured(dataset, tmp_path / "run", baseline={"c": 1.0})
+    _, lines = measured(dataset, tmp_path / "run")
     assert sorted(os.listdir(tmp_path / "run")) == [
         "baseline.json", "baseline.npz", "run.json",
     ]  # fmt: skip
@@ -134,7 +138,7 @@ def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
 def test_it_is_measured_once_for_a_dataset_version_and_found_by_other_runs(
     dataset, tmp_path, monkeypatch
 ):
-    options = {"baseline": {"c": 0.5}}
+    options = {"training": weights_like(0.5)}
     first, _ = measured(dataset, tmp_path / "a", **options)
     monkeypatch.setattr(local, "measure", lambda *of: pytest.fail("it is measured already"))
     second, lines = measured(dataset, tmp_path / "b", **options)
@@ -150,13 +154,13 @@ def test_it_is_measured_once_for_a_dataset_version_and_found_by_other_runs(
     assert len(predicted) == 60
     assert (predicted[: len(labels)] == labels).mean() > 0.7
     # Other options, or another dataset, are another baseline.
-    other = config(dataset, tmp_path / "c", baseline={"c": 0.25})
+    other = config(dataset, tmp_path / "c", training=weights_like(0.25))
     assert results.find(str(tmp_path / "c"), dataset.path, earlier.dataset_hash, other) is None
     assert results.find(str(tmp_path / "c"), dataset.path, "other", settings) is None
 
 
 def test_predictions_of_another_measurement_are_not_taken(dataset, tmp_path):
-    measured(dataset, tmp_path / "run", baseline={"c": 2.0})
+    measured(dataset, tmp_path / "run", training=weights_like(2.0))
     stored = results.read(str(tmp_path / "run"))
     assert stored.predicted("test") is not None
     os.remove(tmp_path / "run" / "baseline.npz")
@@ -167,8 +171,8 @@ def test_predictions_of_another_measurement_are_not_taken(dataset, tmp_path):
 
 def test_class_weights_are_the_models(dataset, tmp_path):
     heavy = {"class_weights": {"stars": 1e6}}
-    plain, _ = measured(dataset, tmp_path / "a", baseline={"c": 1.0})
-    heavy_result, _ = measured(dataset, tmp_path / "b", baseline={"c": 1.0}, training=heavy)
+    plain, _ = measured(dataset, tmp_path / "a")
+    heavy_result, _ = measured(dataset, tmp_path / "b", training=heavy)
     recall = {
         name: one["metrics"]["test"]["per_class"]["stars"]["recall"]
         for name, one in (("plain", plain), ("heavy", heavy_result))
@@ -180,7 +184,7 @@ def test_class_weights_are_the_models(dataset, tmp_path):
 def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(results_of, "MAX_BYTES", 2**20)
     with pytest.raises(ConfigError) as caught:
-        measured(dataset, tmp_path / "run", baseline={"c": 3.0})  # measured by no other test
+        measured(dataset, tmp_path / "run", training=weights_like(3.0))  # measured by no other test
     error = caught.value
     assert error.where == "howdah evaluate --baseline" and "0.000977 GiB" in error.expected
     assert "400 rows" in error.got and "4 classes" in error.got
@@ -216,7 +220,9 @@ def test_of_several_runs_that_end_at_once_one_measures_it(dataset, tmp_path, mon
             waiting.set()
 
     monkeypatch.setattr(local, "measure", counted)
-    configs = [config(dataset, tmp_path / name, baseline={"c": 0.125}) for name in ("d", "e")]
+    configs = [
+        config(dataset, tmp_path / name, training=weights_like(0.125)) for name in ("d", "e")
+    ]
     with ThreadPoolExecutor() as pool:
         made = list(pool.map(lambda one: measure_baseline(one, progress=heard), configs))
     assert len(calls) == 1 and made[0]["metrics"] == made[1]["metrics"]
@@ -225,7 +231,7 @@ def test_of_several_runs_that_end_at_once_one_measures_it(dataset, tmp_path, mon
 
 
 def test_at_the_end_of_a_run_it_is_measured_if_that_is_quick(dataset, tmp_path, monkeypatch):
-    options = config(dataset, tmp_path / "f", baseline={"c": 0.0625})
+    options = config(dataset, tmp_path / "f", training=weights_like(0.0625))
     os.makedirs(tmp_path / "f")
     finished_run(tmp_path / "f", dataset.path, {})
     lines: list[str] = []
@@ -248,7 +254,7 @@ def test_at_the_end_of_a_run_it_is_measured_if_that_is_quick(dataset, tmp_path, 
 
 
 def test_where_the_dataset_is_read_only_it_is_kept_in_the_run(dataset, tmp_path, monkeypatch):
-    options = config(dataset, tmp_path / "g", baseline={"c": 0.03125})
+    options = config(dataset, tmp_path / "g", training=weights_like(0.03125))
     beside = results.directory_of(dataset.path, dataset.manifest.dataset_hash, options)
     make_dirs = storage.make_dirs
 

@@ -20,7 +20,7 @@ from howdah.data.splits.shards import ShardSet
 from howdah.models.runs.metrics_log import read_metrics
 from howdah.training.checkpoint.manager import Checkpoints
 from tests.runs.jobs.local_jobs import ROOT, LocalJob
-from tests.runs.training_runs import NO_DROPOUT, SETTINGS
+from tests.runs.training_runs import NO_DROPOUT, SETTINGS, train
 from tests.runs.training_runs import _nested as nested
 from tests.support.by_default import either
 
@@ -335,6 +335,35 @@ def test_a_rank_0_killed_at_the_end_leaves_it_to_another(job, framework, where):
     assert os.path.exists(one.run_directory / "export" / "howdah.json")
     assert os.path.exists(one.run_directory / "report.html")
     one.check_rows()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", either("torch"))
+@pytest.mark.parametrize("where", ["step", "export"])
+def test_adapters_and_the_base_s_weights_outlive_rank_0(
+    job, framework, where, tmp_path, tiny_dataset, tiny_model_dir
+):
+    """The checkpoint has no frozen weight: the other rank has them in its memory. At the end the
+    adapters have been merged into the model's weights when the next world begins."""
+    saved = str(tmp_path / "job0" / "run" / "checkpoints" / "step-20")
+    fault = {"where": where, "rank": 0, "step": 27 if where == "step" else STEPS - 1, "world": 1}
+    settings = {"training.lora.rank": 4, "evaluation.every_steps": 100, "job.commit_every": 1000,
+                "checkpoint.every_steps": 20}  # fmt: skip
+    one = job(framework, fault | ({"after": saved} if where == "step" else {}), **settings)
+    one.finish()
+    assert one.struck()
+    whole = train(str(tmp_path / "whole"), dataset=tiny_dataset.path, base=tiny_model_dir,
+                  framework=framework, settings=NO_DROPOUT | {
+                      "training.lora.rank": 4, "training.max_steps": STEPS,
+                      "evaluation.every_steps": 100,
+                  })  # fmt: skip
+    np.testing.assert_allclose(one.losses(), whole.losses(), atol=2e-4)
+    exported, theirs = (
+        load_file(os.path.join(directory, "export", "model.safetensors"))
+        for directory in (one.run_directory, whole.directory)
+    )
+    for name, array in exported.items():
+        np.testing.assert_allclose(array, theirs[name], atol=2e-3, err_msg=name)
 
 
 # ----------------------------------------------------------------------- shrinking and growing

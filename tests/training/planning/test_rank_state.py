@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from howdah.config.loader import from_dict
-from howdah.config.model import ModelSection, ParallelSection
+from howdah.config.model import LoraSection, ModelSection, ParallelSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import ConfigError
 from howdah.training.planning.preview import preview, scaling_preview
@@ -24,10 +24,11 @@ def state(ranks: int, model: ModelSection | None = None, **parallel) -> dict[str
 def test_each_division_keeps_its_part():
     whole = state(4)
     assert whole == {"weights": 4 * WEIGHTS, "gradients": 4 * WEIGHTS, "moments": 8 * WEIGHTS,
-                     "gathered": 0}  # fmt: skip
+                     "gathered": 0, "trained": 4 * WEIGHTS,
+                     "checkpoint": 12 * WEIGHTS}  # fmt: skip
     assert state(4, shard="optimizer") == whole | {"moments": 2 * WEIGHTS}
     full = state(4, shard="full")
-    assert full == {"weights": WEIGHTS, "gradients": WEIGHTS, "moments": 2 * WEIGHTS,
+    assert full == whole | {"weights": WEIGHTS, "gradients": WEIGHTS, "moments": 2 * WEIGHTS,
                     "gathered": 8 * EMBEDDINGS}  # fmt: skip
     assert state(1, shard="full") == state(1)
 
@@ -37,6 +38,15 @@ def test_what_is_frozen_has_no_gradient():
     assert frozen["weights"] == 2 * WEIGHTS
     assert frozen["gradients"] == 2 * (WEIGHTS - EMBEDDINGS)
     assert frozen["gathered"] == max(4 * EMBEDDINGS, 8 * (LAYER))
+
+
+def test_with_adapters_a_hundredth_of_the_gradient_is_sent():
+    shown = rank_state(BASE, 4, ModelSection(), ParallelSection(), 2, lora=LoraSection(rank=8))
+    adapters = 6 * 2 * (8 * 768 + 768 * 8)  # query and value of six layers, A and B of each
+    head = 768 * 768 + 768 + 4 * 768 + 4
+    assert shown["trained"] == shown["gradients"] == 4 * (adapters + head) < 3_000_000
+    assert shown["checkpoint"] == 3 * shown["trained"]
+    assert shown["weights"] == 4 * (WEIGHTS + adapters)
 
 
 def test_the_plan_shows_it_and_what_it_cannot_predict_is_refused(tiny_dataset, tiny_model_dir):

@@ -193,7 +193,7 @@ def test_folds_of_the_baseline_are_measured_once(command, tmp_path):
     assert json.loads(again.stdout)["metrics"] == output["metrics"]
     assert again.stderr.count("finished before") == FOLDS
     assert "start Spark" not in again.stderr
-    changed = howdah([*command, "--baseline", "--set", "baseline.c=2"])
+    changed = howdah([*command, "--baseline", "--set", "training.class_weights=balanced"])
     error = json.loads(changed.stdout)
     assert changed.returncode == 2 and "another configuration" in error["what"]
 
