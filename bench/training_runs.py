@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,10 @@ BATCH = int(os.environ.get("BENCH_BATCH", "32"))
 CORES = len(os.sched_getaffinity(0))
 SIZES = ("minilm", "base")
 _WARM = 8
-_BASE = {"dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6}
+_SHAPES = {
+    "base": {"dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6},
+    "tiny": {"dim": 64, "hidden_dim": 128, "n_heads": 2, "n_layers": 2},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Steps:
     cold_tokens_per_second: float | None = None
     """Of the steps before the timed ones, in which most lengths came for the first time; their
     very first ones are left out."""
+    losses: list[float] | None = None
+    """The loss of each step, those before the timed ones included."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,7 +57,8 @@ class Bench:
 
     Args:
         folder: where everything goes.
-        size: `minilm` (pretrained), or `base`: DistilBERT-base's shape with random weights.
+        size: `minilm` (pretrained), or with random weights `base`, DistilBERT-base's shape, or
+            `tiny`.
         texts: `lengths` (log-normal ones without text), `docstrings`, or the path of AG News' CSV.
         rows: of the dataset.
         steps: timed ones.
@@ -61,7 +67,7 @@ class Bench:
     def __init__(self, folder: str, *, size: str, texts: str, rows: int, steps: int) -> None:
         self.folder, self.steps = folder, steps
         small, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
-        self.base = small if size == "minilm" else _random_base(small, f"{folder}/base")
+        self.base = small if size == "minilm" else _random_base(small, f"{folder}/base", size)
         with open(f"{self.base}/config.json", encoding="utf-8") as file:
             self.shape = json.load(file)
         os.mkdir(f"{folder}/data")
@@ -72,6 +78,7 @@ class Bench:
             dataset = write_texts(f"{folder}/data", texts, rows, encoder)
         from howdah.data.splits.shards import ShardSet
 
+        self.dataset = dataset
         lengths = np.concatenate(ShardSet(dataset, "train").lengths).astype(np.int64)
         self.mean_length = float(lengths.mean())
         self.seen_length = float((lengths**2).sum() / lengths.sum())
@@ -80,10 +87,11 @@ class Bench:
     # ------------------------------------------------------------------------------------ runs
     def ours(
         self, framework: str, *, ranks: int = 1, launched_by: str | None = None, batch: int = BATCH,
-        set_: tuple[str, ...] = (), warm: int = _WARM,
+        set_: tuple[str, ...] = (), warm: int = _WARM, module: str | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Steps:  # fmt: skip
-        """`howdah train`, or ranks of a bare launcher; the first `warm` steps of the process are
-        not counted."""
+        """`howdah train`, or ranks of a bare launcher (or of a module that takes their place); the
+        first `warm` steps of the process are not counted."""
         directory = tempfile.mkdtemp(dir=self.folder)
         settings = {
             "run": {"name": "bench", "directory": directory},
@@ -101,10 +109,11 @@ class Bench:
             file.write(loader.dump_yaml(loader.from_dict(settings)))
         arguments = [word for one in set_ for word in ("--set", one)]
         words = ["--config", f"{directory}.yaml", *arguments]
-        if launched_by is None or ranks == 1:
-            _run("howdah.cli", "train", "--np", str(ranks), *words)
+        if module is None and (launched_by is None or ranks == 1):
+            _run("howdah.cli", "train", "--np", str(ranks), *words, env=env)
         else:
-            _run("howdah.training", *words, under=bare(launched_by, ranks))
+            under = bare(launched_by, ranks) if ranks > 1 else ()
+            _run(module or "howdah.training", *words, under=under, env=env)
         with open(f"{directory}/metrics.jsonl", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
         lines = [line for line in lines if line.get("examples_per_second")]
@@ -120,6 +129,7 @@ class Bench:
             to_first=attempt["seconds_to_first_step"],
             input_wait=sum(waits[warm:]) / sum(seconds[warm:]),
             cold_tokens_per_second=sum(tokens[_WARM:warm]) / cold if cold else None,
+            losses=[line["loss"] for line in lines],
         )
 
     def hf_trainer(self, *arguments: str, steps: int | None = None, warm: int = 0) -> Steps:
@@ -225,14 +235,14 @@ def _measured() -> dict:
     }
 
 
-def _random_base(like: str, target: str) -> str:
-    """A base of DistilBERT-base's shape with random weights, and the small one's tokenizer."""
+def _random_base(like: str, target: str, size: str) -> str:
+    """A base of a shape with random weights, and the small one's tokenizer."""
     from safetensors.numpy import save_file
 
     from howdah.data.family import DISTILBERT
 
     with open(f"{like}/config.json", encoding="utf-8") as file:
-        shape = json.load(file) | _BASE
+        shape = json.load(file) | _SHAPES[size]
     rng = np.random.default_rng(0)
     weights = {}
     for name, size in DISTILBERT.encoder_shapes(shape).items():
@@ -256,11 +266,16 @@ def bare(name: str, ranks: int) -> list[str]:
     return [beside if os.path.exists(beside) else program, *words]
 
 
-def _run(module: str, *arguments: str, under: Sequence[str] = ()) -> str:
+def _run(
+    module: str,
+    *arguments: str,
+    under: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> str:
     """A module's stdout; what it says besides is shown only where it fails."""
     done = subprocess.run(
         [*under, sys.executable, "-m", module, *arguments],
-        capture_output=True, text=True, check=False,
+        capture_output=True, text=True, check=False, env=os.environ | dict(env or {}),
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"{module} ended with {done.returncode}:\n{done.stderr[-4000:]}")

@@ -49,7 +49,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     """
     training = config.training
     gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:  # allocate memory on demand: other ranks and other users may share the GPU
+    if len(gpus) > 1:  # TensorFlow would take memory of each that it sees
+        tf.config.set_visible_devices(gpus[:1], "GPU")
+    for gpu in gpus[:1]:  # allocate memory on demand: other users may share the GPU
         tf.config.experimental.set_memory_growth(gpu, True)
     device = devices.find("tensorflow")
     job = net = None
@@ -131,17 +133,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 saver.replace(evaluator.evaluate())
             over = state.step >= total_steps or state.stopped_early
             losses, counts = [], np.zeros(3)
-            source = job.train_source(comm, state)
+            source = job.fitting_source(
+                comm, state, gpu=device.gpu, out_of_memory=_out_of_memory, say=run.say
+            )
             for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
-                loss = steps.backward(
-                    batch,
-                    seed=seed,
-                    scale=scale.value,
-                    whole=compression.whole,
-                    overlap=not compression.measures,
-                )
+                with source.fits(batch):
+                    loss = steps.backward(
+                        batch,
+                        seed=seed,
+                        scale=scale.value,
+                        whole=compression.whole,
+                        overlap=not compression.measures,
+                    )
                 losses.append(loss)
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
                 if not batch.last_of_step:
@@ -231,3 +236,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 served=served,
                 restore=partial(forward_tf.import_weights, net),
             )
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """True if an error of TensorFlow means that the device has no memory left."""
+    return isinstance(error, tf.errors.ResourceExhaustedError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 
@@ -18,6 +19,7 @@ from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import WorldChanged
 from howdah.training.comm.in_step import passes_together, steps_in_step
 from howdah.training.hooks.compression import Compression, numbers_of
+from howdah.training.data.readers import Batch
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState
@@ -110,7 +112,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            source = job.train_source(comm, state)
+            source = job.fitting_source(
+                comm,
+                state,
+                gpu=torch_device.gpu,
+                out_of_memory=forward_torch.out_of_memory,
+                say=run.say,
+            )
             losses = row_losses(
                 job.task,
                 label_smoothing=training.label_smoothing_factor,
@@ -121,20 +129,19 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
-                ids_BT = forward_torch.on_device(batch.ids_BT, device)
-                if batch.last_of_step and not compression.measures:
-                    # its sums begin in this backward pass
-                    gradients.overlap(comm, whole=compression.whole)
-                with comm.guarded(), limited():  # every rank enters if they divide the model
-                    torch.manual_seed(seed)
-                    mask_BT = torch.from_numpy(batch.mask_BT).to(device)
-                    loss_B = losses(net(ids_BT, mask_BT), batch.labels_B)
-                    loss_B = loss_B * torch.from_numpy(batch.weights_B).to(device)
-                    loss = loss_B.sum() / batch.global_weight * scale.value
-                    loss.backward()
-                    loss_sum += loss.detach()
+                if not source.short:
+                    if batch.last_of_step and not compression.measures:
+                        # its sums begin in this backward pass
+                        gradients.overlap(comm, whole=compression.whole)
+                    # every rank enters if they divide the model
+                    with comm.guarded(), limited(), source.fits(batch):
+                        torch.manual_seed(seed)
+                        loss_sum += _backward(net, losses, batch, device, scale.value)
+                if source.short and batch.last_of_step:
+                    with comm.guarded():
+                        gradients.cut_short(comm, whole=compression.whole)
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
-                ids.append(ids_BT)
+                ids.append(torch.from_numpy(batch.ids_BT))
                 if not batch.last_of_step:
                     continue
 
@@ -145,8 +152,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
-                flags = stop, worlds.change_pending, saver.save_due or compression.due
+                flags = (
+                    stop, worlds.change_pending, saver.save_due or compression.due, source.short,
+                )  # fmt: skip
                 totals = comm.sum(np.array([loss, *flags, *counts]))
+                if totals[4] > 0:  # a rank lacks memory: every rank does the step again
+                    # This ends the sums that have begun; what int8 held back went with them.
+                    gradients.reduce_(comm, ids, whole=compression.whole)
+                    if compression.numbers == "int8":
+                        gradients.send_in("int8")
+                    gradients.zero_()
+                    torch.cuda.empty_cache()  # blocks of the sizes that did not fit
+                    source.narrow(comm, state.step + 1)
+                    loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
+                    continue
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
@@ -176,9 +195,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     loss=totals[0],
                     lr=lr,
                     grad_norm=norm,
-                    rows=int(totals[4]),
-                    real_tokens=int(totals[5]),
-                    padded_tokens=int(totals[6]),
+                    rows=int(totals[5]),
+                    real_tokens=int(totals[6]),
+                    padded_tokens=int(totals[7]),
                     input_seconds=source.waited,
                 )
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
@@ -228,3 +247,21 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 served=served,
                 restore=partial(forward_torch.import_weights, net),
             )
+
+
+def _backward(
+    net: forward_torch.EncoderClassifier,
+    losses: Callable[[torch.Tensor, np.ndarray], torch.Tensor],
+    batch: Batch,
+    device: str,
+    scale: float,
+) -> torch.Tensor:
+    """Forward and backward pass of a micro-batch. Returns its part of the step's loss, times
+    `scale`; a GPU has only queued the computation."""
+    whole = batch.real_tokens == batch.padded_tokens
+    mask_BT = None if whole else forward_torch.on_device(batch.mask_BT, device)
+    loss_B = losses(net(forward_torch.on_device(batch.ids_BT, device), mask_BT), batch.labels_B)
+    weights_B = forward_torch.on_device(batch.weights_B, device)
+    loss = (loss_B * weights_B).sum() / batch.global_weight * scale
+    loss.backward()
+    return loss.detach()

@@ -128,6 +128,8 @@ def main() -> None:
     parser.add_argument("--keep", help="folder for checkpoints; a later start goes on from them")
     parser.add_argument("--warm-up", action="store_true", help="some steps before the first one")
     parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--attention", help="transformers' attn_implementation, such as sdpa")
+    parser.add_argument("--compile", action="store_true", help="torch.compile")
     parser.add_argument("--group-by-length", action="store_true")
     options = parser.parse_args()
     if not (options.out or options.start_only):
@@ -141,6 +143,7 @@ def main() -> None:
         options.base,
         num_labels=len(dataset.manifest.labels),
         problem_type="multi_label_classification" if several else None,
+        **({"attn_implementation": options.attention} if options.attention else {}),
     )
     if options.start_only:
         shutil.copytree(options.base, options.start_only)  # the tokenizer
@@ -175,6 +178,7 @@ def main() -> None:
                 weight_decay=0.01,
                 seed=options.seed,
                 bf16=options.bf16,
+                torch_compile=options.compile,
                 group_by_length=options.group_by_length,
                 use_cpu=not torch.cuda.is_available(),
                 ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,

@@ -42,6 +42,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from howdah.core.processes import limit
 from howdah.data.manifest import content_hash
 from howdah.data.splits.permutation import permute
 from howdah.errors import CheckpointError, ConfigError, DataError
@@ -340,9 +341,7 @@ def pad_multiple(gpu: bool, precision: str = "fp32") -> int:
     halves the number of shapes. In bf16 oneDNN compiles some 27 kernels for each width and keeps
     1,024 in all: with multiples of 4 the kernels of all widths up to 128 fit.
     """
-    if gpu:
-        return 8
-    return {"fp32": 2, "fp16": 2, "bf16": 4}[precision]
+    return limit("pad_multiple", 8 if gpu else {"fp32": 2, "fp16": 2, "bf16": 4}[precision])
 
 
 def padded_length(length: int, pad_multiple: int, widest: int | None = None) -> int:

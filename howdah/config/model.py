@@ -156,8 +156,11 @@ class TrainingSection(Section):
     """Low-rank adapters."""
     global_batch_size: Usual[int] = Field(default=32, ge=1)
     """Rows of one optimizer step over all ranks. It does not depend on the world size."""
-    per_device_max_tokens: int = Field(default=8192, ge=128)
-    """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
+    per_device_max_tokens: int | None = Field(default=None, ge=128)
+    """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several. A
+    step for which memory does not suffice is done again in micro-batches of half the size, on all
+    ranks, and so are all later steps (framework torch only, not with training.parallel.shard:
+    full). null: 8,192; on a GPU, where they can be halved, 65,536."""
     replay: Rare[Replay] = None
     """How many of an appended dataset's older training rows are trained on in addition to those of
     new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
@@ -210,6 +213,21 @@ class TrainingSection(Section):
     $HOWDAH_CACHE/shards, or the user's cache."""
     seed: Usual[int] = Field(default=42, ge=0)
     """Seed of the batch order, the classifier's initial weights and dropout."""
+
+    @property
+    def halves_micro_batches(self) -> bool:
+        """True if a step for which memory does not suffice is done again in smaller micro-batches.
+
+        With FSDP2 the other ranks would wait inside the pass that failed here; in TensorFlow, in
+        the graph that also sums the gradients.
+        """
+        return self.framework == "torch" and self.parallel.shard != "full"
+
+    def max_tokens(self, *, gpu: bool = False) -> int:
+        """Most tokens of one micro-batch, on a GPU before any was too large."""
+        if self.per_device_max_tokens is not None:
+            return self.per_device_max_tokens
+        return 65_536 if gpu and self.halves_micro_batches else 8_192
 
 
 class CheckpointSection(Section):
@@ -385,9 +403,9 @@ class Config(Section):
             )
         # The tokens of an image follow from the model; training compares them with the dataset's.
         longest = self.data.max_length if self.data.kind == "text" else 0
-        if training.per_device_max_tokens < longest:
+        if training.max_tokens() < longest:
             raise ValueError(
-                f"training.per_device_max_tokens ({training.per_device_max_tokens}) must hold one"
+                f"training.per_device_max_tokens ({training.max_tokens()}) must hold one"
                 f" row of data.max_length ({self.data.max_length})"
             )
         if (

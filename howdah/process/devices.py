@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from howdah.errors import ClusterError
+from howdah.process import env
 
 ASKED = "HOWDAH_GPUS"
 """Environment variable of a training process that an agent starts: GPUs that it has asked for."""
@@ -67,7 +68,12 @@ def _of_torch() -> Device:
 
     if not torch.cuda.is_available():
         return CPU
-    return Device("GPU", torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
+    # A rank sees one GPU (process/env.py), unless neither nvidia-smi nor the driver's files have
+    # named them. It is set before anything is allocated, since NCCL refuses two ranks on one GPU.
+    index = env.rank_env().local_rank % torch.cuda.device_count()
+    torch.cuda.set_device(index)
+    capability = torch.cuda.get_device_capability(index)
+    return Device("GPU", torch.cuda.get_device_name(index), capability)
 
 
 def _of_tensorflow() -> Device:

@@ -117,21 +117,24 @@ class EncoderClassifier(torch.nn.Module):
     def forward(
         self,
         ids_BT: torch.Tensor,
-        mask_BT: torch.Tensor,
+        mask_BT: torch.Tensor | None,
         types_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits [B, C] float32.
 
         Args:
             ids_BT: int64.
-            mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
+            mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token. None:
+                there is no padding, and a GPU can choose flash attention.
             types_BT: int64, the token types; None: they follow from `first_type_ends`. Not read if
                 the model has fewer than two.
         """
         dropout, _, classifier_dropout = self.rates
-        blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
-        # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
-        blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
+        blocked_BT = None
+        if mask_BT is not None:
+            blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+            # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
+            blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
         embeddings = self.family.prefix + self.family.embeddings
         embedded_BTD = self._within(embeddings, self._embed, ids_BT, types_BT)
         hidden_BTD = self._dropped(embedded_BTD, dropout)
@@ -254,7 +257,7 @@ class VisionClassifier(EncoderClassifier):
     _colours: tuple[torch.Tensor, torch.Tensor] | None = None
     """image_mean and image_std on the device, created once."""
 
-    def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
         """Logits [B, C] float32.
 
         Args:
@@ -404,10 +407,26 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
         raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
 
 
-def on_device(ids_BT: np.ndarray, device: str | torch.device) -> torch.Tensor:
-    """A batch's rows as the model takes them: token ids int64, pixels uint8."""
-    dtype = torch.uint8 if ids_BT.dtype == np.uint8 else torch.int64
-    return torch.from_numpy(ids_BT).to(device, dtype)
+def on_device(array: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """An array as the model takes it: integers int64, but pixels uint8; others as they are.
+
+    A copy from ordinary memory waits for all that the GPU was given before. One from pinned memory
+    is only queued, and torch keeps that memory until the copy is done.
+
+    Source: PyTorch, "CUDA semantics", Use pinned memory buffers.
+    """
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.long() if array.dtype in (np.int32, np.int64) else tensor
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """True if an error of torch means that the device, or the host, has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    signs = ("CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def forward_fn(
@@ -433,7 +452,7 @@ def forward_fn(
             # Parameters that FSDP2 gathers in inference mode cannot be used in training afterwards.
             with torch.no_grad() if net.divided else torch.inference_mode():
                 types = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
-                mask = torch.from_numpy(mask_BT).to(device)
+                mask = None if mask_BT.all() else on_device(mask_BT, device)
                 logits_BC = net(on_device(ids_BT, device), mask, **types)
         finally:
             if net.divided:

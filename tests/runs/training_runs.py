@@ -109,8 +109,9 @@ def train(
     settings: dict | None = None,
     env: dict[str, str] | None = None,
     check: bool = True,
+    module: str = "howdah.training",
 ) -> Finished:
-    """Train in `directory`; fails unless it ends well or `check` is off."""
+    """Train in `directory` by the rank's module; fails unless it ends well or `check` is off."""
     os.makedirs(directory, exist_ok=True)
     values = SETTINGS | {
         "run.directory": directory,
@@ -124,7 +125,7 @@ def train(
         json.dump(_nested(keys), file)  # JSON is YAML
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
     done = subprocess.run(
-        [*launcher(kind, np_), sys.executable, "-m", "howdah.training", "--config", config],
+        [*launcher(kind, np_), sys.executable, "-m", module, "--config", config],
         cwd=ROOT,
         env=os.environ
         | {"PATH": path, "PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}

@@ -65,7 +65,6 @@ class TorchComm(Comm):
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         self._timeout = timedelta(seconds=seconds)
-        carriers = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         meeting_point = _meeting_point(here.size)
         # A rank of a job may wait for one that never joins; the driver then forms another world.
         join_seconds = os.environ.get(JOIN_SECONDS)
@@ -73,7 +72,7 @@ class TorchComm(Comm):
         try:
             with self._connections, self._typed():
                 dist.init_process_group(
-                    carriers,
+                    **_carriers(torch.cuda.current_device() if on_gpu else None),
                     rank=here.rank,
                     world_size=here.size,
                     timeout=joining,
@@ -291,6 +290,20 @@ class _Begun:
 def _bytes(array: np.ndarray) -> torch.Tensor:
     """A copy of an array's bytes, so that every dtype can be sent."""
     return torch.from_numpy(np.array(array, order="C").reshape(-1).view(np.uint8))
+
+
+def _carriers(gpu: int | None) -> dict:
+    """Arguments of init_process_group that choose the libraries.
+
+    With a device NCCL connects here, where its connections are collected and joining has its
+    limit, and not in the first backward pass.
+
+    Args:
+        gpu: this rank's device; None: it has none.
+    """
+    if gpu is None:
+        return {"backend": "gloo"}
+    return {"backend": "cpu:gloo,cuda:nccl", "device_id": torch.device("cuda", gpu)}
 
 
 def _meeting_point(size: int) -> dict:

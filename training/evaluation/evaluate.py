@@ -394,7 +394,7 @@ def split_source(
         planner,
         rank=0,
         world=1,
-        max_tokens=config.training.per_device_max_tokens,
+        max_tokens=config.training.max_tokens(),
         pad_multiple=pad_multiple(gpu),
         widest=dataset.manifest.max_length,  # a model that fits the dataset has these positions
         pad_id=dataset.manifest.tokenizer.pad_id,

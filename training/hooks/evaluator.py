@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class Evaluator:
     ) -> None:
         self._job, self._comm, self._run = job, comm, run
         self._resumable, self._saver, self._forward = resumable, saver, forward
+        self._differ = False
         resumable.evaluation_due &= job.has(VALIDATION)
 
     @property
@@ -67,6 +68,7 @@ class Evaluator:
             RankLost: another rank was lost.
         """
         run, state, config = self._run, self._resumable.state, self._job.config
+        self._compare_replicas()
         with run.metrics.paused(), run.heartbeat.during("evaluate"):
             source = self._job.eval_source(VALIDATION, self._comm, config.evaluation.max_rows)
             metrics = evaluation.evaluate(
@@ -92,6 +94,27 @@ class Evaluator:
             self._resumable.evaluation_due = False
         return Evaluated(score=score, save=judged.is_best or judged.stop)
 
+    def _compare_replicas(self) -> None:
+        """Warn once if ranks have different weights. Every rank enters.
+
+        Sums are formed so that all ranks have the same bits (docs/decisions/gpus.md); a broken
+        device, or ranks on devices of two kinds, could differ all the same, and nothing else would
+        show it.
+        """
+        divided = self._job.config.training.parallel.shard == "full"
+        if self._comm.size == 1 or divided or self._differ:
+            return
+        checksums = self._comm.gather_json(checksum(self._resumable.weights()))
+        others = [rank for rank, one in enumerate(checksums) if one != checksums[0]]
+        if not others:
+            return
+        self._differ = True
+        self._run.say(
+            f"warning: the weights of ranks {', '.join(map(str, others))} are not those of rank 0,"
+            " which are saved: these ranks compute gradients of another model. A new start resumes"
+            " on all ranks from one checkpoint"
+        )
+
     def _stop_requested(self) -> bool:
         requested = self._run.stops.requested()
         if self._run.stops.alone:  # collectives may not complete any more
@@ -102,3 +125,16 @@ class Evaluator:
             rank = f"rank {self._comm.rank} of {self._comm.size}"
             raise lost(rank, "another rank was lost meanwhile")
         return requested
+
+
+def checksum(weights: Iterable[tuple[str, np.ndarray]]) -> int:
+    """A number that depends on the bits of all weights (float32).
+
+    >>> checksum([("a", np.float32([1, 2]))]) == checksum([("a", np.float32([1, 2.0000002]))])
+    False
+    """
+    total = 0
+    for _, array in weights:
+        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
+        total = (31 * total + int(np.bitwise_xor.reduce(bits))) % 2**61
+    return total

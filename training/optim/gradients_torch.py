@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from howdah.models.forward.forward_torch import on_device
 from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire
@@ -79,8 +80,26 @@ class FlatGradients:
         Args:
             whole: see `reduce_`.
         """
-        if self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda):
+        if self._begin_early(comm):
             self._sums(comm).arm(comm, whole=whole)
+
+    def cut_short(self, comm: Comm, *, whole: bool = True) -> None:
+        """Send what no backward pass of this step will complete, for a rank that lacks memory. The
+        others have begun their messages in the pass, and messages have one order on all ranks."""
+        if self._begin_early(comm):
+            self._sums(comm).begin(comm, whole=whole)
+
+    def _begin_early(self, comm: Comm) -> bool:
+        return self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda)
+
+    def cut_short(self, comm: Comm) -> None:
+        """Send what no backward pass of this step will complete, for a rank that lacks memory. The
+        others have begun their messages in the pass, and messages have one order on all ranks."""
+        if self._begin_early(comm):
+            self._sums(comm).begin(comm)
+
+    def _begin_early(self, comm: Comm) -> bool:
+        return self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda)
 
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
         if self._messages is not None:
@@ -132,19 +151,25 @@ class FlatGradients:
         sent hold the sum; the rest is undefined.
 
         Args:
-            ids: token ids of this rank's micro-batches of the step.
+            ids: token ids of this rank's micro-batches of the step, in the host's memory.
             whole: send what int8 has held back too, so that nothing is held back afterwards.
         """
         if comm.size == 1:
-            if self._words is not None:
-                self._touched = _unique(ids)
+            # A GPU goes through the whole table before the host has found the rows.
+            if self._words is not None and not self.flat.is_cuda:
+                self._touched = self._unique(ids)
             return
         if self._shares is None:
             self._sums(comm).reduce_(comm, whole=whole)
         else:
             comm.reduce_to(*self._owned_parts(comm))
         if self._table is not None:
-            self._reduce_rows(comm, _unique(ids))
+            self._reduce_rows(comm, self._unique(ids))
+
+    def _unique(self, ids: list[torch.Tensor]) -> torch.Tensor:
+        """The ids, each once, ascending. The host finds them, while a GPU still computes."""
+        unique_U = torch.unique(torch.cat([part.reshape(-1) for part in ids]))
+        return on_device(unique_U.numpy(), self.flat.device)
 
     def _reduce_rows(self, comm: Comm, rank_ids_U: torch.Tensor) -> None:
         sent = rows_on_the_wire(self._table[rank_ids_U], self._compression)
@@ -168,17 +193,17 @@ class FlatGradients:
         end = self.layout.total if self._touched is None else self.layout.table_start
         blocks = [block for block in self.layout.blocks() if block[1] <= end]
         blocks_here = [number for number, (a, b) in enumerate(blocks) if first <= a and b <= last]
+        sums = [_square(self.flat[slice(*blocks[number])]) for number in blocks_here]
+        if self._touched is not None:  # these rows are the same on every rank
+            sums.append(_square(self._words[self._touched].flatten()))
+        values = torch.stack(sums).cpu().numpy() if sums else np.zeros(0)  # a GPU computes them now
         squares = np.zeros(len(blocks))
-        if blocks_here:
-            sums = torch.stack(
-                [_square(self.flat[slice(*blocks[number])]) for number in blocks_here]
-            )
-            squares[blocks_here] = sums.cpu().numpy()
+        squares[blocks_here] = values[: len(blocks_here)]
         if self._shares is not None:
             squares = comm.sum(squares)  # exact, since all but one rank add 0
         total = float(squares.sum())
-        if self._touched is not None:  # these rows are the same on every rank
-            total += _square(self._words[self._touched].flatten()).item()
+        if self._touched is not None:
+            total += float(values[-1])
         if not math.isfinite(total) and self._messages is not None:
             self._messages.forget()
         return math.sqrt(total) if total >= 0 else total
@@ -195,10 +220,6 @@ class FlatGradients:
             return
         self._dense.mul_(factor)
         self._words.index_copy_(0, self._touched, self._words[self._touched] * factor)
-
-
-def _unique(ids: list[torch.Tensor]) -> torch.Tensor:
-    return torch.unique(torch.cat([part.reshape(-1) for part in ids]))
 
 
 def _square(x_N: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from howdah.config.tasks import Task
+from howdah.models.forward.forward_torch import on_device
 
 
 def row_losses(
@@ -23,7 +24,7 @@ def row_losses(
     """
 
     def cross_entropy(logits_BC: torch.Tensor, labels_B: np.ndarray) -> torch.Tensor:
-        labels = torch.from_numpy(labels_B).to(logits_BC.device, torch.int64)
+        labels = on_device(labels_B, logits_BC.device)
         return F.cross_entropy(logits_BC, labels, label_smoothing=label_smoothing, reduction="none")
 
     def binary(logits_BC: torch.Tensor, labels_BC: np.ndarray) -> torch.Tensor:
@@ -31,14 +32,14 @@ def row_losses(
         device = logits_BC.device
         weights = None
         if positive_weights is not None:
-            weights = torch.from_numpy(positive_weights).to(device)
-        labels = torch.from_numpy(labels_BC).to(device)
+            weights = on_device(positive_weights, device)
+        labels = on_device(labels_BC, device)
         return F.binary_cross_entropy_with_logits(
             logits_BC, labels, pos_weight=weights, reduction="none"
         ).mean(dim=1)
 
     def squared(logits_B1: torch.Tensor, targets_B: np.ndarray) -> torch.Tensor:
-        targets = torch.from_numpy(targets_B).to(logits_B1.device)
+        targets = on_device(targets_B, logits_B1.device)
         return (logits_B1[:, 0] - targets) ** 2
 
     if task == "single_label":

@@ -99,6 +99,13 @@ class Messages:
         while self._begun < len(self._messages) and not self._messages[self._begun].lacks:
             self._begin(self._comm)
 
+    def begin(self, comm: Comm, *, whole: bool = True) -> None:
+        """Begin what has not begun, with the gradients as they are."""
+        if self._comm is None:
+            self.arm(comm, whole=whole)
+        while self._begun < len(self._messages):
+            self._begin(comm)
+
     def reduce_(self, comm: Comm, *, whole: bool = True) -> None:
         """Begin what has not begun, and wait until the flat gradient holds the sums. Every rank
         enters.

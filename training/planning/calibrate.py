@@ -72,7 +72,7 @@ class Sizes:
 
     def rank_tokens(self, rows: Rows) -> int:
         """Tokens of a rank's rows, padding included."""
-        maximum = self._config.training.per_device_max_tokens
+        maximum = self._config.training.max_tokens()
         multiple = pad_multiple(False, precision_of(self._config, CPU))
         widest = self._dataset.manifest.fixed_length
         return sum(
@@ -105,7 +105,7 @@ class Sizes:
     def micro(self) -> Work:
         """A full micro-batch: as many rows of average length as fit per_device_max_tokens."""
         one = self.work(1)
-        rows = max(1, int(self._config.training.per_device_max_tokens * one.rows / one.tokens))
+        rows = max(1, int(self._config.training.max_tokens() * one.rows / one.tokens))
         planner = self.planner(rows)
         rank_rows = planner.rank_rows(0, 0, 0, 1)
         return Work(

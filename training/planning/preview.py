@@ -51,7 +51,7 @@ def preview(config: Config, world: int) -> dict:
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
     ):
         rows = planner.rank_rows(0, step, rank, world)
-        parts = micro_batches(rows, training.per_device_max_tokens, multiple, widest)
+        parts = micro_batches(rows, training.max_tokens(), multiple, widest)
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())

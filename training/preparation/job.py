@@ -5,7 +5,7 @@ This module imports no framework.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -41,6 +41,7 @@ from howdah.models.weights.pretrained import BaseModel
 from howdah.process.devices import Device
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
+from howdah.training.data.fitting import FittingSource
 from howdah.training.data.readers import BatchSource
 from howdah.training.optim.schedule import Schedule
 from howdah.training.preparation.base import agreed_base, broadcast_files
@@ -79,6 +80,8 @@ class TrainingJob:
     sparse_embeddings: bool
     """True if the word embeddings' gradient crosses the network as rows."""
     identity: Identity
+    max_tokens: int | None = None
+    """Most tokens of a micro-batch of training; None: the configuration's."""
     learnt: list[str] | None = None
     """Identities of the parts that training.replay does not consider new; None: not known."""
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
@@ -124,14 +127,13 @@ class TrainingJob:
 
     def train_source(self, comm: Comm, state: TrainState) -> BatchSource:
         """This rank's micro-batches from the run's position to its last step."""
-        training = self.config.training
         start = PlanState.from_json(state.plan)
         return BatchSource(
             self.shards,
             self.planner,
             rank=comm.rank,
             world=comm.size,
-            max_tokens=training.per_device_max_tokens,
+            max_tokens=self.max_tokens or self.config.training.max_tokens(),
             pad_multiple=self.pad_multiple,
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
@@ -159,11 +161,33 @@ class TrainingJob:
             _evaluation_planner(self.config, shards, lengths, comm.size),
             rank=comm.rank,
             world=comm.size,
-            max_tokens=self.config.training.per_device_max_tokens,
+            max_tokens=self.config.training.max_tokens(),
             pad_multiple=self.pad_multiple,
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             row_ids=row_ids,
+        )
+
+    def fitting_source(
+        self,
+        comm: Comm,
+        state: TrainState,
+        *,
+        gpu: bool,
+        out_of_memory: Callable[[BaseException], bool],
+        say: Callable[[str], None],
+    ) -> FittingSource:
+        """`train_source`, in smaller micro-batches where memory does not suffice."""
+        training = self.config.training
+        return FittingSource(
+            lambda most: replace(self, max_tokens=most).train_source(comm, state),
+            max_tokens=training.max_tokens(gpu=gpu),
+            least=padded_length(
+                self.dataset.manifest.max_length, self.pad_multiple, self.positions
+            ),
+            halves=training.halves_micro_batches,
+            out_of_memory=out_of_memory,
+            say=say,
         )
 
     def facts(self) -> dict:
@@ -379,7 +403,7 @@ def _open_splits(
             expected=f"at least {ranks} rows in train",
             got=str(manifest.rows(TRAIN)),
         )
-    longest = config.training.per_device_max_tokens
+    longest = config.training.max_tokens()
     if padded_length(manifest.max_length, multiple) > longest:
         raise ConfigError(
             "a micro-batch cannot hold one row of the dataset",

@@ -89,7 +89,7 @@ def peak(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -> 
         parts["an elastic job's copy"] = _COPY * model
     # The most tokens of a micro-batch: a rank's share of the batch, up to the limit.
     rows = -(-config.training.global_batch_size // config.job.fewest)
-    tokens = min(config.training.per_device_max_tokens, rows * manifest.max_length)
+    tokens = min(config.training.max_tokens(), rows * manifest.max_length)
     parts[f"activations of {tokens:,} tokens"] = round(
         tokens * _floats_of_token(config, base, manifest.max_length) * _FLOAT
     )

@@ -191,3 +191,22 @@ def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_
     logits, untyped = by_separator(ids_BT, mask_BT), whole(ids_BT, mask_BT)
     np.testing.assert_array_equal(logits, whole(ids_BT, mask_BT, types_BT))
     assert (np.abs(logits - untyped).max() > 1e-3) == (two and encoder.first_type_ends is not None)
+
+
+def test_rows_without_padding_get_no_mask_and_the_same_logits(monkeypatch):
+    """A GPU can then choose flash attention."""
+    net = ours("bert").eval()
+    masks, attend = [], kernels_torch.attend_plainly
+
+    def noted(query, key, value, blocked_BT, rate):
+        masks.append(blocked_BT)
+        return attend(query, key, value, blocked_BT, rate)
+
+    monkeypatch.setattr(forward_torch, "attend_plainly", noted)
+    ids_BT = np.random.default_rng(0).integers(5, 20, (3, 7)).astype(np.int32)
+    ones_BT = np.ones_like(ids_BT)
+    logits_BC = forward_torch.forward_fn(net)(ids_BT, ones_BT)
+    assert masks and all(mask is None for mask in masks)
+    with torch.no_grad():
+        masked_BC = net(torch.from_numpy(ids_BT).long(), torch.from_numpy(ones_BT))
+    assert np.array_equal(logits_BC, masked_BC.numpy())

@@ -48,6 +48,25 @@ def test_a_framework_that_sees_no_gpu_is_refused_where_one_was_asked_for(framewo
     assert f"{framework} " in got
 
 
+_SET = """
+import torch
+torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 2)
+torch.cuda.get_device_name = torch.cuda.get_device_capability = str
+torch.cuda.set_device = lambda index: print("set", index)
+from howdah.process import devices
+print("named", devices.find("torch").name)
+"""
+
+
+def test_a_rank_that_sees_several_gpus_takes_the_one_of_its_number():
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", _SET], capture_output=True, text=True, check=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": ROOT, "MASTER_ADDR": "localhost"} | ranks,
+    )  # fmt: skip
+    assert done.stdout.split() == ["set", "1", "named", "1"]
+
+
 def test_what_was_asked_for_and_is_there_is_taken():
     require("torch", CPU, {})
     require("torch", CPU, {"HOWDAH_GPUS": "0"})
