@@ -18,8 +18,8 @@ from howdah.process import devices
 from howdah.training.checkpoint.snapshots import Snapshots
 from howdah.training.comm.base import WorldChanged
 from howdah.training.comm.in_step import passes_together, steps_in_step
-from howdah.training.hooks.compression import Compression, numbers_of
 from howdah.training.data.readers import Batch
+from howdah.training.hooks.compression import Compression, numbers_of
 from howdah.training.hooks.conclusion import conclude
 from howdah.training.hooks.evaluator import Evaluator
 from howdah.training.hooks.resumable import ResumableState

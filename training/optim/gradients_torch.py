@@ -92,15 +92,6 @@ class FlatGradients:
     def _begin_early(self, comm: Comm) -> bool:
         return self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda)
 
-    def cut_short(self, comm: Comm) -> None:
-        """Send what no backward pass of this step will complete, for a rank that lacks memory. The
-        others have begun their messages in the pass, and messages have one order on all ranks."""
-        if self._begin_early(comm):
-            self._sums(comm).begin(comm)
-
-    def _begin_early(self, comm: Comm) -> bool:
-        return self._shares is None and comm.overlaps(on_gpu=self.flat.is_cuda)
-
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
         if self._messages is not None:
             self._messages.added(number)
