@@ -68,7 +68,7 @@ def export(
         replace: also replace an export of another run.
         formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
             checked before the export gets its name. model.onnx need not be named.
-        samples: token ids of the rows that inexact formats are compared on.
+        samples: token ids of real rows that inexact formats are calibrated and compared on.
         profile: contents of profile.json (models/profile/profile.py); None: no profile.json.
         check: called before the export gets its name; raises if this process must not write any
             more.

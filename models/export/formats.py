@@ -9,7 +9,6 @@ export gets its name.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,6 +35,8 @@ _EXACT = 1e-5
 """Largest allowed difference of a float32 logit from the model's: absolute for logits up to 1,
 relative for larger ones."""
 _SAMPLES = 400
+_CALIBRATED = 4
+"""onnx-int8 takes its scales from one in this many sample rows, and is compared on the others."""
 _NEAR = 0.01
 """Two numbers of a regression count as equal below this difference."""
 _PROBES = ((1, 1), (1, 2), (3, 7), (2, 33), (1, 96))
@@ -52,8 +53,6 @@ class Format:
     """Packages that writing and checking the format needs."""
     exact: bool
     """True if its logits equal the model's. Otherwise the share of equal labels is shown."""
-    warning: str | None = None
-    """Text shown whenever the format is written."""
 
 
 FORMATS: dict[str, Format] = {
@@ -63,12 +62,7 @@ FORMATS: dict[str, Format] = {
         file=onnx_graph.FILES["onnx-w8"], packages=("onnx", "onnxruntime"), exact=False
     ),
     "onnx-int8": Format(
-        file=onnx_graph.FILES["onnx-int8"],
-        packages=("onnx", "onnxruntime"),
-        exact=False,
-        warning="onnx-int8 scales its activations over a whole batch, so a text's score depends on"
-        " the other texts of the batch. Do not use it for batch jobs, nor where a repeated request"
-        " must get the same score; onnx-w8 does not have this dependence",
+        file=onnx_graph.FILES["onnx-int8"], packages=("onnx", "onnxruntime"), exact=False
     ),
     "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
 }
@@ -88,7 +82,8 @@ class Source:
     """Entries for the ONNX model's metadata."""
     task: Task = "single_label"
     samples: Sequence[np.ndarray] = ()
-    """Token ids of real rows that inexact formats are compared on; the probes if it is empty."""
+    """Token ids of real rows that inexact formats are calibrated and compared on; the probes if it
+    is empty."""
     decision: Decision = field(default_factory=Decision)
     """The export's decision; two formats are compared by the answers that it produces."""
     labels: Sequence[str] = ()
@@ -170,8 +165,6 @@ def write(
         if name == "hf":
             continue
         form = FORMATS[name]
-        if form.warning:
-            progress(form.warning)
         probe_logits = _WRITERS[name](directory, source, probes, progress)
         target = os.path.join(directory, form.file)
         size = _bytes(target)
@@ -216,18 +209,22 @@ def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> 
 
 def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    target = os.path.join(directory, FORMATS["onnx-int8"].file)
-    graph = os.path.join(directory, onnx_graph.FILE)
-    logging.disable(logging.WARNING)  # advice about its own preprocessing
-    try:
-        quantize_dynamic(graph, target, per_channel=True, weight_type=QuantType.QInt8)
-    finally:
-        logging.disable(logging.NOTSET)
-    model = onnx.load(target)
-    onnx.helper.set_model_props(model, dict(source.metadata))
-    onnx.save(model, target)
+    from howdah.models.export import int8_onnx
+
+    graph = onnx.load(os.path.join(directory, onnx_graph.FILE), load_external_data=False)
+    rows = _rows(source)[::_CALIBRATED]
+    progress(f"onnx-int8: scales and rounding from the inputs of {len(rows)} rows")
+    skip = family_of(source.config).classifier_layers
+    model = int8_onnx.build(
+        source.config,
+        source.weights,
+        int8_onnx.calibrate(graph, rows, folder=directory, skip=skip),
+        first_type_ends=source.first_type_ends,
+        metadata=source.metadata,
+    )
+    with open(os.path.join(directory, FORMATS["onnx-int8"].file), "wb") as file:
+        file.write(model.SerializeToString())
     return []
 
 
@@ -313,9 +310,9 @@ def _require_exact(name: str, furthest: float, where: str) -> None:
 
 def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     """Compare an inexact format with model.onnx, row by row."""
-    rows = list(source.samples) or [
-        ids[row, : mask[row].sum()] for ids, mask in _probes(source) for row in range(len(ids))
-    ]
+    rows = _rows(source)
+    if name == "onnx-int8":  # the others have set its scales
+        rows = [row for number, row in enumerate(rows) if number % _CALIBRATED]
     exact = _opened(os.path.join(directory, onnx_graph.FILE))
     inexact = _opened(os.path.join(directory, FORMATS[name].file))
     ours, theirs = (_scores(source, forward, rows) for forward in (exact, inexact))
@@ -325,6 +322,13 @@ def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
         "furthest_score": float(np.abs(ours - theirs).max()),
         "rows": len(rows),
     }
+
+
+def _rows(source: Source) -> list[np.ndarray]:
+    """The export's sample rows; without any, those of the probes."""
+    return list(source.samples) or [
+        ids[row, : mask[row].sum()] for ids, mask in _probes(source) for row in range(len(ids))
+    ]
 
 
 def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -23,7 +23,8 @@ BLOCK = 32
 """Weights of a row that share a scale."""
 _MIDDLE = 128
 """Default 8-bit zero point of MatMulNBits."""
-_DOMAIN = "com.microsoft"
+DOMAIN = "com.microsoft"
+"""Domain of onnxruntime's own operators."""
 
 
 def build(
@@ -38,8 +39,8 @@ def build(
     Args:
         weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
     """
-    graph = _Quantised(weights)
-    return assembled(graph, config, first_type_ends, metadata, domains={_DOMAIN: 1})
+    graph = Quantised(weights)
+    return assembled(graph, config, first_type_ends, metadata, domains={DOMAIN: 1})
 
 
 def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -60,7 +61,7 @@ def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray
     return integers.astype(np.uint8), scales.astype(np.float32)
 
 
-class _Quantised(Graph):
+class Quantised(Graph):
     """A graph that contains its weights: matrices as integers, the others unchanged."""
 
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
@@ -69,32 +70,33 @@ class _Quantised(Graph):
         self._weights = weights
 
     def weight(self, name: str) -> str:
-        return self._held(name, self._weights[name])
+        return self.held(name, self._weights[name])
 
     def linear(self, x: str, name: str, *, named: str | None = None) -> str:
         weight_OI = self._weights[f"{name}.weight"]
         integers, scales = quantised(weight_OI, BLOCK)
         outputs, inputs = weight_OI.shape
         tensors = (
-            self._held(f"{name}.weight.integers", integers),
-            self._held(f"{name}.weight.scales", scales.reshape(-1)),
+            self.held(f"{name}.weight.integers", integers),
+            self.held(f"{name}.weight.scales", scales.reshape(-1)),
             *("", ""),  # no zero points, no group indices
             self.weight(f"{name}.bias"),
         )
         sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": BLOCK, "accuracy_level": 4}
-        return self.add("MatMulNBits", x, *tensors, named=named, domain=_DOMAIN, **sizes)
+        return self.add("MatMulNBits", x, *tensors, named=named, domain=DOMAIN, **sizes)
 
     def rows(self, table: str, numbers: str) -> str:
         import onnx
 
         integers, scales = quantised(self._weights[table], self._weights[table].shape[1])
         signed = (integers[:, 0].astype(np.int16) - _MIDDLE).astype(np.int8)
-        rows = self.add("Gather", self._held(f"{table}.integers", signed), numbers)
+        rows = self.add("Gather", self.held(f"{table}.integers", signed), numbers)
         rows = self.add("Cast", rows, to=onnx.TensorProto.FLOAT)
-        of_rows = self.add("Gather", self._held(f"{table}.scales", scales), numbers)
+        of_rows = self.add("Gather", self.held(f"{table}.scales", scales), numbers)
         return self.add("Mul", rows, of_rows)
 
-    def _held(self, name: str, array: np.ndarray) -> str:
+    def held(self, name: str, array: np.ndarray) -> str:
+        """Add an array as an initializer inside the graph; returns its name."""
         from onnx import numpy_helper
 
         if name not in self.initializers:

@@ -14,5 +14,5 @@ class ExportSection(Section):
     formats: list[ExportFormat] = ["hf"]
     """What an export holds: hf, the Hugging Face directory, which is always there; onnx, which is
     there as well wherever the package onnx is installed, and must be if it is named; onnx-w8,
-    weights in 8 bits; onnx-int8, activations too, unfit for batch jobs; savedmodel, which needs
+    weights in 8 bits; onnx-int8, activations too, the fastest on CPUs; savedmodel, which needs
     TensorFlow. Those that are named are checked against the model's logits."""

@@ -160,8 +160,8 @@ def test_no_framework_is_imported(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_score_is_the_same_bits_alone_and_in_any_batch(family, tmp_path):
     base = base_of(str(tmp_path / "base"), family)
-    path = write_export(tmp_path / "export", base, formats=["onnx-w8"])
-    for framework in ("onnx", "onnx-w8"):
+    path = write_export(tmp_path / "export", base, formats=["onnx-w8", "onnx-int8"])
+    for framework in ("onnx", "onnx-w8", "onnx-int8"):
         served = open_model(path, framework=framework, threads=1)
         alone = np.concatenate([served.scores([text]) for text in TEXTS])
         np.testing.assert_array_equal(served.scores(TEXTS), alone)
@@ -199,10 +199,13 @@ def test_formats_near_the_model_say_how_near(tmp_path):
     assert formats["onnx-w8"]["rows"] == 60 and formats["onnx-w8"]["agreement"] > 0.9
     assert 0 < formats["onnx-w8"]["furthest_score"] < 0.1
     assert any("keep their label" in line and "model_w8.onnx" in line for line in messages)
-    assert any("other texts of the batch" in line for line in messages)  # of int8
-    exact, near = (open_model(path, framework=name).scores(TEXTS) for name in ("onnx", "onnx-w8"))
-    np.testing.assert_allclose(near, exact, atol=0.1)
-    assert (near != exact).any()
+    assert formats["onnx-int8"]["rows"] == 45 and formats["onnx-int8"]["agreement"] > 0.9
+    assert any("inputs of 15 rows" in line for line in messages)  # and is compared on the others
+    exact = open_model(path, framework="onnx").scores(TEXTS)
+    for name in ("onnx-w8", "onnx-int8"):
+        near = open_model(path, framework=name).scores(TEXTS)
+        np.testing.assert_allclose(near, exact, atol=0.1)
+        assert (near != exact).any()
 
 
 def test_an_export_is_served_by_onnx_only_if_it_has_the_graph(tmp_path, monkeypatch):
