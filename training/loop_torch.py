@@ -13,6 +13,7 @@ import torch
 from howdah.config.loader import Config
 from howdah.core.machine import return_free_memory
 from howdah.models.forward import forward_torch
+from howdah.models.forward.packing_torch import packing_of
 from howdah.models.weights import parameters
 from howdah.process import devices
 from howdah.training.checkpoint.snapshots import Snapshots
@@ -258,9 +259,12 @@ def _backward(
 ) -> torch.Tensor:
     """Forward and backward pass of a micro-batch. Returns its part of the step's loss, times
     `scale`; a GPU has only queued the computation."""
-    whole = batch.real_tokens == batch.padded_tokens
-    mask_BT = None if whole else forward_torch.on_device(batch.mask_BT, device)
-    loss_B = losses(net(forward_torch.on_device(batch.ids_BT, device), mask_BT), batch.labels_B)
+    ids_BT, mask_BT = forward_torch.on_device(batch.ids_BT, device), None
+    packing = {}
+    if batch.real_tokens < batch.padded_tokens:
+        mask_BT = forward_torch.on_device(batch.mask_BT, device)
+        packing = {"packing": packing_of(batch.mask_BT, device)}
+    loss_B = losses(net(ids_BT, mask_BT, **packing), batch.labels_B)
     weights_B = forward_torch.on_device(batch.weights_B, device)
     loss = (loss_B * weights_B).sum() / batch.global_weight * scale
     loss.backward()

@@ -20,7 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import family_of
-from howdah.models.forward.kernels_torch import attend_fused, attend_plainly, dropped, linear
+from howdah.models.forward.kernels_torch import (
+    attend_fused,
+    attend_plainly,
+    dropped,
+    linear,
+    on_device,
+)
+from howdah.models.forward.packing_torch import Packing
 from howdah.models.forward.sharded_torch import part_of
 from howdah.models.weights import lora, parameters
 from howdah.models.weights.parameters import BLOCKED
@@ -119,6 +126,7 @@ class EncoderClassifier(torch.nn.Module):
         ids_BT: torch.Tensor,
         mask_BT: torch.Tensor | None,
         types_BT: torch.Tensor | None = None,
+        packing: Packing | None = None,
     ) -> torch.Tensor:
         """Logits [B, C] float32.
 
@@ -128,6 +136,8 @@ class EncoderClassifier(torch.nn.Module):
                 there is no padding, and a GPU can choose flash attention.
             types_BT: int64, the token types; None: they follow from `first_type_ends`. Not read if
                 the model has fewer than two.
+            packing: where the tokens of `mask_BT` are; given, padding takes part in the embeddings
+                and the attention alone.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = None
@@ -137,11 +147,13 @@ class EncoderClassifier(torch.nn.Module):
             blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
         embeddings = self.family.prefix + self.family.embeddings
         embedded_BTD = self._within(embeddings, self._embed, ids_BT, types_BT)
+        if packing is not None:
+            embedded_BTD = packing.packed(embedded_BTD)
         hidden_BTD = self._dropped(embedded_BTD, dropout)
         layers = self.config[self.family.keys.layers]
         for number in range(layers):
             name = self.family.layer_name(number)
-            layer = partial(self._layer, name, first_only=number == layers - 1)
+            layer = partial(self._layer, name, first_only=number == layers - 1, packing=packing)
             if self._recompute and self.training:
                 layer = partial(checkpoint, layer, use_reentrant=False)
             hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
@@ -172,17 +184,24 @@ class EncoderClassifier(torch.nn.Module):
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _layer(
-        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
+        self,
+        layer: str,
+        hidden_BTD: torch.Tensor,
+        blocked_BT: Blocked,
+        *,
+        first_only: bool,
+        packing: Packing | None = None,
     ) -> torch.Tensor:
         """[B, Q, D] for all tokens; in the last layer only for the first: the head reads no
-        other."""
+        other. With a packing, tokens are [N, D], but [B, 1, D] where they are the first ones."""
         part = self.family.layer
-        query_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
-        attended_BQD = self._attend(query_BQD, hidden_BTD, blocked_BT, layer)
+        query_BQD = hidden_BTD
+        if first_only:
+            query_BQD = hidden_BTD[:, :1] if packing is None else packing.first(hidden_BTD)
+        attended_BQD = self._attend(query_BQD, hidden_BTD, blocked_BT, layer, packing)
         if self.family.attended_dropout:
             attended_BQD = self._dropped(attended_BQD, self.rates[0])
-        residual_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
-        residual_BQD = self._norm(attended_BQD + residual_BQD, layer + part.attention_norm)
+        residual_BQD = self._norm(attended_BQD + query_BQD, layer + part.attention_norm)
         inner_BQH = self._linear(residual_BQD, layer + part.inner)
         inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
         outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
@@ -194,21 +213,29 @@ class EncoderClassifier(torch.nn.Module):
         hidden_BTD: torch.Tensor,
         blocked_BT: Blocked,
         layer: str,
+        packing: Packing | None = None,
     ) -> torch.Tensor:
-        part = self.family.layer
-        if query_BQD is hidden_BTD:  # one product instead of three
-            query, key, value = self._by_head(hidden_BTD, layer, part.query, part.key, part.value)
+        part, names = self.family.layer, (self.family.layer.key, self.family.layer.value)
+        whole = query_BQD is hidden_BTD
+        if whole:  # one product instead of three
+            query, key, value = self._by_head(hidden_BTD, layer, packing, part.query, *names)
         else:
-            (query,) = self._by_head(query_BQD, layer, part.query)
-            key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
+            (query,) = self._by_head(query_BQD, layer, None, part.query)
+            key, value = self._by_head(hidden_BTD, layer, packing, *names)
         attend = attend_fused if hidden_BTD.is_cuda else attend_plainly
         context = attend(query, key, value, blocked_BT, self.rates[1] if self.training else 0.0)
-        context = context.transpose(1, 2)  # [B, Q, heads, D / heads]
-        return self._linear(context.flatten(-2), layer + part.attended)
+        context_BQD = context.transpose(1, 2).flatten(-2)
+        if packing is not None and whole:
+            context_BQD = packing.packed(context_BQD)
+        return self._linear(context_BQD, layer + part.attended)
 
-    def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
+    def _by_head(
+        self, x: torch.Tensor, layer: str, packing: Packing | None, *names: str
+    ) -> tuple[torch.Tensor, ...]:
         """A projection of x for each name: [B, heads, T, D / heads]."""
         projected = self._linear(x, *(layer + name for name in names))
+        if packing is not None:
+            projected = packing.padded(projected)
         heads = self.config[self.family.keys.heads]
         shape = (len(names), heads, -1)
         # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
@@ -405,20 +432,6 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
         remaining.discard(name)
     if remaining:
         raise KeyError(f"the weights lack {sorted(remaining)[:5]}")
-
-
-def on_device(array: np.ndarray, device: str | torch.device) -> torch.Tensor:
-    """An array as the model takes it: integers int64, but pixels uint8; others as they are.
-
-    A copy from ordinary memory waits for all that the GPU was given before. One from pinned memory
-    is only queued, and torch keeps that memory until the copy is done.
-
-    Source: PyTorch, "CUDA semantics", Use pinned memory buffers.
-    """
-    tensor = torch.from_numpy(array)
-    if torch.device(device).type == "cuda":
-        tensor = tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.long() if array.dtype in (np.int32, np.int64) else tensor
 
 
 def out_of_memory(error: BaseException) -> bool:

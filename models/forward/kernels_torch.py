@@ -1,4 +1,5 @@
-"""Linear layers and dropout for torch on a CPU, with fewer passes through memory than torch's own.
+"""Linear layers and dropout for torch on a CPU, with fewer passes through memory than torch's own;
+attention, and copies to a GPU.
 
 Measured in docs/decisions/training-speed.md.
 """
@@ -205,3 +206,18 @@ def attend_plainly(
         blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
     scores_NQT = torch.baddbmm(blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5)
     return torch.bmm(dropped(scores_NQT.softmax(-1), rate), value).view(by_head)
+
+
+# ------------------------------------------------------------------------------------- copies
+def on_device(array: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """An array as the model takes it: integers int64, but pixels uint8; others as they are.
+
+    A copy from ordinary memory waits for all that the GPU was given before. One from pinned memory
+    is only queued, and torch keeps that memory until the copy is done.
+
+    Source: PyTorch, "CUDA semantics", Use pinned memory buffers.
+    """
+    tensor = torch.from_numpy(array)
+    if torch.device(device).type == "cuda":
+        tensor = tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.long() if array.dtype in (np.int32, np.int64) else tensor

@@ -37,14 +37,18 @@ def test_from_the_form_to_the_report(
     browser.fill(field("training.global_batch_size"), "8")
     browser.fill(field("training.learning_rate"), "0.0003")
     browser.fill(field("publish.directory"), str(tmp_path / "models"))
-    browser.fill(text_area("set"), "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]")
+    typed = (
+        "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]\n"
+        "training.per_device_max_tokens: 4096"
+    )
+    browser.fill(text_area("set"), typed)
     browser.picture("form")
     run_id = send(browser)
     sent = airflow.run(DAG, run_id)["conf"]
     assert sent["data.dataset"] == tiny_dataset.path
     assert sent["training.learning_rate"] == 0.0003  # typed key by key, the dot with it
     assert (sent["training.max_steps"], sent["training.framework"]) == (6, "torch")
-    assert sent["set"] == "# few rows\nevaluation.max_rows: 16\nevaluation.splits: [test]"
+    assert sent["set"] == typed
     assert len(sent) == 19  # no other key has a field
 
     airflow.wait_run(DAG, run_id, seconds=280)
@@ -61,9 +65,9 @@ def test_from_the_form_to_the_report(
     browser.see("accuracy")
     browser.picture("report")
 
-    assert "per_device_max_tokens: 8192" in airflow.log(DAG, run_id, "check")
+    assert "per_device_max_tokens: 4096" in airflow.log(DAG, run_id, "check")
     shown = airflow.task(DAG, run_id, "train")["rendered_fields"]["config"]
-    assert shown["training"]["per_device_max_tokens"] == 8192  # its name is not that of a secret
+    assert shown["training"]["per_device_max_tokens"] == 4096  # its name is not that of a secret
     assert shown["evaluation"]["max_rows"] == 16
     assert shown["evaluation"]["splits"] == ["test"]
     assert airflow.xcom(DAG, run_id, "check")["config"] == shown

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from howdah.models.forward.forward_torch import on_device
+from howdah.models.forward.kernels_torch import on_device
 from howdah.training.comm.base import NODE_MESSAGE, Comm, split_evenly
 from howdah.training.optim.flat_torch import FlatLayout, Shares
 from howdah.training.optim.messages_torch import Messages, rows_from_the_wire, rows_on_the_wire

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from howdah.config.tasks import Task
-from howdah.models.forward.forward_torch import on_device
+from howdah.models.forward.kernels_torch import on_device
 
 
 def row_losses(

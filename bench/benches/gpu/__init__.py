@@ -3,10 +3,10 @@
 Losses beside a CPU's in float32; throughput, share of the peak and memory beside HF Trainer (bf16,
 group_by_length, sdpa; compiled too); what padding costs; where the host waits for the GPU; memory
 that does not suffice; and with two GPUs sums during and after the backward pass, and the bits of
-both ranks' weights. Without a GPU all of it runs on the CPU with a model that is too small to say
-anything: then the lines have run, and the figures mean nothing. Rates are of real tokens.
+both ranks' weights. Rates are of real tokens.
 
-BENCH_GPU_SIZE (base; tiny without a GPU), BENCH_GPU_SECONDS (540): no piece begins later.
+BENCH_GPU_SIZE (base): with `tiny` all of it runs on a CPU too: its lines have run then, and the
+figures mean nothing. BENCH_GPU_SECONDS (540): no piece begins later.
 """
 
 from __future__ import annotations
@@ -135,13 +135,17 @@ class FirstContact:
         return lines
 
     def padding(self) -> list[Line]:
-        """Widths rounded up to multiples of 8, 4 and 2, and rows of random lengths."""
+        """Widths rounded up to multiples of 8, 4 and 2, and rows of random lengths, with linear
+        layers of all that is padded and of tokens alone."""
         lines = []
         for multiple in (8, 4, 2):
             run, _ = self._watched(env={LIMITS: json.dumps({"pad_multiple": multiple})})
             lines += self._rates(f"ours, widths in multiples of {multiple}", run)
-        run, _ = self._watched("training.length_window=1")
-        return lines + self._rates("ours, batches of random rows", run)
+        for rows, set_ in (("", ()), (" of random rows", ("training.length_window=1",))):
+            for name, least in (("padded", 1e9), ("packed", 1.0)):
+                run, _ = self._watched(*set_, env={LIMITS: json.dumps({"pack_from": least})})
+                lines += self._rates(f"ours, batches{rows}, {name}", run)
+        return lines
 
     def kernels(self) -> list[Line]:
         """Attention padded and packed, and a layer as it is and compiled."""
@@ -225,7 +229,10 @@ def table(lines: list[Line]) -> str:
 def main() -> None:
     """Piece by piece; one that fails is a line that says why."""
     begun, on = time.monotonic(), device()
-    size = os.environ.get("BENCH_GPU_SIZE", "base" if on.gpu else "tiny")
+    size = os.environ.get("BENCH_GPU_SIZE", "base")
+    if not on.gpu and "BENCH_GPU_SIZE" not in os.environ:
+        print("bench gpu: no GPU; BENCH_GPU_SIZE=tiny runs every line of it on the CPU")
+        return
     batch, steps, rows = (256, 50, 12_800) if on.gpu else (16, 10, 320)
     lines: list[Line] = [("device", on.name, ""), ("model", size, "")]
     lines += [(f"peak of products, {name}", peak / 1e12, "TFLOP/s")

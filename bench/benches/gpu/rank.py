@@ -69,10 +69,10 @@ def _limit(torch, forward_torch, share: float, gpu: bool) -> None:
         return
     forward = forward_torch.EncoderClassifier.forward
 
-    def short(self, ids_BT, *args):
+    def short(self, ids_BT, *args, **more):
         if self.training and ids_BT.numel() > share:
             raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
-        return forward(self, ids_BT, *args)
+        return forward(self, ids_BT, *args, **more)
 
     forward_torch.EncoderClassifier.forward = short
 
