@@ -135,7 +135,8 @@ def rows() -> list[harness.Row]:
                     added[kind] = 1000 * (step - SECONDS)
                     print(
                         f"simulated compute of {1000 * SECONDS:.0f} ms, {world} ranks, {link},"
-                        f" {kind}: {SECONDS / step:.0%} of the step",
+                        f" {kind}: {SECONDS / step:.0%} of the step, which adds"
+                        f" {added[kind]:,.0f} ms",
                         file=sys.stderr,
                     )
             for kind in KINDS:
