@@ -284,12 +284,14 @@ class VisionClassifier(EncoderClassifier):
     _colours: tuple[torch.Tensor, torch.Tensor] | None = None
     """image_mean and image_std on the device, created once."""
 
-    def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor | None, packing: object = None
+    ) -> torch.Tensor:
         """Logits [B, C] float32.
 
         Args:
             pixels_BN: uint8, an image in each row: N = height * width * channels.
-            mask_BT: not read, since images have no padding.
+            mask_BT, packing: not read, since images have no padding.
         """
         dropout, _, classifier_dropout = self.rates
         embeddings = self.family.prefix + self.family.embeddings
