@@ -20,7 +20,7 @@ from tests.support.models.exported import base_of, info_of, weights_of, write_ex
 from tools import minilm
 from tools.demo.corpus import corpus
 
-PACKAGES = ("numpy", "pandas", "sqlalchemy", "networkx")
+PACKAGES = ("networkx", "sqlalchemy")
 
 
 @pytest.mark.parametrize("family", ["distilbert", "roberta"])
@@ -112,14 +112,14 @@ def test_docstrings_keep_their_labels(tmp_path):
     encoder = open_model(
         write_export(tmp_path / "encoder", base, weights=weights, **settings), framework="onnx"
     )
-    texts, packages = docstrings(250)
+    texts, packages = docstrings(500)
     ids = encoder.encode(texts)
     half = len(texts) // 2
     features = np.concatenate(
         [encoder.forward(row[None], np.ones((1, len(row)), np.int32)) for row in ids[:half]]
     )
     targets = np.eye(len(PACKAGES))[packages[:half]] - 1 / len(PACKAGES)
-    fitted = np.linalg.solve(features.T @ features + np.eye(width), features.T @ targets).T
+    fitted = np.linalg.solve(features.T @ features + 100 * np.eye(width), features.T @ targets).T
     weights["classifier.weight"] = (20 * fitted).astype(np.float32)
     weights["classifier.bias"] = np.zeros(len(PACKAGES), np.float32)
     settings["label_names"] = list(PACKAGES)
@@ -131,6 +131,6 @@ def test_docstrings_keep_their_labels(tmp_path):
         open_model(path, framework=name, threads=1).scores_of_ids(ids[half:]).argmax(1)
         for name in ("onnx", "onnx-int8")
     )
-    assert (exact == packages[half:]).mean() > 0.8
+    assert (exact == packages[half:]).mean() > 0.95
     assert (near == exact).mean() >= 0.995
-    assert storage.read_json(os.path.join(path, INFO))["formats"]["onnx-int8"]["agreement"] >= 0.97
+    assert storage.read_json(os.path.join(path, INFO))["formats"]["onnx-int8"]["agreement"] >= 0.98
