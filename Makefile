@@ -58,9 +58,9 @@ lock: setup ## resolve requirements*.txt into lock files with hashes
 bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy bench)
 	@$(PYTHON_ENV) -m bench
 
-bench-gpu: setup ## the training bench on this machine's GPU, all in one
+bench-gpu: setup ## all that only a GPU can say, in 10 minutes (docs/decisions/gpus.md)
 	@tools/setup.sh --gpu torch --cuda-archs "$(CUDA_ARCHS)"
-	@BENCH_BATCH=256 BENCH_FRAMEWORKS=torch .venv-gpu-torch/bin/python -m bench training
+	@.venv-gpu-torch/bin/python -m bench gpu
 
 doctor: setup ## check this machine; a remedy for each failing line
 	@.venv/bin/howdah doctor
