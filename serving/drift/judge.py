@@ -196,9 +196,12 @@ class _Judging:
             why = "the rows' texts were not read, only their predictions"
             return Column(name=name, state="not measured", why=why)
         least = self.limits.min_rows
-        for rows, whose in ((new, "the partition"), (old, "the model's own profile")):
+        for rows, whose, remedy in (
+            (new, "the partition", "judge more rows at once"),
+            (old, "the model's own profile", "a larger data.split.validation gives it more"),
+        ):
             if rows < least:
-                why = f"{whose} has {rows:,} rows, fewer than {least:,}"
+                why = f"{whose} has {rows:,} rows, fewer than {least:,} (drift.min_rows): {remedy}"
                 return Column(name=name, state="too few rows", why=why)
         return None
 

@@ -37,9 +37,7 @@ class Example:
         self._token = uuid.uuid4().hex
         path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
         env = {"PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
-               "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token,
-               # A killed build of DeepSpeed's leaves a lock that later starts wait for.
-               "TORCH_EXTENSIONS_DIR": str(config.parent / "extensions")}  # fmt: skip
+               "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token}  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, f"examples/{name}.py", str(config)],
             cwd=ROOT, env=isolation.restored() | env,  # as a shell starts it
@@ -57,15 +55,15 @@ class Example:
     def living(self) -> list[int]:
         return marked(MARK, self._token)
 
-    def rank(self, name: str, value: str, mapped: str) -> int | None:
-        """The process of this example's file whose environment has such a variable, once it has
-        mapped such a file into its memory. (torchrun starts it as `python -u FILE`.)"""
+    def rank(self, name: str, value: str) -> int | None:
+        """The process of this example's file whose environment has such a variable. (torchrun
+        starts it as `python -u FILE`.)"""
         for pid in self.living():
             try:
                 process = psutil.Process(pid)
                 ours = any("examples/" in word for word in process.cmdline()[1:3])
                 if ours and value in process.environ().get(name, ""):
-                    return pid if mapped in Path(f"/proc/{pid}/maps").read_text() else None
+                    return pid
             except (psutil.Error, OSError):
                 continue
         return None
@@ -228,24 +226,17 @@ def test_a_loop_of_others_trains_the_same_dataset(config, name):
 @pytest.mark.full
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("name", "variable", "value", "mapped"),
-    [
-        # Not before: a rank killed while it compiles leaves torch's lock of that build behind, and
-        # every later start of DeepSpeed waits for it for ever.
-        ("deepspeed_zero", "RANK", "1", "deepspeed_shm_comm.so"),
-        ("mirrored", "TF_CONFIG", '"index": 1', ""),
-    ],
+    ("name", "variable", "value"),
+    [("deepspeed_zero", "RANK", "1"), ("mirrored", "TF_CONFIG", '"index": 1')],
 )
-def test_a_killed_rank_of_a_loop_of_others_is_a_failure_that_says_so(
-    config, name, variable, value, mapped
-):
+def test_a_killed_rank_of_a_loop_of_others_is_a_failure_that_says_so(config, name, variable, value):
     framework = {"mirrored": "tensorflow"}.get(name, "torch")
     path = config(**{"training.max_steps": 1_000_000, "training.framework": framework})
     with Example(name, path) as example:
 
         def rank() -> int | None:
             assert example.process.poll() is None, example.end()
-            return example.rank(variable, value, mapped)
+            return example.rank(variable, value)
 
         os.kill(wait_until(rank, LIMIT), signal.SIGKILL)
         code, output = example.end()
