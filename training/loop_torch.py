@@ -263,7 +263,7 @@ def _backward(
     packing = {}
     if batch.real_tokens < batch.padded_tokens:
         mask_BT = forward_torch.on_device(batch.mask_BT, device)
-        packing = {"packing": packing_of(batch.mask_BT, device)}
+        packing = {"packing": packing_of(batch.mask_BT, device, net.compute_dtype)}
     loss_B = losses(net(ids_BT, mask_BT, **packing), batch.labels_B)
     weights_B = forward_torch.on_device(batch.weights_B, device)
     loss = (loss_B * weights_B).sum() / batch.global_weight * scale

@@ -47,7 +47,7 @@ def passed(net, ids_BT, mask_BT, packing) -> tuple[torch.Tensor, dict[str, torch
 
 def test_logits_and_gradients_are_those_of_padded_rows(net):
     ids_BT, mask_BT = rows()
-    packing = packing_of(mask_BT, "cpu")
+    packing = packing_of(mask_BT, "cpu", torch.float32)
     assert len(packing.tokens_N) == sum(LENGTHS)
     packed, their_gradients = passed(net, ids_BT, mask_BT, packing)
     padded, gradients = passed(net, ids_BT, mask_BT, None)
@@ -59,7 +59,7 @@ def test_logits_and_gradients_are_those_of_padded_rows(net):
 
 def test_a_row_does_not_see_another_one(net):
     ids_BT, mask_BT = rows()
-    packing = packing_of(mask_BT, "cpu")
+    packing = packing_of(mask_BT, "cpu", torch.float32)
     before, _ = passed(net, ids_BT, mask_BT, packing)
     ids_BT[1] = ids_BT[1].flip(0)
     after, _ = passed(net, ids_BT, mask_BT, packing)
@@ -67,7 +67,8 @@ def test_a_row_does_not_see_another_one(net):
     assert torch.equal(before[others], after[others]) and not torch.equal(before[1], after[1])
 
 
-def test_batches_with_little_padding_and_those_of_gpus_are_padded(monkeypatch):
+def test_batches_with_little_padding_are_padded_and_so_are_those_of_bf16_and_of_gpus():
     _, mask_BT = rows()
-    assert packing_of(np.ones_like(mask_BT), "cpu") is None
-    assert packing_of(mask_BT, "cuda") is None
+    assert packing_of(np.ones_like(mask_BT), "cpu", torch.float32) is None
+    assert packing_of(mask_BT, "cpu", torch.bfloat16) is None
+    assert packing_of(mask_BT, "cuda", torch.float32) is None
