@@ -40,7 +40,7 @@ class ShardedGradients:
         """Do nothing: FSDP2 sums while the backward pass computes."""
 
     def cut_short(self, comm: Comm, *, whole: bool = True) -> None:
-        """Do nothing: a rank that lacks memory ends the run (training/data/fitting.py)."""
+        """Do nothing: a rank that lacks memory ends the run (training/comm/fitting.py)."""
 
     def reduce_(self, comm: Comm, ids: list[torch.Tensor], *, whole: bool = True) -> None:
         """Do nothing: the gradients are already summed."""

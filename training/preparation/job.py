@@ -41,7 +41,7 @@ from howdah.models.weights.pretrained import BaseModel
 from howdah.process.devices import Device
 from howdah.training.checkpoint.state import TrainState
 from howdah.training.comm.base import Comm
-from howdah.training.data.fitting import FittingSource
+from howdah.training.comm.fitting import FittingSource
 from howdah.training.data.readers import BatchSource
 from howdah.training.optim.schedule import Schedule
 from howdah.training.preparation.base import agreed_base, broadcast_files

@@ -6,13 +6,15 @@ that does not suffice; and with two GPUs sums during and after the backward pass
 both ranks' weights. Rates are of real tokens.
 
 BENCH_GPU_SIZE (base): with `tiny` all of it runs on a CPU too: its lines have run then, and the
-figures mean nothing. BENCH_GPU_SECONDS (540): no piece begins later.
+figures mean nothing. BENCH_GPU_SECONDS (540): no piece begins later, and
+none lasts until a minute after it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -226,8 +228,13 @@ def table(lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
+def _late(number: int, frame: object) -> None:
+    raise TimeoutError("not done a minute after the last piece may begin")
+
+
 def main() -> None:
     """Piece by piece; one that fails is a line that says why."""
+    signal.signal(signal.SIGALRM, _late)
     begun, on = time.monotonic(), device()
     size = os.environ.get("BENCH_GPU_SIZE", "base")
     if not on.gpu and "BENCH_GPU_SIZE" not in os.environ:
@@ -245,11 +252,13 @@ def main() -> None:
             if at > SECONDS:
                 lines.append((name, f"not begun: {SECONDS:.0f} s are over", ""))
                 continue
+            signal.alarm(int(SECONDS + 60 - at))
             try:
                 lines += piece()
             except (Exception, SystemExit) as error:
                 lines.append((name, f"fails: {str(error)[-300:]!r}", ""))
             print(f"{name}: {time.monotonic() - begun - at:.0f} s", file=sys.stderr, flush=True)
+    signal.alarm(0)
     lines.append(("all pieces", time.monotonic() - begun, "s"))
     print(table(lines))
     harness.report("gpu", [], device=on.name, size=size, batch=batch, lines=lines)
