@@ -25,7 +25,7 @@ OTHERS = ("openvino", "openvino-int8", "infinity")
 PACKAGES = ("openvino", "nncf", "infinity-emb[torch]")
 """What OTHERS need."""
 BATCH = 32
-"""Of the peers: the pipeline's best size here."""
+"""The peers' batch size: the pipeline's best one here."""
 
 Classify = Callable[[list[str], bool], list[str]]
 

@@ -77,7 +77,7 @@ FORMS = [
 
 @pytest.mark.parametrize(("framework", "embeddings"), FORMS)
 def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
-    """As between nodes: gradients are sent while the backward pass computes."""
+    """Gradients are sent while the backward pass computes, as between nodes."""
     one = trained(framework, dropout=False)
     settings = {"limit.sparse_embeddings": embeddings, "limit.overlap": True}
     two = trained(framework, 2, dropout=False, **settings)

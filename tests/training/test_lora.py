@@ -33,13 +33,13 @@ ADAPTED = ("q_lin.weight", "v_lin.weight", "lin2.weight")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tiny_dataset, tiny_model_dir):
     """(name, settings of `train`) -> the run, which is trained when it is first asked for."""
-    place, made = tmp_path_factory.mktemp("lora"), {}
+    place, runs = tmp_path_factory.mktemp("lora"), {}
 
     def run(name: str, settings: dict | None = None, **more) -> Finished:
-        if name not in made:
-            made[name] = train(str(place / name), dataset=tiny_dataset.path, base=tiny_model_dir,
+        if name not in runs:
+            runs[name] = train(str(place / name), dataset=tiny_dataset.path, base=tiny_model_dir,
                                settings=LORA | (settings or {}), **more)  # fmt: skip
-        return made[name]
+        return runs[name]
 
     return run
 

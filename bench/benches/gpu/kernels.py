@@ -46,12 +46,13 @@ def milliseconds(run: Callable[[], torch.Tensor]) -> float | str:
 
 
 def attention(lengths_B: np.ndarray, heads: int, size: int) -> dict[str, float | str]:
-    """Of rows padded to the longest and to a multiple of 8, and of the same tokens alone."""
+    """Milliseconds of attention: rows padded to the longest and to a multiple of 8, and their tokens
+    alone."""
     rows, results = len(lengths_B), {}
 
     def inputs(*shape: int) -> list[torch.Tensor]:
-        made = (torch.randn(*shape, device=DEVICE, dtype=DTYPE) for _ in range(3))
-        return [one.requires_grad_() for one in made]
+        tensors = (torch.randn(*shape, device=DEVICE, dtype=DTYPE) for _ in range(3))
+        return [tensor.requires_grad_() for tensor in tensors]
 
     for name, width in (("", int(lengths_B.max())), (" (8)", -(-int(lengths_B.max()) // 8) * 8)):
         padded = inputs(rows, heads, width, size)

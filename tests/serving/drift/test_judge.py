@@ -124,7 +124,7 @@ def test_the_estimate_follows_the_accuracy_without_a_label(reference):
 def test_few_rows_are_not_judged(reference):
     verdict = judge(reference, partition(reference, 5, 99, other=True))
     assert verdict.state == "too few rows"
-    assert "99 rows, fewer than 100" in verdict.column("label").why
+    assert "99 rows, fewer than 100 (drift.min_rows)" in verdict.column("label").why
     assert judge(reference, Profile.like(reference)).state == "too few rows"
     limits = DriftSection(min_rows=50)
     assert judge(reference, partition(reference, 5, 99, other=True), limits).state == "alarm"

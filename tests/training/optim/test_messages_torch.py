@@ -165,7 +165,7 @@ def test_bf16_is_added_in_float32_and_equal_on_all_ranks(monkeypatch, overlap, s
 
 
 def test_bf16_of_a_number_that_is_none_stays_none(monkeypatch):
-    """So that a step with it changes no weight."""
+    """A step with it changes no weight."""
     monkeypatch.setattr(messages_torch, "COMPRESSED_FROM", 1)
 
     def rank(comm):
@@ -201,7 +201,7 @@ def noise(rank: int, step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("count", "each"), [(3, 3), (3, 1), (4, 2), (6, 2), (6, 3)])
 def test_int8_holds_back_what_it_rounds_off_until_a_step_sends_the_whole(monkeypatch, count, each):
-    """In one level, and with several ranks on each of several nodes."""
+    """The world has one level, or several nodes with several ranks each."""
     monkeypatch.setattr(messages_torch, "COMPRESSED_FROM", 100)
     steps = 6
     ranks = in_threads(count, lambda comm: int8_steps(comm, noise, whole_at=steps), each=each)
