@@ -46,8 +46,7 @@ def milliseconds(run: Callable[[], torch.Tensor]) -> float | str:
 
 
 def attention(lengths_B: np.ndarray, heads: int, size: int) -> dict[str, float | str]:
-    """Milliseconds of attention: rows padded to the longest and to a multiple of 8, and their tokens
-    alone."""
+    """Milliseconds of attention: rows padded to the longest, to a multiple of 8, and tokens alone."""
     rows, results = len(lengths_B), {}
 
     def inputs(*shape: int) -> list[torch.Tensor]:
