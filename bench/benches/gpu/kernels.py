@@ -46,7 +46,7 @@ def milliseconds(run: Callable[[], torch.Tensor]) -> float | str:
 
 
 def attention(lengths_B: np.ndarray, heads: int, size: int) -> dict[str, float | str]:
-    """Milliseconds of attention: rows padded to the longest, to a multiple of 8, and tokens alone."""
+    """Milliseconds of attention over padded rows (as they are, in multiples of 8) and tokens."""
     rows, results = len(lengths_B), {}
 
     def inputs(*shape: int) -> list[torch.Tensor]:
