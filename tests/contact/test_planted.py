@@ -100,6 +100,7 @@ def test_a_job_on_this_machine(project):
     assert project.trained() == ("finished", 3, True)
 
 
+@full
 def test_tune(project, tmp_path):
     sections = studies.configuration(
         tmp_path, dataset=project.values["data"]["dataset"], base=project.values["model"]["base"],

@@ -162,7 +162,10 @@ def test_a_file_of_metrics_tokens_alone_opens_no_server(tmp_path):
 
 
 # -------------------------------------------------------------------------------- costly texts
-@pytest.mark.parametrize("characters", [64_000, 112_000, 2 * MIB - 100])
+@pytest.mark.parametrize(
+    "characters",
+    [*(pytest.param(n, marks=pytest.mark.full) for n in (64_000, 112_000)), 2 * MIB - 100],
+)
 def test_comments_without_an_end_in_a_model_of_html(start, characters):
     server = start(clean={"html_tags": True})
     probe = Probe(server)

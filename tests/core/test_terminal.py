@@ -213,7 +213,7 @@ def test_a_command_that_needs_a_closed_stdin_says_so(words):
     assert "stdin is closed" in done.stderr and "remedy:" in done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "words",
     [

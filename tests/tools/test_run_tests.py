@@ -297,6 +297,7 @@ def test_a_changed_test_file_counts_for_its_own_tests_and_those_that_import_it(r
     assert "1 of them before" in capfd.readouterr().out
 
 
+@pytest.mark.full
 def test_test_files_may_import_from_themselves_and_from_each_other(runner, capfd):
     (runner.ROOT / "tests" / "__init__.py").touch()
     script = "SCRIPT = '''\nfrom tests.test_{} import one\n'''\n"
@@ -316,6 +317,7 @@ def test_every_test_file_has_a_fingerprint(runner):
         assert runner.passed_tests.fingerprint(ROOT, str(path.relative_to(ROOT)))
 
 
+@pytest.mark.full
 def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monkeypatch):
     monkeypatch.setattr(runner, "READ_PAGES", ("tests/test_a.py",))
     write(runner, "test_a.py", "def test_one(): pass\n")

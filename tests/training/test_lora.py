@@ -47,7 +47,7 @@ def runs(tmp_path_factory, tiny_dataset, tiny_model_dir):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("tensorflow", {"framework": "tensorflow"}),
+        pytest.param("tensorflow", {"framework": "tensorflow"}, marks=pytest.mark.full),
         pytest.param("ranks", {"np_": 2}, marks=pytest.mark.full),
         ("ranks-tensorflow", {"np_": 2, "framework": "tensorflow"}),
     ],
