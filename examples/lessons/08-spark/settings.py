@@ -33,9 +33,7 @@ ADAPTIVE, MERGE = (f"spark.sql.adaptive.{key}enabled" for key in ("", "coalesceP
 print(f"shuffle partitions that Spark starts with = {spark.conf.get(SHUFFLE)}")
 print(f"adaptive execution that Spark starts with: {spark.conf.get(ADAPTIVE)}")
 events = spark.read.parquet("events.parquet")
-events.limit(150_000).coalesce(1).write.mode("overwrite").option("compression", "gzip").csv(
-    "one-file"
-)
+events.limit(150_000).coalesce(1).write.csv("one-file", "overwrite", compression="gzip")
 one_file = spark.read.schema(events.schema).csv("one-file")
 users = spark.read.parquet("features").select("user_id", "favorite_category")
 work = F.sha2(F.sha2(F.sha2(F.sha2("event_type", 512), 512), 512), 512)  # costly, on each row
