@@ -438,7 +438,9 @@ def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | 
     }
     counts = ", ".join(f"{count} {word}" for word, count in total.items() if count)
     if budget is not None and seconds > budget:
-        files = sum((outcome.files for outcome in outcomes.values()), collections.Counter())
+        files: collections.Counter[str] = collections.Counter()
+        for outcome in outcomes.values():
+            files.update(outcome.files)
         lines += [f"{spent:>7.1f} s  {name}" for name, spent in files.most_common(_SLOWEST)]
         lines.append(
             f"{seconds / 60:.0f} minutes: over the budget of {budget / 60:.0f} for `make test`; "
