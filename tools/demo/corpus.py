@@ -29,7 +29,7 @@ PACKAGES = (
 SKIPPED_DIRECTORIES = frozenset({"tests", "test", "testing", "_vendor", "__pycache__"})
 EMPTY_EVERY = 40
 """One in this many functions without a docstring gives a row with an empty text."""
-ROWS = 700
+ROWS = 300
 """Rows of each package in the demo."""
 WHOLE_EVERY = 20
 """One in this many of the demo's texts is a whole docstring; the others are first paragraphs."""
