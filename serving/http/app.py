@@ -234,7 +234,7 @@ async def _classified(
         QueueFull, DeadlinePassed, Gone, Draining, Broken: a text has no prediction.
     """
     left = deadline - time.monotonic()
-    if left <= 0:  # reading took all of the time: nobody waits for what a model would say
+    if left <= 0:  # reading took all of the time: the client waits no longer
         raise _too_late(state, deadline_header)
     loop = asyncio.get_running_loop()
     answered = loop.create_future()

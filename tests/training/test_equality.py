@@ -178,12 +178,12 @@ def test_int8_goes_on_bit_by_bit_whoever_carries_it(trained, framework, np_, kin
 def test_auto_s_choice_belongs_to_the_run(trained, framework, kind):
     auto = compressed("auto") | {"training.max_steps": 16}
     whole = trained(framework, 2, kind, **auto)
-    chosen = whole.run_json()["attempts"][-1]["gradient_compression"]
-    assert chosen["step"] == 11 and set(chosen["predicted_seconds"]) == {"none", "bf16", "int8"}
+    choice = whole.run_json()["attempts"][-1]["gradient_compression"]
+    assert choice["step"] == 11 and set(choice["predicted_seconds"]) == {"none", "bf16", "int8"}
     assert whole.log().count("gradients cross the network in") == 1
     resumed = trained(framework, 2, kind, **auto, **{"checkpoint.resume": whole.checkpoint(12)})
     later = resumed.run_json()["attempts"][-1]["gradient_compression"]
-    assert later == {"chosen": chosen["chosen"]}
+    assert later == {"chosen": choice["chosen"]}
     assert resumed.losses() == whole.losses()[12:]
     assert_same_bits(whole, resumed, 16)
 

@@ -79,9 +79,9 @@ def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, 
     assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "baseline.npz"]
 
 
-def table_of(given, capsys) -> list[str]:
-    path = f"{given.run.directory}.yaml"
-    storage.write_whole(path, dump_yaml(given).encode())
+def table_of(setting, capsys) -> list[str]:
+    path = f"{setting.run.directory}.yaml"
+    storage.write_whole(path, dump_yaml(setting).encode())
     command = ["evaluate", "--baseline", "--config", path]
     assert run(lambda: app(command, standalone_mode=False), as_json=False) == 0
     return capsys.readouterr().out.splitlines()
@@ -97,8 +97,8 @@ def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path, capsys):
     assert f"test accuracy: baseline {value:.4f}, model {value:.4f} (not better)" in page
     recorded = storage.read_json(f"{tmp_path}/other/run.json")["verdict"]
     assert recorded["verdict"] in page and recorded["verdict_reason"]
-    given = config(dataset, tmp_path / "other")
-    head, *rows, path = table_of(given, capsys)
+    setting = config(dataset, tmp_path / "other")
+    head, *rows, path = table_of(setting, capsys)
     assert head.split() == ["split", "metric", "baseline", "model"]
     assert ["test", "accuracy", f"{value:.4f}", f"{value:.4f}"] in [row.split() for row in rows]
     assert len(rows) <= 12 and path == f"baseline: {tmp_path}/other/baseline.json"
