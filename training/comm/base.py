@@ -30,6 +30,17 @@ NETWORK_MESSAGE = 2**22
 while the backward pass computes, long enough that the hops of a large world do not add up."""
 COMPRESSED_FROM = 2**12
 """Elements from which a message is compressed: the time of a shorter one is latency."""
+BLOCK = 128
+"""Numbers in int8 that share a scale."""
+SCALE_OF_ONE = (1 + 2**-8) / 127
+"""Scale of a block whose largest number is 1: its rounding to bf16 leaves it above 1 / 127."""
+LEAST_SCALE = 1e-30
+"""Scales below it count as 0: a float32's reciprocal would be infinite."""
+
+
+def wire_bytes(length: int) -> int:
+    """Bytes of `length` numbers in int8, a multiple of BLOCK, with their scales in bf16."""
+    return length + 2 * length // BLOCK
 
 
 class RankLost(TrainingError):

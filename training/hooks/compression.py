@@ -5,7 +5,7 @@ state that is kept must not depend on that: the step before a checkpoint, an ela
 an evaluation or another world sends its gradient and what is held back in float32. So checkpoints
 have nothing of it, fit any number of ranks, and a run that resumes has the bits of one that was not
 interrupted there. Rank 0 alone knows when a checkpoint is due by the clock, and any rank may be
-told to stop: they say so in one step's sum, and act after the next step.
+told to stop: such a rank puts a flag into one step's sum, and all ranks act after the next step.
 
 `auto` measures a run's first steps between nodes, in float32 after the backward pass, and chooses
 what `howdah plan` (training/planning/scaling.py) predicts to pay. The choice is part of the state:

@@ -10,11 +10,7 @@ from functools import cache
 
 import tensorflow as tf
 
-from howdah.training.comm.base import Comm
-
-BLOCK = 128
-_SMALLEST = 1e-30
-_STEP = (1 + 2**-8) / 127
+from howdah.training.comm.base import BLOCK, LEAST_SCALE, SCALE_OF_ONE, Comm, wire_bytes
 
 
 def to_bf16(values: tf.Tensor) -> tf.Tensor:
@@ -76,11 +72,6 @@ def whole_sum(comm: Comm, number: int, message: tf.Tensor, held: tf.Variable) ->
     return comm.begin_sum(number, message).wait()
 
 
-def wire_bytes(length: int) -> int:
-    """Bytes of `length` numbers in int8, a multiple of BLOCK."""
-    return length + 2 * length // BLOCK
-
-
 def seconds(numbers: str) -> float:
     """Seconds that this processor takes to code a number in "bf16" or "int8" once and to read it
     twice, as a step does; 0 for "none", and about 0 on a GPU."""
@@ -132,12 +123,12 @@ def _code():
     def code(values_PL: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """(int8 [parts, blocks, BLOCK], bf16 [parts, blocks], what is rounded off)."""
         blocks = tf.reshape(values_PL, [values_PL.shape[0], -1, BLOCK])
-        scales = tf.cast(tf.reduce_max(tf.abs(blocks), 2) * _STEP, tf.bfloat16)
+        scales = tf.cast(tf.reduce_max(tf.abs(blocks), 2) * SCALE_OF_ONE, tf.bfloat16)
         # A maximum need not be NaN if a number is.
         finite = tf.reduce_all(tf.math.is_finite(blocks), 2)
         scales = tf.where(finite, scales, tf.constant(float("nan"), tf.bfloat16))
         scale = tf.cast(scales, tf.float32)
-        inverse = tf.where(scale > _SMALLEST, 1 / scale, 0.0)
+        inverse = tf.where(scale > LEAST_SCALE, 1 / scale, 0.0)
         rounded = tf.round(blocks * inverse[..., None])
         rest = tf.reshape(blocks - rounded * scale[..., None], values_PL.shape)
         return tf.cast(rounded, tf.int8), scales, rest

@@ -13,18 +13,10 @@ from collections.abc import Iterator
 
 import torch
 
-BLOCK = 128
-_SMALLEST = 1e-30
-"""Scales below it count as 0: a float32's reciprocal would be infinite."""
+from howdah.training.comm.base import BLOCK, LEAST_SCALE, SCALE_OF_ONE, wire_bytes
+
 _AT_ONCE = 2**16
 """Numbers that a processor works on at a time, so that they stay in its cache."""
-_STEP = (1 + 2**-8) / 127
-"""Scale of a block whose largest number is 1: its rounding to bf16 leaves it above 1 / 127."""
-
-
-def wire_bytes(length: int) -> int:
-    """Bytes of `length` numbers in int8, a multiple of BLOCK."""
-    return length + 2 * length // BLOCK
 
 
 def to_bf16(values: torch.Tensor) -> torch.Tensor:
@@ -47,9 +39,9 @@ def to_int8_(values_L: torch.Tensor, wire_B: torch.Tensor) -> None:
         wire_B: uint8 [wire_bytes(length)].
     """
     for values, (whole, scales) in zip(_pieces(values_L), _wire(wire_B), strict=True):
-        scales.copy_(values.abs().amax(1).mul_(_STEP))
+        scales.copy_(values.abs().amax(1).mul_(SCALE_OF_ONE))
         scale = scales.float()
-        inverse = torch.where(scale > _SMALLEST, 1 / scale, 0)
+        inverse = torch.where(scale > LEAST_SCALE, 1 / scale, 0)
         rounded = (values * inverse[:, None]).round_()
         whole.copy_(rounded)
         values.addcmul_(rounded, scale[:, None], value=-1)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from howdah.training.comm.base import COMPRESSED_FROM, Comm, Exchange, Pending
+from howdah.training.comm.base import BLOCK, COMPRESSED_FROM, Comm, Exchange, Pending, wire_bytes
 from howdah.training.optim import coding_torch as coding
 
 
@@ -161,7 +161,7 @@ class Messages:
 
     def _of_node(self, message: Message) -> torch.Tensor:
         """This rank's slice of the sum over the node's ranks, in their order."""
-        node, multiple = self._node, self._across.size * coding.BLOCK
+        node, multiple = self._node, self._across.size * BLOCK
         length = -(-message.flat.numel() // (node.size * multiple)) * multiple
         slices_PS = message.flat.new_zeros(node.size, length)
         slices_PS.view(-1)[: message.flat.numel()] = message.flat
@@ -247,11 +247,11 @@ def _round_off(message: Message, across: Exchange) -> torch.Tensor:
     what is rounded off now is held back, and this rank's part is kept as it is."""
     mine = message.slice_S
     if message.held_NL is None:
-        blocks = -(-mine.numel() // (across.size * coding.BLOCK))
-        message.held_NL = mine.new_zeros(across.size, blocks * coding.BLOCK)
+        blocks = -(-mine.numel() // (across.size * BLOCK))
+        message.held_NL = mine.new_zeros(across.size, blocks * BLOCK)
     held = message.held_NL
     held.view(-1)[: mine.numel()] += mine
-    sent = mine.new_empty(across.size, coding.wire_bytes(held.shape[1]), dtype=torch.uint8)
+    sent = mine.new_empty(across.size, wire_bytes(held.shape[1]), dtype=torch.uint8)
     for rank in range(across.size):
         if rank == across.rank:
             sent[rank] = 0

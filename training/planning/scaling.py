@@ -27,11 +27,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from howdah.errors import UsageError
+from howdah.training.comm.base import BLOCK, wire_bytes
 
 _ROW_ID_BYTES = 8
 BACKWARD = 2 / 3
 """Share of the backward pass in the products of a micro-batch."""
-NUMBER_BYTES = {"none": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
+NUMBER_BYTES = {"none": 4.0, "bf16": 2.0, "int8": wire_bytes(BLOCK) / BLOCK}
 """Bytes of a number on the network by `training.gradient_compression`, from the least rounding to
 the most; int8 with the scales of its blocks."""
 _GOAL = 0.9
