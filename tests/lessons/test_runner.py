@@ -79,14 +79,15 @@ def test_a_lesson_is_run_and_shown(folder, tmp_path):
     assert 'href="../lessons/03-parts/README.md"' in html and "exit code 3" in html
 
 
-def test_a_run_forgets_the_pictures_of_the_one_before(folder, tmp_path):
+def test_a_run_begins_in_an_empty_directory(folder, tmp_path):
     (one,) = lesson.lessons()
-    (tmp_path / "old.svg").touch()
-    (tmp_path / "kept.txt").touch()
+    place = tmp_path / "out"
+    (place / "run" / "checkpoints").mkdir(parents=True)
+    (place / "old.svg").touch()
     (folder / "parts.py").write_text("print('n = 1')")
-    result = lesson.run(one, tmp_path, {**os.environ, "TEXTS": ""})
+    result = lesson.run(one, place, {**os.environ, "TEXTS": ""})
     assert (result.figures, result.pictures, result.failed) == ({"n": ("1", "")}, [], "")
-    assert (tmp_path / "kept.txt").exists()
+    assert sorted(path.name for path in place.iterdir()) == ["errors.txt", "output.txt"]
 
 
 def test_an_interrupted_lesson_leaves_no_process(folder, tmp_path):
@@ -96,10 +97,10 @@ def test_an_interrupted_lesson_leaves_no_process(folder, tmp_path):
     runner = os.fork()
     if not runner:
         try:
-            lesson.run(lesson.lessons()[0], tmp_path, {**os.environ, "TEXTS": ""})
+            lesson.run(lesson.lessons()[0], tmp_path / "out", {**os.environ, "TEXTS": ""})
         finally:
             os._exit(0)
-    pid = tmp_path / "pid"
+    pid = tmp_path / "out" / "pid"
     wait_until(lambda: pid.exists() and pid.read_text())
     os.kill(runner, signal.SIGINT)
     os.waitpid(runner, 0)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -119,12 +120,13 @@ def run(lesson: Lesson, directory: Path, environ: Mapping[str, str]) -> Result:
     No process that a command started outlives it.
 
     Args:
-        directory: the commands' working directory. What earlier runs left there is removed.
+        directory: the commands' working directory, which is emptied first: a lesson that finds
+            its own dataset or checkpoint of another day would go on from it, or refuse it.
         environ: the commands' environment.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    for path in (*directory.glob("*.svg"), directory / OUTPUT, directory / ERRORS):
-        path.unlink(missing_ok=True)
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
     result, began = Result(lesson), time.monotonic()
     for command in lesson.commands(environ):
         if status := _run(command, directory, environ):

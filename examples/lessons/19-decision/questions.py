@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-LINE = re.compile(r"^(\S.*\S) = (-?[\d.,]+(?:e[-+]?\d+)?)(?: .*)?$")
+LINE = re.compile(r"^(?:\[\d+\]<stdout>: ?)?(\S.*\S) = (-?[\d.,]+(?:e[-+]?\d+)?)(?: .*)?$")
 MEASURED = Path(sys.argv[1])  # the folder of all lessons' outputs
 GPU_MEMORY, VIT_WEIGHTS = 24e9, 86e6  # ViT-B on a card of 24 GB
 
