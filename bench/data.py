@@ -24,10 +24,14 @@ LABELS = 8
 _COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
 
 
-def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.ndarray, list[bytes]]:
-    """ids (uint16 arrays, median 40 tokens), labels and row keys."""
+def rows(
+    count: int, seed: int = 0, max_length: int = 128, *, even: bool = False
+) -> tuple[list, np.ndarray, list[bytes]]:
+    """ids (uint16 arrays, median 40 tokens; `even`: 40 in each row), labels and row keys."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(40), 0.6, count), 4, max_length).astype(int)
+    if even:
+        lengths[:] = 40
     ids = [rng.integers(1000, 30522, n).astype(np.uint16) for n in lengths]
     return ids, rng.integers(0, LABELS, count), [b"%016x" % n for n in range(count)]
 
@@ -65,10 +69,10 @@ def commit_dataset(
 
 
 def write_dataset(
-    path: str, count: int, shards: int = 4, tokenizer: Encoder | None = None
+    path: str, count: int, shards: int = 4, tokenizer: Encoder | None = None, *, even: bool = False
 ) -> Dataset:
-    """`count` rows in `shards` shards at a local path."""
-    return _write(path, *rows(count), shards, tokenizer)
+    """`count` rows in `shards` shards at a local path; `even`: all of one length."""
+    return _write(path, *rows(count, even=even), shards, tokenizer)
 
 
 def write_texts(path: str, texts: str, count: int, tokenizer: Encoder) -> Dataset:

@@ -59,7 +59,8 @@ class Bench:
         folder: where everything goes.
         size: `minilm` (pretrained), or with random weights `base`, DistilBERT-base's shape, or
             `tiny`.
-        texts: `lengths` (log-normal ones without text), `docstrings`, or the path of AG News' CSV.
+        texts: `lengths` (log-normal ones without text), `even` (40 tokens each), `docstrings`, or
+            the path of AG News' CSV.
         rows: of the dataset.
         steps: timed ones.
     """
@@ -72,8 +73,8 @@ class Bench:
             self.shape = json.load(file)
         os.mkdir(f"{folder}/data")
         encoder = Encoder.load(self.base)
-        if texts == "lengths":
-            dataset = write_dataset(f"{folder}/data", rows, tokenizer=encoder)
+        if texts in ("lengths", "even"):
+            dataset = write_dataset(f"{folder}/data", rows, tokenizer=encoder, even=texts == "even")
         else:
             dataset = write_texts(f"{folder}/data", texts, rows, encoder)
         from howdah.data.splits.shards import ShardSet

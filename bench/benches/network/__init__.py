@@ -2,8 +2,9 @@
 
 Each rank is on a host of its own: a network namespace behind a link that `tc tbf` cuts to a rate in
 both directions (root, `ip` and `tc`). One thread a rank, half of the batch each; what a single rank
-takes for half of the batch is taken off. Log-normal lengths, fp32. Compute and transport share this
-machine's cores. Then the same with compute replaced by a sleep (network/timed.py): a simulation.
+takes for half of the batch is taken off. All texts have 40 tokens: where steps differ in length,
+their compute would be taken for the network's. fp32. Compute and transport share this machine's
+cores. Then the same with compute replaced by a sleep (network/timed.py): a simulation.
 
 BENCH_ROUNDS (3), BENCH_STEPS (12), BENCH_LINKS ("200mbit 1gbit"), BENCH_SIZE (minilm or base),
 BENCH_RANKS (2), BENCH_KINDS (all of PEERS and OURS), BENCH_PARTS ("steps timed"). A round is kept
@@ -171,7 +172,7 @@ def steps() -> list[harness.Row]:
         "network", sources=SOURCES, steps=STEPS, batch=BATCH, size=SIZE, ranks=RANKS, kinds=KINDS
     )
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(folder, size=SIZE, texts="lengths", rows=4_000, steps=STEPS)
+        bench = Bench(folder, size=SIZE, texts="even", rows=4_000, steps=STEPS)
         for link in LINKS:
             rounds = journal.up_to(ROUNDS, link, lambda link=link: one_round(bench, link))
             for name in KINDS:
