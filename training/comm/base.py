@@ -99,9 +99,13 @@ class Pending(Protocol):
     def wait(self) -> Any:
         """The result, a tensor of the framework. The caller enters `Comm.watch`."""
 
+    def ended(self) -> bool:
+        """True if `wait` would return at once, with the result or an error."""
+
 
 class Exchange(Protocol):
-    """Ranks that exchange parts of a message: a world, or some of its ranks."""
+    """Ranks that exchange parts of a message: a world, or some of its ranks. Exchanges begin in one
+    order on all ranks, and so do gathers; their order among each other may differ."""
 
     rank: int
     size: int
@@ -207,11 +211,11 @@ class Comm(ABC):
         """Begin an all-gather of uint8 [bytes], of one length on all ranks; the result is [ranks,
         bytes]."""
 
-    def levels(self) -> tuple[Exchange, Exchange] | None:
+    def levels(self) -> tuple[Exchange | None, Exchange]:
         """(this node's ranks, the ranks with this one's place on each node) if there are several
-        nodes with equally many ranks, more than one; None: this library has one level. Every rank
-        enters the first call."""
-        return None
+        nodes with equally many ranks, more than one; else, or if this library has one level, (None,
+        all ranks). Every rank enters the first call."""
+        return None, self
 
     def synchronise(self, message: Any) -> None:  # noqa: B027 - on a CPU nothing is queued
         """Wait for collectives that the GPU of this message has only queued: a lost rank would
@@ -347,6 +351,10 @@ class Ended:
     def wait(self) -> Any:
         """The result."""
         return self._result
+
+    def ended(self) -> bool:
+        """True."""
+        return True
 
 
 class SoloComm(Comm):

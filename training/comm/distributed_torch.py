@@ -61,7 +61,7 @@ class TorchComm(Comm):
         here = rank_env()
         self.rank, self.size = here.rank, here.size
         self._all = _Exchange(here.rank, here.size)
-        self._levels: tuple[_Exchange, _Exchange] | None = None
+        self._levels: tuple[_Exchange | None, _Exchange] | None = None
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         self._timeout = timedelta(seconds=seconds)
@@ -125,25 +125,32 @@ class TorchComm(Comm):
     def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
         return self._all.begin_gather(number, part_B)
 
-    def levels(self) -> tuple[_Exchange, _Exchange] | None:
+    def levels(self) -> tuple[_Exchange | None, _Exchange]:
+        if self._levels is None:
+            with self.watch():
+                self._levels = self._formed()
+        return self._levels
+
+    def _formed(self) -> tuple[_Exchange | None, _Exchange]:
         each = self.local_size
         starts = range(0, self.size, each)
         nodes = [list(range(start, start + each)) for start in starts]
         alike = all(self._hosts.count(host) == each for host in self._hosts) and all(
             self._hosts[start : start + each] == [self._hosts[start]] * each for start in starts
         )
-        if self._levels is None and limit("levels", 1 < each < self.size and alike):
-            places = [list(range(place, self.size, each)) for place in range(each)]
-            with self.watch():
-                node, place = (
-                    dist.new_subgroups_by_enumeration(ranks, timeout=self._timeout)[0]
-                    for ranks in (nodes, places)
-                )
-            self._levels = (
-                _Exchange(self.local_rank, each, node),
-                _Exchange(self.rank // each, len(nodes), place),
-            )
-        return self._levels
+        if not limit("levels", 1 < each < self.size and alike):
+            everyone = [list(range(self.size))]
+            return None, _Exchange(self.rank, self.size, None, self._group(everyone))
+        node, places = self._group(nodes), [list(range(n, self.size, each)) for n in range(each)]
+        across = [self._group(places) for _ in ("exchanges", "gathers")]
+        return (
+            _Exchange(self.local_rank, each, node, node),
+            _Exchange(self.rank // each, len(nodes), *across),
+        )
+
+    def _group(self, groups: list[list[int]]) -> dist.ProcessGroup:
+        """torch's group of those ranks that this one is listed with. Every rank enters."""
+        return dist.new_subgroups_by_enumeration(groups, timeout=self._timeout)[0]
 
     def synchronise(self, message: torch.Tensor) -> None:
         if message.is_cuda:  # NCCL's `wait` returns at once
@@ -257,10 +264,22 @@ class TorchComm(Comm):
 
 
 class _Exchange:
-    """The ranks of a group of torch, None for all; `rank` is this one's place in it."""
+    """The ranks of a group of torch, None for all; `rank` is this one's place in it.
 
-    def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
-        self.rank, self.size, self._group = rank, size, group
+    Args:
+        group: carries the exchanges.
+        gathering: the same ranks; carries the gathers. A group's collectives have one order.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        group: dist.ProcessGroup | None = None,
+        gathering: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._group, self._gathering = group, gathering
 
     def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
         """See `Comm.begin_exchange`."""
@@ -271,7 +290,7 @@ class _Exchange:
     def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
         """See `Comm.begin_gather`."""
         parts = part_B.new_empty(self.size, part_B.numel())
-        work = dist.all_gather(list(parts.unbind()), part_B, group=self._group, async_op=True)
+        work = dist.all_gather(list(parts.unbind()), part_B, group=self._gathering, async_op=True)
         return _Begun(work, parts, part_B)
 
 
@@ -285,6 +304,10 @@ class _Begun:
         """The result."""
         self._work.wait()
         return self._result
+
+    def ended(self) -> bool:
+        """See `Pending.ended`."""
+        return self._work.is_completed()
 
 
 def _bytes(array: np.ndarray) -> torch.Tensor:

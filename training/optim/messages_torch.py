@@ -5,7 +5,10 @@ gets all ranks' versions of its part, adds them in float32 in the order of the r
 sum to all. So the network carries bf16 or int8, no sum is rounded more than once, and its bits are
 the same on every rank, for any carrier. A rank sends 2 (N - 1) / N of the gradient, as in a ring.
 
-Where nodes have several ranks and the carrier has `Comm.levels`, a node's ranks first sum their
+On a CPU the second leg of a message begins when its first one has ended, also during the backward
+pass. When that is differs between the ranks, so the carrier keeps the legs apart.
+
+Where nodes have several ranks and the carrier has two levels, a node's ranks first sum their
 gradients in float32, each a slice of the message. The two legs then join the ranks with the same
 place on each node, so that a node's link carries what one rank's would; the node's ranks exchange
 their slices of the sum in the end.
@@ -39,6 +42,7 @@ class Message:
     lacks: set[int] = field(default_factory=set)
     """The members whose gradient the backward pass has not yet added."""
     pending: Pending | None = None
+    """Its sum, or the leg that is under way; None: its sum is stored."""
     slice_S: torch.Tensor | None = None
     """What this rank sends: its slice of the node's sum, or its gradient."""
     held_NL: torch.Tensor | None = None
@@ -79,13 +83,14 @@ class Messages:
         """The ranks of this node, if there are two levels."""
         self._across: Exchange | None = None
         """The ranks that exchange messages."""
-        self._begun = 0
+        self._begun = self._continued = 0
+        """Messages whose first leg, and whose second leg, has begun."""
         self._whole = False
 
     def arm(self, comm: Comm, *, whole: bool) -> None:
         """Begin each message once all of its gradients are `added`; for `whole` see `reduce_`."""
-        self._form(comm)
-        self._comm, self._begun, self._whole = comm, 0, whole
+        self._form(comm, whole=whole)
+        self._comm = comm
         for message in self._messages:
             message.lacks = set(message.members)
 
@@ -98,6 +103,10 @@ class Messages:
             message.lacks.discard(parameter)
         while self._begun < len(self._messages) and not self._messages[self._begun].lacks:
             self._begin(self._comm)
+        while self._continued < self._begun and not self._messages[0].flat.is_cuda:
+            if not self._messages[self._continued].pending.ended():
+                break
+            self._continue(self._comm)
 
     def begin(self, comm: Comm, *, whole: bool = True) -> None:
         """Begin what has not begun, with the gradients as they are."""
@@ -115,24 +124,26 @@ class Messages:
                 called, and is equal on all ranks.
         """
         if self._comm is None:
-            self._form(comm)
-            self._begun, self._whole = 0, whole
+            self._form(comm, whole=whole)
         self._comm = None
         while self._begun < len(self._messages):
             self._begin(comm)
         with comm.watch():
-            second_legs = [self._second_leg(message, comm) for message in self._messages]
-            for message, pending in zip(self._messages, second_legs, strict=True):
-                if pending is not None:
-                    self._store(message, pending.wait())
+            while self._continued < len(self._messages):
+                self._continue(comm)
+            for message in self._messages:
+                if message.pending is not None:
+                    self._store(message, message.pending.wait())
             if self._messages:
                 comm.synchronise(self._messages[0].flat)
 
-    def _form(self, comm: Comm) -> None:
-        """Find the ranks that exchange messages. Every rank enters."""
+    def _form(self, comm: Comm, *, whole: bool) -> None:
+        """Find the ranks that exchange messages, and begin a step. Every rank enters."""
         if self._across is None:
-            levels = None if self._compression == "none" else comm.levels()
-            self._node, self._across = levels or (None, comm)
+            plain = self._compression == "none"
+            self._node, self._across = (None, comm) if plain else comm.levels()
+        self._begun = self._continued = 0
+        self._whole = whole
 
     def forget(self) -> None:
         """Drop what is held back: it may have a number that is none."""
@@ -171,10 +182,15 @@ class Messages:
             slices_PS[0] += part
         return slices_PS[0]
 
-    def _second_leg(self, message: Message, comm: Comm) -> Pending | None:
-        """Wait for the first leg, and begin the second; None: the sum is already stored."""
-        received = message.pending.wait()
-        message.pending = None
+    def _continue(self, comm: Comm) -> None:
+        """Wait for the first leg of the next message, and begin its second one."""
+        message = self._messages[self._continued]
+        self._continued += 1
+        with comm.watch():
+            message.pending = self._second_leg(message, message.pending.wait())
+
+    def _second_leg(self, message: Message, received: torch.Tensor) -> Pending | None:
+        """Begin the second leg; None: the sum is already stored."""
         numbers, across = self._numbers(message), self._across
         if numbers == "none":
             if received is not message.flat:
@@ -199,7 +215,7 @@ class Messages:
         if self._node is not None:
             gathered = self._node.begin_gather(message.number, sums_NB.view(-1)).wait()
             sums_NB = gathered.view(-1, sums_NB.shape[1])  # in the order of the gradient
-        message.slice_S = None
+        message.slice_S = message.pending = None
         if self._numbers(message) == "bf16":
             sums = sums_NB.view(torch.bfloat16).view(-1)
             message.flat.copy_(sums[: message.flat.numel()])

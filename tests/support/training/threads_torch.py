@@ -36,10 +36,10 @@ class ThreadComm(Comm):
         self.local_size = each or self.size
         self.local_rank = rank % self.local_size
 
-    def levels(self) -> tuple[_Group, _Group] | None:
+    def levels(self) -> tuple[_Group | None, _Group | ThreadComm]:
         each = self.local_size
         if not 1 < each < self.size:
-            return None
+            return None, self
         first = self.rank - self.local_rank
         return (
             _Group(self, range(first, first + each)),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from howdah.core.processes import LIMITS
+from howdah.training.comm.base import Ended
 from howdah.training.optim import messages_torch
 from howdah.training.optim.gradients_torch import FlatGradients
 from tests.support.training.threads_torch import in_threads
@@ -57,8 +59,12 @@ def summed(
     gradients.arrange(4, sparse_embeddings=sparse, compression=compression)
     gradients.zero_()
     first = net.layers[0].weight
-    begun = []
+    begun, gathered = [], []
     begin_sum, begin_exchange = comm.begin_sum, comm.begin_exchange
+    begin_gather = comm.begin_gather
+    comm.begin_gather = lambda n, x: (
+        gathered.append((n, bool(first.grad.any()))) or begin_gather(n, x)
+    )
     comm.begin_sum = lambda n, x: begun.append((n, bool(first.grad.any()))) or begin_sum(n, x)
     comm.begin_exchange = lambda n, x: (
         begun.append((n, bool(first.grad.any()))) or begin_exchange(n, x)
@@ -70,7 +76,7 @@ def summed(
         net(ids).square().sum().backward()
     gradients.reduce_(comm, every, whole=whole)
     return {"sums": {name: p.grad.clone() for name, p in named.items()}, "begun": begun,
-            "norm": gradients.norm(comm)}  # fmt: skip
+            "gathered": gathered, "norm": gradients.norm(comm)}  # fmt: skip
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -124,6 +130,23 @@ def test_a_parameter_that_no_row_uses_is_summed_too(monkeypatch):
     for name, total in local(0, 1).items():
         np.testing.assert_allclose(ranks[0]["sums"][name], total + local(1, 1)[name], rtol=1e-5)
     assert not ranks[0]["sums"]["unused.weight"].any()
+
+
+@pytest.mark.parametrize("compression", ["bf16", "int8"])
+def test_a_second_leg_begins_when_the_first_has_ended(monkeypatch, compression):
+    """Also during the backward pass, and in one order; what ends late is waited for."""
+    monkeypatch.setattr(messages_torch, "COMPRESSED_FROM", 100)
+    monkeypatch.setenv(LIMITS, json.dumps({"overlap": True}))
+    run = partial(summed, micros=1, overlap=True, sparse=True, compression=compression, whole=False)
+    early = in_threads(RANKS, run)
+    monkeypatch.setattr(Ended, "ended", lambda _: False)
+    late = in_threads(RANKS, run)
+    for one, other in zip(early, late, strict=True):
+        assert [number for number, _ in one["gathered"]] == [0, 2, 3]  # 1 is sent as it is
+        assert not one["gathered"][0][1]  # the first layer's gradient comes later
+        assert all(complete for _, complete in other["gathered"])
+        for name in one["sums"]:
+            assert torch.equal(one["sums"][name], other["sums"][name]), name
 
 
 @pytest.mark.parametrize("each", [1, 2])
