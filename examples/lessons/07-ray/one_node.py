@@ -20,7 +20,7 @@ def ray_of_one_node(cpus: float = 2, store: int = 128 << 20, dashboard: bool = F
         # these variables when it is imported, and hands them on to its workers.
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": f"{root}/token"}
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "USE_TF": "0"}
         import ray
 
         ray.init(

@@ -55,6 +55,7 @@ def end(how: str) -> str:
 
 # Else the first python3 of PATH would run the ranks, and Spark would listen on the network.
 os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+os.environ["USE_TF"] = "0"  # transformers would import TensorFlow into each rank
 spark = (
     SparkSession.builder.master(f"local[{RANKS}]")
     .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")

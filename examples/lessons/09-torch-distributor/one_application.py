@@ -64,6 +64,7 @@ def tokens(texts: pd.Series) -> pd.Series:
 
 # Else the first python3 of PATH would run the ranks, and Spark would listen on the network.
 os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+os.environ["USE_TF"] = "0"  # transformers would import TensorFlow into each rank
 spark = (
     SparkSession.builder.master(f"local[{RANKS}]")  # a barrier stage needs a core for each rank
     .config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
