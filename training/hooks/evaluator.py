@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import google_crc32c
 import numpy as np
 
 from howdah.config.splits import VALIDATION
@@ -135,6 +136,5 @@ def checksum(weights: Iterable[tuple[str, np.ndarray]]) -> int:
     """
     total = 0
     for _, array in weights:
-        bits = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
-        total = (31 * total + int(np.bitwise_xor.reduce(bits))) % 2**61
+        total = google_crc32c.extend(total, array.tobytes())
     return total
