@@ -153,6 +153,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
+                gradients.proceed(comm)
                 flags = (
                     stop, worlds.change_pending, saver.save_due or compression.due, source.short,
                 )  # fmt: skip

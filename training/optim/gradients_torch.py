@@ -83,6 +83,12 @@ class FlatGradients:
         if self._begin_early(comm):
             self._sums(comm).arm(comm, whole=whole)
 
+    def proceed(self, comm: Comm) -> None:
+        """Send on what the backward pass has begun to send: a collective that comes before
+        `reduce_` would have to wait for it, and keep it waiting. Every rank enters."""
+        if self._messages is not None:
+            self._messages.proceed(comm)
+
     def cut_short(self, comm: Comm, *, whole: bool = True) -> None:
         """Send what no backward pass of this step will complete, for a rank that lacks memory. The
         others have begun their messages in the pass, and messages have one order on all ranks."""

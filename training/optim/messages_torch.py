@@ -108,6 +108,11 @@ class Messages:
                 break
             self._continue(self._comm)
 
+    def proceed(self, comm: Comm) -> None:
+        """Begin the second leg of what has begun. Every rank enters, after its backward pass."""
+        while self._comm is not None and self._continued < self._begun:
+            self._continue(comm)
+
     def begin(self, comm: Comm, *, whole: bool = True) -> None:
         """Begin what has not begun, with the gradients as they are."""
         if self._comm is None:

@@ -39,6 +39,9 @@ class ShardedGradients:
     def overlap(self, comm: Comm, *, whole: bool = True) -> None:
         """Do nothing: FSDP2 sums while the backward pass computes."""
 
+    def proceed(self, comm: Comm) -> None:
+        """Do nothing: the gradients are already summed."""
+
     def cut_short(self, comm: Comm, *, whole: bool = True) -> None:
         """Do nothing: a rank that lacks memory ends the run (training/comm/fitting.py)."""
 
