@@ -88,7 +88,7 @@ with ray_of_one_node(cpus=2) as ray:
     print(f"rows after a second groupby = {len(combined)}")
     print(f"users with other features than in one pass = {(whole != combined).any(axis=1).sum()}\n")
 
-    @ray.remote(max_restarts=1)
+    @ray.remote(max_restarts=1, max_task_retries=-1)  # a call waits for the restart
     class Counter:
         """State in a process of its own; its methods run one after the other."""
 
