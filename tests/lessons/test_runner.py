@@ -11,6 +11,7 @@ import pytest
 from howdah.core.processes import process_start
 from howdah.errors import ConfigError, DataError
 from tests.support.waiting import wait_until
+from tools.demo.steps import guarded
 from tools.lessons import __main__ as command
 from tools.lessons import lesson, page
 
@@ -90,20 +91,25 @@ def test_a_run_begins_in_an_empty_directory(folder, tmp_path):
     assert sorted(path.name for path in place.iterdir()) == ["errors.txt", "output.txt"]
 
 
-def test_an_interrupted_lesson_leaves_no_process(folder, tmp_path):
-    """As Ctrl-C does in a shell: SIGINT reaches the runner while a command runs."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_lesson_leaves_no_process(folder, tmp_path, number, code):
+    """A signal reaches the runner while a command runs, as from Ctrl-C or `timeout`."""
     (folder / "parts.py").write_text("open('pid', 'w').write(str(__import__('os').getpid()))\n"
                                      "__import__('time').sleep(1000)")  # fmt: skip
     runner = os.fork()
     if not runner:
+        ended = 1
         try:
-            lesson.run(lesson.lessons()[0], tmp_path / "out", {**os.environ, "TEXTS": ""})
+            one, environ = lesson.lessons()[0], {**os.environ, "TEXTS": ""}
+            ended = guarded(lambda: lesson.run(one, tmp_path / "out", environ))
+        except SystemExit as stopped:
+            ended = stopped.code
         finally:
-            os._exit(0)
+            os._exit(ended)
     pid = tmp_path / "out" / "pid"
     wait_until(lambda: pid.exists() and pid.read_text())
-    os.kill(runner, signal.SIGINT)
-    os.waitpid(runner, 0)
+    os.kill(runner, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(runner, 0)[1]) == code
     assert process_start(int(pid.read_text())) is None
 
 

@@ -194,11 +194,13 @@ def show_predictions(lines: str) -> None:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Run `main` and return its exit code; an error is printed without a traceback."""
+    """Run `main` and return its exit code; an error is printed without a traceback. SIGTERM ends
+    what `main` has started, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         return main()
     except HowdahError as error:
-        say(f"demo: {render(error)}")
+        say(f"howdah: {render(error)}")
         return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
