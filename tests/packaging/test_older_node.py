@@ -31,9 +31,10 @@ pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.mpi]
 _PROBE = """
 import json, os, pwd, socket, sys
 import numpy, pandas, pyarrow.parquet, hdfs_native, tokenizers
+number = pwd.getpwnam(sys.argv[1]).pw_uid
 maps = open("/proc/self/maps").read()
 print(json.dumps({
-    "glibc": os.confstr("CS_GNU_LIBC_VERSION"), "user": pwd.getpwnam(sys.argv[1]).pw_uid,
+    "glibc": os.confstr("CS_GNU_LIBC_VERSION"), "user": number,
     "host": socket.gethostbyname("localhost"), "module": "/usr/lib64/libnss_extrausers" in maps,
 }))
 """
