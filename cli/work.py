@@ -222,7 +222,8 @@ def package(
         json,
         [
             *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in listed),
-            f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
+            f"runs on x86-64 with any glibc: below {environment.glibc} with the one in it; made in"
+            f" {seconds} s",
         ],
     )
 

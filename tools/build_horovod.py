@@ -21,13 +21,19 @@ import signal
 import sys
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from horovod_variant import (
+    COMPILER_FLAGS,
     FRAMEWORKS,
+    OLDER_LIBSTDCXX,
     PATCH,
+    PORTABLE_PLATFORM,
     SDIST_SHA256,
+    TOOLCHAIN,
+    TOOLCHAIN_SHA256,
     VERSION,
     Variant,
     build_inputs,
@@ -35,6 +41,7 @@ from horovod_variant import (
     check_variant,
     find_cmake,
     gpu_environment,
+    newer_versions,
     probe,
     wheel_version,
 )
@@ -77,23 +84,54 @@ def fetch_sdist(installer: Installer, python: str, file: Path | None) -> Path:
     kept = cache_root() / "sdists" / f"horovod-{VERSION}.tar.gz"
     if kept.is_file():
         return check_sdist(kept)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as folder:
-        requirement = Path(folder) / "requirement.txt"
-        requirement.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+    download(
+        installer, python, f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}", kept,
+        ("--no-binary", ":all:", "--no-build-isolation"),
+        remedy=f"without one set HOROVOD_SDIST=horovod-{VERSION}.tar.gz",
+    )  # fmt: skip
+    return check_sdist(kept)
+
+
+def download(
+    installer: Installer,
+    python: str,
+    requirement: str,
+    target: Path,
+    options: Sequence[str],
+    remedy: str,
+) -> None:
+    """Put the one file of a requirement with its hash, from the user's index, at `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as folder:
+        requirements = Path(folder) / "requirements.txt"
+        requirements.write_text(requirement + "\n")
         # pip checks the hash before it runs the package's own setup.py for the metadata.
         run_logged(
             [
                 *installer.pip, "--python", python, "download", "--no-deps", "--require-hashes",
-                "--no-binary", ":all:", "--no-build-isolation", "-d", folder, "-r", requirement,
+                *options, "-d", folder, "-r", requirements,
             ],
             installer.logs / "horovod-download.log",
-            what=f"fetching horovod {VERSION}'s source",
-            remedy="pip must reach a package index (see `pip config list`); without one set "
-            f"HOROVOD_SDIST=horovod-{VERSION}.tar.gz",
+            what=f"fetching {target.name}",
+            remedy=f"pip must reach a package index (see `pip config list`); {remedy}",
         )  # fmt: skip
-        os.replace(check_sdist(Path(folder) / kept.name), kept)
-    return kept
+        os.replace(Path(folder) / target.name, target)
+
+
+def download_built(installer: Installer, python: str, key: str, folder: Path) -> Path | None:
+    """The wheel of this key in the user's package index or `find-links`, put into `folder`."""
+    try:
+        run_logged(
+            [
+                *installer.pip, "--python", python, "download", "--no-deps", "--retries", "1",
+                "--only-binary", ":all:", "-d", folder, f"horovod=={wheel_version(key)}",
+            ],
+            installer.logs / "horovod-built.log",
+            what="looking for the wheel in the package index",
+        )  # fmt: skip
+    except SetupError:
+        return None
+    return next(folder.glob("*.whl"), None)
 
 
 def unpack(sdist: Path, target: Path, log: Path) -> Path:
@@ -125,6 +163,58 @@ def jobs_that_fit() -> int:
     return max(1, min(cores, int(free_gib / 1.5)))
 
 
+def unpack_toolchain(installer: Installer, python: str, folder: Path) -> dict[str, str]:
+    """Put the pinned compiler into `folder`; the build variables that have it used."""
+    wheel = cache_root() / "sdists" / TOOLCHAIN
+    if not wheel.is_file() or sha256_of(wheel) != TOOLCHAIN_SHA256:
+        name, version = TOOLCHAIN.split("-")[:2]
+        download(
+            installer, python, f"{name}=={version} --hash=sha256:{TOOLCHAIN_SHA256}", wheel,
+            ("--only-binary", ":all:"),
+            remedy="or compile with this machine's compiler: --no-mpi in place of --portable",
+        )  # fmt: skip
+    triplet = "x86_64-linux-gnu"
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(f"ppbt/_toolchain/{triplet}.tar.xz") as packed,
+        tarfile.open(fileobj=packed, mode="r|xz") as files,
+    ):
+        files.extractall(folder)  # its hash is checked
+    binaries = folder / triplet / "bin"
+    addition = folder / "older-libstdc++.o"
+    run_logged(
+        [binaries / f"{triplet}-g++", "-O2", "-fPIC", "-c", OLDER_LIBSTDCXX, "-o", addition],
+        installer.logs / "horovod-toolchain.log",
+        what="compiling with the pinned compiler",
+    )
+    wrapper = folder / "g++"
+    wrapper.write_text(
+        f'''#!/bin/sh
+case " $* " in *" -shared "*) set -- "$@" "{addition}" ;; esac
+exec "{binaries}/{triplet}-g++" "$@"
+'''
+    )
+    wrapper.chmod(0o755)
+    plain = folder / triplet / triplet / "bin"  # ld, ar, strip, readelf without a prefix
+    return {
+        "CC": f"{binaries}/{triplet}-gcc",
+        "CXX": str(wrapper),
+        "PATH": os.pathsep.join([str(plain), os.environ.get("PATH", "/usr/bin:/bin")]),
+    }
+
+
+def check_versions(libraries: Sequence[Path], env: Mapping[str, str], log: Path) -> None:
+    """Refuse libraries that would not load on every system of PORTABLE_PLATFORM."""
+    listing = run_logged(
+        ["readelf", "--version-info", "--wide", *libraries], log, what="reading symbols", env=env
+    )
+    if newer := newer_versions(listing):
+        raise SetupError(
+            f"the libraries need {', '.join(newer)}, which {PORTABLE_PLATFORM} lacks",
+            remedy=f"add what they call to {OLDER_LIBSTDCXX}",
+        )
+
+
 def build_wheel(
     python: str,
     target: Mapping,
@@ -132,10 +222,11 @@ def build_wheel(
     sdist: Path,
     key: str,
     out: Path,
-    logs: Path,
+    installer: Installer,
     jobs: int | None = None,
 ) -> Path:
     """Build, strip and write the wheel into `out`; return its path."""
+    logs = installer.logs
     if not (Path(target["include"]) / "Python.h").is_file():
         raise SetupError(
             f"the headers of {python} are missing ({target['include']}/Python.h)",
@@ -149,6 +240,10 @@ def build_wheel(
         env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "CMAKE_"))}
         for name in ("MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME", "CUDA_HOME", "CUDACXX"):
             env.pop(name, None)
+        if variant.portable:
+            for name in COMPILER_FLAGS:
+                env.pop(name, None)
+            env |= unpack_toolchain(installer, python, work)
         bin_dir = str(Path(python).parent)
         env["PATH"] = bin_dir + os.pathsep + env.get("PATH", "/usr/bin:/bin")
         env |= {
@@ -183,10 +278,14 @@ def build_wheel(
             )
         # 117 MB of debug information for 4 MB of code.
         run_logged(
-            ["strip", "--strip-unneeded", *libraries], logs / "strip.log", what="stripping Horovod"
-        )
+            ["strip", "--strip-unneeded", *libraries], logs / "strip.log",
+            what="stripping Horovod", env=env,
+        )  # fmt: skip
+        if variant.portable:
+            check_versions(libraries, env, logs / "horovod-versions.log")
+        platform = ["--plat-name", PORTABLE_PLATFORM] if variant.portable else []
         run_logged(
-            [python, "setup.py", "bdist_wheel", "--skip-build", "-d", out],
+            [python, "setup.py", "bdist_wheel", "--skip-build", "-d", out, *platform],
             logs / "horovod-wheel.log",
             what="packing Horovod's wheel",
             env=env,
@@ -250,11 +349,14 @@ def provide_wheel(
         if wheel is not None:
             say(f"    from the cache: {wheel}")
             return wheel, wheel_version(key)
-        source = fetch_sdist(installer, python, sdist)
-        say("    compiling Horovod takes some minutes; the cache keeps the wheel")
         staging = Path(tempfile.mkdtemp(dir=wheels, prefix=".build-"))
         try:
-            wheel = build_wheel(python, target, variant, source, key, staging, installer.logs, jobs)
+            if variant.portable:
+                wheel = download_built(installer, python, key, staging)
+            if wheel is None:
+                source = fetch_sdist(installer, python, sdist)
+                say("    compiling Horovod takes some minutes; the cache keeps the wheel")
+                wheel = build_wheel(python, target, variant, source, key, staging, installer, jobs)
             return keep_wheel(key, wheel, inputs), wheel_version(key)
         finally:
             shutil.rmtree(staging, ignore_errors=True)  # after a success it was renamed
@@ -329,6 +431,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--gpu", choices=("none", "nccl"), default="none")
     parser.add_argument("--cuda-archs", default="", help="compute capabilities: 90 or 80,90")
     parser.add_argument("--no-mpi", action="store_true", help="Gloo alone; no MPI needed to run it")
+    parser.add_argument(
+        "--portable",
+        action="store_true",
+        help=f"for {PORTABLE_PLATFORM}, by a pinned compiler; as --no-mpi",
+    )
+    parser.add_argument("--output", type=Path, help="directory that gets a copy of the wheel")
     parser.add_argument("--sdist", type=Path, default=os.environ.get("HOROVOD_SDIST"))
     parser.add_argument("--jobs", type=int, help="parallel compiler jobs")
     parser.add_argument("--install", action="store_true", help="install it, check it")
@@ -341,9 +449,10 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the compilers end with it
     variant = Variant(
         frameworks=tuple(filter(None, options.frameworks.split(","))),
-        mpi=not options.no_mpi,
+        mpi=not (options.no_mpi or options.portable),
         gpu=options.gpu,
         cuda_archs=tuple(filter(None, options.cuda_archs.split(","))),
+        portable=options.portable,
     )
     installer = Installer(sys.executable, ROOT / "build" / "setup-logs")
     try:
@@ -355,6 +464,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.install:
             install_wheel(installer, options.python, wheel)
             say(verify_installed(options.python, variant, installer.logs))
+        if options.output:
+            options.output.mkdir(parents=True, exist_ok=True)
+            wheel = Path(shutil.copy2(wheel, options.output))
     except SetupError as error:
         say(error.render())
         return 1

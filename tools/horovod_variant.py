@@ -20,8 +20,14 @@ from toolkit import ROOT, SetupError, output_of, sha256_of
 VERSION = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 PATCH = ROOT / "patches" / f"horovod-{VERSION}.patch"
+TOOLCHAIN = "ppbt-0.1.8-py3-none-manylinux_2_17_x86_64.whl"  # GCC 11.2 with glibc 2.17
+TOOLCHAIN_SHA256 = "cdc534b53f052ff32812ea7167afd3393068b1dab92c63546b38353c286aac73"
+OLDER_LIBSTDCXX = ROOT / "patches" / "older-libstdc++.cc"
+PORTABLE_PLATFORM = "manylinux_2_28_x86_64"
+NEWEST_VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # that platform's
 BUILD_FORMAT = "1"  # raise it when build_horovod.py builds the same inputs into something else
 FRAMEWORKS = ("tensorflow", "torch")
+COMPILER_FLAGS = ("CFLAGS", "CXXFLAGS", "LDFLAGS")
 CPU_FEATURES = ("f16c", "avx", "fma")  # Horovod compiles for these where the builder has them
 
 # Run by the interpreter that Horovod is built for; it does not import a framework.
@@ -62,12 +68,14 @@ class Variant:
 
     `frameworks` are of FRAMEWORKS. `mpi` adds the MPI controller to Gloo, which needs no MPI
     library at run time. `gpu` is "none" or "nccl"; `cuda_archs` are compute capabilities times ten.
+    `portable`: compiled by a pinned compiler for PORTABLE_PLATFORM; equal on every machine.
     """
 
     frameworks: tuple[str, ...] = FRAMEWORKS
     mpi: bool = True
     gpu: str = "none"
     cuda_archs: tuple[str, ...] = ()
+    portable: bool = False
 
 
 def probe(python: str) -> dict:
@@ -105,15 +113,25 @@ def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
                 f"{framework} is not installed in {target['site']}",
                 remedy="install it first (make setup), or leave it out of --frameworks",
             )
-    inputs = {
+    if variant.portable:
+        compiled = {
+            "platform": PORTABLE_PLATFORM,
+            "compiler": f"{TOOLCHAIN} {TOOLCHAIN_SHA256} {sha256_of(OLDER_LIBSTDCXX)}",
+        }
+    else:
+        flags = {name: os.environ.get(name, "") for name in COMPILER_FLAGS}
+        glibc = os.confstr("CS_GNU_LIBC_VERSION")
+        compiled = {
+            "platform": f"{platform.system()} {platform.machine()} {glibc}",
+            "compiler": _first_line(output_of([_compiler(), "--version"])),
+            "flags": json.dumps(flags),
+        }
+    inputs = compiled | {
         "format": BUILD_FORMAT,
         "horovod": f"{VERSION} {SDIST_SHA256}",
         "patch": sha256_of(PATCH),
         "python": target["python"],
-        "platform": f"{platform.system()} {platform.machine()} {os.confstr('CS_GNU_LIBC_VERSION')}",
         "cpu": ",".join(_cpu_features()),
-        "compiler": _first_line(output_of([_compiler(), "--version"])),
-        "flags": json.dumps({k: os.environ.get(k, "") for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}),
         "mpi": _mpi_version() if variant.mpi else "none",
         "gpu": "none",
     }
@@ -126,6 +144,20 @@ def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
         nvcc = _first_line((output_of([compiler, "--version"]) or "")[-80:])
         inputs["gpu"] = f"nccl {target['nccl']} {nvcc} {','.join(variant.cuda_archs)}"
     return inputs
+
+
+def newer_versions(listing: str) -> list[str]:
+    """Symbol versions in `readelf --version-info`'s output that PORTABLE_PLATFORM may lack.
+
+    >>> newer_versions("Name: GLIBC_2.34  Flags: none\\nName: GLIBCXX_3.4.21  Flags: none")
+    ['GLIBC_2.34']
+    """
+    needed = set(re.findall(r"Name: ((GLIBC|GLIBCXX|CXXABI)_([0-9.]+))", listing))
+    return sorted(
+        name
+        for name, family, version in needed
+        if tuple(map(int, version.split("."))) > NEWEST_VERSIONS[family]
+    )
 
 
 def _cpu_features() -> list[str]:
@@ -278,6 +310,11 @@ def check_variant(variant: Variant) -> Variant:
         raise SetupError(
             f"unknown frameworks: {', '.join(unknown) or 'none'}",
             remedy="--frameworks takes tensorflow, torch, or tensorflow,torch",
+        )
+    if variant.portable and (variant.mpi or variant.gpu != "none"):
+        raise SetupError(
+            "a portable build is without MPI and CUDA, which differ from machine to machine",
+            remedy="leave out --gpu, or --portable",
         )
     if variant.gpu == "none":
         return variant

@@ -39,10 +39,7 @@ def plan(
         began = time.monotonic()
         made = package.environment(kind or config.training.framework, progress=progress)
         seconds = time.monotonic() - began
-        progress(
-            f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s;"
-            f" nodes need glibc {made.glibc} or newer"
-        )
+        progress(f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s")
         packages.append(made)
         environment = Source(url=storage.join(directory, made.name), kind="archive")
     files = {}

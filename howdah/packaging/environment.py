@@ -1,9 +1,10 @@
 """The files of a relocatable Python environment: interpreter, standard library, distributions.
 
-It runs in a container where only glibc is installed. It holds the interpreter of this process, the
-standard library, the distributions of a kind of job with their requirements, and the shared
-libraries that their extension modules load. `environment/bin/python` starts it from any directory;
-`environment/howdah-environment.json` lists its contents and the glibc that it needs.
+It runs in a container where only a shell is installed. It holds the interpreter of this process,
+the standard library, the distributions of a kind of job with their requirements, the shared
+libraries that their extension modules load, and glibc, which is used where the node's is older than
+these files need. `environment/bin/python` starts it from any directory;
+`environment/howdah-environment.json` lists its contents and the glibc that they need.
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from howdah.errors import ClusterError, ConfigError
 from howdah.packaging.horovod import Horovod
 from howdah.packaging.kinds import KINDS, Kind
-from howdah.packaging.libraries import newest_glibc, of_the_system, without_idle_cuda
+from howdah.packaging.libraries import (
+    LOADER,
+    machine_glibc,
+    newest_glibc,
+    of_the_system,
+    without_idle_cuda,
+)
 from howdah.packaging.part import Part
 
 DESCRIPTION = "howdah-environment.json"
@@ -36,26 +43,27 @@ _LAUNCHER = """#!/bin/sh
 # Starts the interpreter beside this file, in any directory.
 here="${0%/*}"
 here="$(cd -P "$here" && pwd)" || exit 127
-# If glibc is too old, the loader's own message names only a symbol version, for each library.
+lib="${here%/bin}/lib"
+libraries="$lib/shared${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+unset PYTHONHOME
+PYTHONNOUSERSITE=1
+export PYTHONNOUSERSITE
+# On a node whose glibc is older than these files need, their own is used, by this process alone:
+# the loader takes the path as an option, so that programs that Python starts do not inherit it.
 if [ "${HOWDAH_GLIBC-}" != "NEEDED" ]; then
-  have="$(getconf GNU_LIBC_VERSION 2>/dev/null)"
-  have="${have#glibc }"
-  minor="${have#*.}"
-  if [ -n "$have" ] && { [ "${have%%.*}" -lt MAJOR ] ||
-      { [ "${have%%.*}" -eq MAJOR ] && [ "${minor%%.*}" -lt MINOR ]; }; }; then
-    echo "howdah: glibc $have of $(uname -n) is too old for this Python environment, which needs" \
-      "NEEDED; make one that fits: run howdah package on a system as old as the nodes" >&2
-    exit 5
+  version="$(getconf GNU_LIBC_VERSION 2>/dev/null)"
+  case "$version" in "glibc "*) version="${version#glibc }" ;; *) version=0.0 ;; esac
+  minor="${version#*.}"
+  if [ "${version%%.*}" -lt MAJOR ] ||
+      { [ "${version%%.*}" -eq MAJOR ] && [ "${minor%%.*}" -lt MINOR ]; }; then
+    exec "$lib/glibc/LOADER" --library-path "$lib/glibc:$libraries" "$here/INTERPRETER" "$@"
   fi
   HOWDAH_GLIBC="NEEDED"
   export HOWDAH_GLIBC
 fi
 HOWDAH_LD_LIBRARY_PATH="${LD_LIBRARY_PATH-}"
-LD_LIBRARY_PATH="${here%/bin}/lib/shared${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+LD_LIBRARY_PATH="$libraries"
 export HOWDAH_LD_LIBRARY_PATH LD_LIBRARY_PATH
-unset PYTHONHOME
-PYTHONNOUSERSITE=1
-export PYTHONNOUSERSITE
 exec "$here/INTERPRETER" "$@"
 """
 
@@ -112,7 +120,9 @@ def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = (
     for part in of_the_system(by_name.values()):
         by_name.setdefault(part.name, part)
     glibc, by = newest_glibc(by_name.values())
-    for part in (*_launchers(glibc), _description(kind, distributions, horovod, glibc, by)):
+    about = _description(kind, distributions, horovod, glibc, by)
+    interpreter = by_name[f"bin/{_VERSION}"].path
+    for part in (*machine_glibc(interpreter), *_launchers(glibc), about):
         by_name[part.name] = part
     return [by_name[name] for name in sorted(by_name)]
 
@@ -240,6 +250,7 @@ def _interpreter() -> Iterator[Part]:
 def _launchers(glibc: str) -> Iterator[Part]:
     major, minor = glibc.split(".")[:2]
     text = _LAUNCHER.replace("INTERPRETER", _VERSION).replace("NEEDED", glibc)
+    text = text.replace("LOADER", LOADER)
     text = text.replace("MAJOR", major).replace("MINOR", minor)
     for name in ("python", "python3"):
         yield Part(name=f"bin/{name}", contents=text.encode(), executable=True)

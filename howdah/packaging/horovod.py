@@ -15,6 +15,7 @@ import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import howdah
@@ -57,8 +58,9 @@ def provide(
 ) -> Horovod:
     """A framework's Horovod for a shipped environment.
 
-    The given wheel; else the installed one, if it was built without MPI; else one that the
-    source tree's `tools/build_horovod.py` has cached, or builds now (some minutes).
+    The given wheel; else the installed one, if it was built without MPI; else the portable one that
+    the source tree's `tools/build_horovod.py` has cached, finds in the package index, or builds now
+    (some minutes).
 
     Args:
         framework: tensorflow or torch.
@@ -75,9 +77,9 @@ def provide(
     installed = _installed(framework)
     if installed is not None and not _needs_mpi(installed.library):
         return installed
+    variant = "--no-mpi --gpu nccl --cuda-archs 90" if installed and installed.gpu else "--portable"
     by_hand = (
-        f"in Howdah's source tree: python tools/build_horovod.py --frameworks {framework} --no-mpi"
-        f"{' --gpu nccl --cuda-archs 90' if installed and installed.gpu else ''}"
+        f"in Howdah's source tree: python tools/build_horovod.py --frameworks {framework} {variant}"
         " --python <this Python>; then give --horovod <the wheel that it names>"
     )
     if installed is not None and installed.gpu:
@@ -130,7 +132,7 @@ def _given(framework: str, wheel: str, cache: str) -> Horovod:
             f"this wheel is no Horovod for {framework} without MPI",
             where=f"--horovod {wheel}",
             got=got,
-            remedy=f"python tools/build_horovod.py --frameworks {framework} --no-mpi",
+            remedy=f"python tools/build_horovod.py --frameworks {framework} --portable",
         )
 
     if not os.path.isfile(wheel):
@@ -169,8 +171,10 @@ def _unpacked(framework: str, wheel: str, cache: str) -> Horovod:
 
 
 def _built(framework: str, progress: Callable[[str], None] | None) -> str:
+    # One build for all installed frameworks, as of `make wheels`: each archive takes its part.
+    installed = ",".join(n for n in ("tensorflow", "torch") if n == framework or find_spec(n))
     argv = [sys.executable, str(_BUILDER), "--python", sys.executable,
-            "--frameworks", framework, "--no-mpi"]  # fmt: skip
+            "--frameworks", installed, "--portable"]  # fmt: skip
     output: list[str] = []
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
         for line in tool.stderr:

@@ -13,10 +13,16 @@ from howdah.errors import ClusterError
 from howdah.packaging import elf
 from howdah.packaging.part import Part
 
+LOADER = "ld-linux-x86-64.so.2"
 _GLIBC = re.compile(
     r"(ld-linux.*|linux-vdso|linux-gate|libc|libm|libpthread|libdl|librt|libutil|libresolv"
     r"|libanl|libmvec|libBrokenLocale|libthread_db)\.so(\.|$)"
 )
+_CARRIED = re.compile(
+    r"(ld-linux-x86-64|libc|libm|libmvec|libpthread|libdl|librt|libutil|libresolv|libanl|libnsl"
+    r"|libBrokenLocale|libthread_db|libnss_(compat|dns|files|hesiod))\.so\.\d+"
+)
+"""glibc's own files: all of them, since libraries of a node must not bring their own libpthread."""
 _DRIVER = re.compile(r"(libcuda|libnvidia-ml)\.so")  # comes with the GPU's kernel module
 _LDD = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
 
@@ -49,6 +55,27 @@ def of_the_system(parts: Iterable[Part]) -> Iterator[Part]:
         )
     for name, path in libraries.items():
         yield Part(name=f"lib/shared/{name}", path=os.path.realpath(path))
+
+
+def machine_glibc(interpreter: str) -> Iterator[Part]:
+    """This machine's glibc with its loader, for nodes whose own is older.
+
+    Args:
+        interpreter: a program of this machine.
+    """
+    library = _loaded_by(interpreter).get("libc.so.6", "")
+    directory = os.path.dirname(library)
+    names = sorted(filter(_CARRIED.fullmatch, os.listdir(directory))) if directory else []
+    if LOADER not in names:
+        raise ClusterError(
+            "this machine's glibc cannot be packed",
+            where=library or interpreter,
+            expected=f"a directory with libc.so.6 and {LOADER}",
+            remedy="pack on a Linux system for x86-64 with glibc",
+        )
+    for name in names:
+        path = os.path.realpath(os.path.join(directory, name))
+        yield Part(name=f"lib/glibc/{name}", path=path, executable=name == LOADER)
 
 
 def _loaded_by(path: str) -> dict[str, str]:

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +46,8 @@ class Package:
     size: int
     """Bytes."""
     glibc: str | None = None
-    """Oldest glibc that an environment runs with; None for other packages."""
+    """The glibc that an environment's files need; on a node with an older one it uses the one that
+    it holds. None for other packages."""
     public: bool = True
     """True if other users may read it: it holds only published software, no user's file."""
 
@@ -132,7 +132,7 @@ def environment(
 ) -> Package:
     """The relocatable environment of a kind (`kinds.KINDS`) as a .tar.gz or .tar.
 
-    Its `bin/python` runs in any directory and needs only glibc. The hash is over its files, so an
+    Its `bin/python` runs in any directory and needs only a shell. The hash is over its files, so an
     environment that was made before is found in the cache.
 
     Args:
@@ -159,19 +159,6 @@ def environment(
 
     name = f"howdah-{kind}-{digest}.tar{'.gz' if environment_kind.compressed else ''}"
     return replace(_cached(name, digest, output, write), glibc=about["glibc"])
-
-
-def here() -> dict | None:
-    """howdah-environment.json of the environment that runs this process; None: it has none.
-
-    Its kind, python, glibc (the oldest that it runs with), packages; and `glibc_here`, which this
-    machine has.
-    """
-    try:
-        about = json.loads((Path(sys.prefix) / DESCRIPTION).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return {**about, "glibc_here": os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")}
 
 
 def _write_tar(target: str, parts: Iterable[Part], compressed: bool) -> None:

@@ -19,7 +19,6 @@ from howdah.core import machine
 from howdah.core.gpus import Gpus, usable
 from howdah.core.processes import stat_fields
 from howdah.errors import ClusterError
-from howdah.packaging import package
 
 STACKS_SIGNAL = signal.SIGRTMIN + 3
 """Signal on which a training process writes the stacks of its threads (faulthandler)."""
@@ -62,8 +61,6 @@ def node_facts(
     return {
         "address": address,
         "interface": interface or interface_of(address),
-        "glibc": platform.libc_ver()[1],
-        "glibc_needed": (package.here() or {}).get("glibc"),
         "cores": machine.cores(),
         "gpus": list(present.devices),
         "gpus_how": present.how,

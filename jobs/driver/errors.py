@@ -7,21 +7,6 @@ from typing import Any
 from howdah.errors import ClusterError, HowdahError, WorkersLost
 
 
-def old_glibc(node: str, member: str, facts: dict[str, Any]) -> ClusterError | None:
-    """The error for a node whose C library is older than the shipped environment needs, or None."""
-    required, has = facts.get("glibc_needed"), facts.get("glibc")
-    if not required or not has or _version(has) >= _version(required):
-        return None
-    return ClusterError(
-        "this node's C library is too old for the shipped Python environment",
-        where=f"{node} ({member})",
-        expected=f"glibc {required} or newer",
-        got=f"glibc {has}",
-        remedy="build the environment on a system as old as the oldest node (`howdah package`), or"
-        " keep such nodes out with yarn.node_label",
-    )
-
-
 def no_gpus(
     node: str, member: str, facts: dict[str, Any], count: int, free: list[str]
 ) -> ClusterError:
@@ -104,7 +89,3 @@ def no_gang(present: int, target: int, seconds: float, tries: int) -> ClusterErr
         remedy="request less (job.workers, job.worker), wait longer (job.gang_seconds), or use"
         " another queue; `howdah ps` shows what others use",
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdecimal())

@@ -94,10 +94,6 @@ class Job:
             return self.members[name].alive  # the answer to its first registration was lost
         if self.over or self.worlds.pausing or len(self.workers.alive()) >= self.workers.target:
             return False
-        error = errors.old_glibc(node, name, facts)
-        if error is not None:
-            self.fail(error, now)
-            return False
         member = Member(name, node, dict(facts), contact=now)
         if self.nodes.excluded(node):
             self._refuse_for_node(name, node, now)

@@ -19,7 +19,7 @@ import pytest
 from howdah import storage
 from howdah.errors import ClusterError, ConfigError, UsageError
 from howdah.models.opened.opened import open_model
-from howdah.packaging import elf, horovod, package
+from howdah.packaging import elf, horovod, libraries, package
 from howdah.packaging import environment as package_env
 from howdah.packaging.hashes import FileHashes
 from howdah.packaging.part import Part
@@ -96,7 +96,7 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
     assert result["crc"] == "c" and result["template"] > 1000
 
 
-_PREDICTION = """
+PREDICTION = """
 import json, sys
 from howdah.models.opened.opened import open_model, serving_framework
 from howdah.models.version import open_version
@@ -126,6 +126,7 @@ def bare_root(root: Path) -> tuple[str, list[str]]:
         for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
             shutil.copy(path, root / "lib/x86_64-linux-gnu")
     shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
+    shutil.copy("/usr/bin/getconf", root / "bin")  # by which it is known to be as new as needed
     mounts = " && ".join(f'mount --rbind /{name} "$0/{name}"' for name in ("proc", "dev", "sys"))
     script = f'{mounts} && exec chroot "$0" "$@"'
     return "", ["unshare", "--mount", "sh", "-c", script, str(root)]
@@ -146,7 +147,7 @@ def test_a_prediction_by_the_environment_score_alone(tmp_path):
     base = base_of(str(tmp_path / "base"), "distilbert")
     export = write_export(root / "export", base)
     here = open_model(export, framework="onnx", threads=1).scores(texts)
-    (root / "predict.py").write_text(_PREDICTION)
+    (root / "predict.py").write_text(PREDICTION)
     inside, argv = bare_root(root)
     argv += [f"{inside}/env/bin/python", f"{inside}/predict.py", f"{inside}/", f"{inside}/export"]
     path = os.environ.get("PATH", "")
@@ -187,35 +188,78 @@ def test_what_is_missing_is_named():
     assert "no-such-distribution" in caught.value.remedy
 
 
-def test_an_environment_names_the_glibc_that_an_older_node_lacks(environment, tmp_path):
+@pytest.fixture(scope="module")
+def unpacked(environment, tmp_path_factory):
+    """The environment's files without site-packages."""
+    place = tmp_path_factory.mktemp("environment")
     with tarfile.open(environment.path) as archive:
-        about = json.load(archive.extractfile(package_env.DESCRIPTION))
-        launcher = tmp_path / "bin" / "python"
-        launcher.parent.mkdir()
-        launcher.write_bytes(archive.extractfile("bin/python").read())
-        asking = Path("lib/shared/libstdc++.so.6")
-        (tmp_path / asking.name).write_bytes(archive.extractfile(str(asking)).read())
-    launcher.chmod(0o755)
+        members = [m for m in archive if "/site-packages/" not in m.name]
+        archive.extractall(place, members, filter="data")
+    return place
+
+
+_MAPPED = """
+import ctypes, json, lzma, os, re, sqlite3, ssl, subprocess, sys
+lines = open("/proc/self/maps").read()
+child = "import os; print(os.confstr('CS_GNU_LIBC_VERSION'), open('/proc/self/maps').read())"
+print(json.dumps({
+    "libraries": sorted(set(re.findall(r"/\\S*\\.so\\S*", lines))),
+    "glibc": os.confstr("CS_GNU_LIBC_VERSION"), "python": sys.executable, "words": sys.argv[1:],
+    "child": subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout,
+    "program": subprocess.run(["env"], capture_output=True, text=True).stdout,
+}))
+"""
+
+
+def test_an_older_node_runs_an_environment_with_the_glibc_in_it(environment, unpacked, tmp_path):
+    about = json.loads((unpacked / package_env.DESCRIPTION).read_text())
     assert about["kind"] == "etl" and about["packages"]["numpy"] and about["glibc_asked_by"]
     assert environment.glibc == about["glibc"] == environment.as_dict()["glibc"]
-    needed = tuple(map(int, about["glibc"].split(".")))
-    newest = elf.newest_glibc(elf.read(str(tmp_path / asking.name)).versions)
-    assert (2, 17) <= newest <= needed
+    major, minor = map(int, about["glibc"].split("."))
 
-    def start(glibc: str) -> subprocess.CompletedProcess:
+    def start(answer: str) -> dict:
+        """What a process sees on a node whose getconf gives this answer."""
         getconf = tmp_path / "getconf"
-        getconf.write_text(f"#!/bin/sh\necho glibc {glibc}\n")
+        getconf.write_text(f"#!/bin/sh\necho {answer}\n")
         getconf.chmod(0o755)
-        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        return subprocess.run([str(launcher)], env=env, capture_output=True, text=True)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LD_LIBRARY_PATH": "/nowhere"}
+        argv = [unpacked / "bin/python", "-c", _MAPPED, "two words", ""]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
-    for old in ("2.12", "1.99", f"{needed[0]}.{needed[1] - 1}"):
-        done = start(old)
-        assert done.returncode == 5 and f"glibc {old} of" in done.stderr
-        assert about["glibc"] in done.stderr and "howdah package" in done.stderr
-    for new in (about["glibc"], f"{needed[0]}.{needed[1] + 1}", f"{needed[0] + 1}.0"):
-        done = start(new)  # on it goes, to an interpreter that is not there
-        assert done.returncode in (126, 127) and "glibc" not in done.stderr
+    for old in ("glibc 2.12", "glibc 1.99", f"glibc {major}.{minor - 1}", "undefined", ""):
+        seen = start(old)
+        outside = [path for path in seen["libraries"] if not path.startswith(f"{unpacked}/lib/")]
+        assert outside == [] and f"{unpacked}/lib/glibc/libc.so.6" in seen["libraries"], old
+        assert f"{unpacked}/lib/glibc/libc.so.6" in seen["child"]
+    for new in (about["glibc"], f"{major}.{minor + 1}", f"{major + 1}.0"):
+        seen = start(f"glibc {new}")
+        assert not [path for path in seen["libraries"] if "/lib/glibc/" in path]
+        assert "/lib/glibc/" not in seen["child"]
+    # and in both cases
+    assert seen["python"] == f"{unpacked}/bin/python" and seen["words"] == ["two words", ""]
+    assert "LD_LIBRARY_PATH=/nowhere\n" in seen["program"]
+
+
+def test_an_environment_holds_every_library_that_its_files_name(unpacked):
+    parts = package_env.parts("etl")
+    inside = {os.path.basename(part.name) for part in parts}
+    carried = os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")
+    newest, by = libraries.newest_glibc(p for p in parts if not p.name.startswith("lib/glibc/"))
+    assert tuple(map(int, newest.split("."))) <= tuple(map(int, carried.split("."))), by
+    lacking = {
+        (part.name, name)
+        for part in parts
+        if part.is_elf() and (file := elf.read(part.path))
+        for name in file.needed
+        if name not in inside
+    }
+    assert lacking == set()
+    # what a node's own libraries load in such a process must not be another glibc's
+    glibc = {path.name for path in (unpacked / "lib" / "glibc").iterdir()}
+    assert {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"} <= glibc
+    assert {"libresolv.so.2", "libutil.so.1", "libnss_files.so.2", "libnss_dns.so.2"} <= glibc
 
 
 def test_an_elf_file_needs_what_readelf_lists(tmp_path):
@@ -291,7 +335,7 @@ def test_without_a_builder_the_error_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(horovod, "_installed", lambda framework: None)
     with pytest.raises(ClusterError, match="needs a Horovod for torch without MPI") as caught:
         horovod.provide("torch", None, str(tmp_path))
-    assert "--no-mpi" in caught.value.remedy and "--horovod" in caught.value.remedy
+    assert "--portable" in caught.value.remedy and "--horovod" in caught.value.remedy
 
 
 def test_requirements_follow_markers_and_extras():

@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
+import sys
 import tarfile
+import types
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -92,6 +96,64 @@ def test_the_key_follows_what_is_installed_and_asked_for(tools, monkeypatch, tmp
     monkeypatch.setattr(tools.variant, "PATCH", patch)
     keys.append(key_of(tools))
     assert len(set(keys)) == len(keys)
+
+
+def test_a_portable_build_has_one_key_on_all_machines(tools, monkeypatch):
+    portable = {"mpi": False, "portable": True}
+    keys = {key_of(tools, **portable)}
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    monkeypatch.setenv("PATH", "/nowhere")  # no compiler
+    monkeypatch.setattr("os.confstr", lambda name: "glibc 2.28")
+    keys.add(key_of(tools, **portable))
+    assert len(keys) == 1
+    monkeypatch.setattr(tools.variant, "TOOLCHAIN_SHA256", "another")
+    assert key_of(tools, **portable) not in keys
+    with pytest.raises(tools.kit.SetupError, match="without MPI"):
+        tools.variant.check_variant(tools.variant.Variant(portable=True))
+
+
+def test_versions_that_rhel_8_lacks_are_named(tools):
+    listing = """
+      000000: Version: 1  File: libc.so.6  Cnt: 2
+      0x0010:   Name: GLIBC_2.28  Flags: none  Version: 5
+      0x0020:   Name: GLIBC_2.34  Flags: none  Version: 4
+      0x0030:   Name: GLIBCXX_3.4.9  Flags: none  Version: 3
+      0x0040:   Name: GLIBCXX_3.4.29  Flags: none  Version: 2
+      0x0050:   Name: CXXABI_1.3.11  Flags: none  Version: 6
+      0x0060:   Name: CXXABI_1.3.13  Flags: none  Version: 7
+    """
+    newer = ["CXXABI_1.3.13", "GLIBCXX_3.4.29", "GLIBC_2.34"]
+    assert tools.variant.newer_versions(listing) == newer
+    with pytest.raises(tools.kit.SetupError, match=r"need GLIBC_2\.3\d"):
+        tools.build.check_versions(
+            [Path(sys.executable).resolve()], os.environ, tools.kit.cache_root() / "log"
+        )
+
+
+def test_a_portable_wheel_comes_from_the_index_without_a_compiler(tools, monkeypatch, tmp_path):
+    installer = types.SimpleNamespace(pip=[sys.executable, "-m", "pip"], logs=tmp_path / "logs")
+    variant = tools.variant.Variant(mpi=False, portable=True)
+    target = tools.variant.probe(sys.executable)
+    version = tools.variant.wheel_version(
+        tools.variant.cache_key(tools.variant.build_inputs(target, variant))
+    )
+    name = f"horovod-{version}-cp311-cp311-{tools.variant.PORTABLE_PLATFORM}.whl"
+    links = tmp_path / "links"
+    links.mkdir()
+    info = f"horovod-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: horovod\nVersion: {version}\n"
+    with zipfile.ZipFile(links / name, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", metadata)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: false\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    data = (links / name).read_bytes()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    monkeypatch.setattr(tools.build, "build_wheel", None)
+    made, made_version = tools.build.provide_wheel(installer, sys.executable, variant)
+    assert made_version == version and made.read_bytes() == data
+    (links / name).unlink()
+    assert tools.build.provide_wheel(installer, sys.executable, variant) == (made, version)
 
 
 def test_an_uninstalled_framework_is_refused(tools):

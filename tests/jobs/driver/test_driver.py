@@ -235,13 +235,6 @@ def test_rank_0_s_end_is_the_job_s_whatever_becomes_of_the_rest():
     assert (w.job.mode, w.job.error) == ("over", None)
 
 
-def test_a_node_that_is_too_old_is_named():
-    w = World()
-    assert w.come("a", node="old", glibc="2.17", glibc_needed="2.28") == [False]
-    assert "old (a)" in w.job.error.where
-    assert (w.job.error.expected, w.job.error.got) == ("glibc 2.28 or newer", "glibc 2.17")
-
-
 def test_containers_that_fail_before_they_register_end_the_job():
     w = World()
     ended = [Container(f"x{n}", "n", "ended", 1, "failed") for n in range(3)]
