@@ -142,6 +142,24 @@ class HadoopConf:
             addresses = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
         return [f"{kind}://{address}" for address in addresses]
 
+    def page_urls(self, scheme: str, authority: str) -> list[str]:
+        """`web_urls` of the NameNodes of a path, also of hdfs://: as `dfs.http.policy` says, with
+        the host of the path and the port of hdfs-site.xml."""
+        if scheme in ("webhdfs", "swebhdfs"):
+            return self.web_urls(authority, secure=scheme == "swebhdfs")
+        secure = self.https_only("dfs")
+        if self.is_name_service(authority):
+            return self.web_urls(authority, secure=secure)
+        host = authority.rpartition(":")[0] or authority
+        key = f"dfs.namenode.{'https' if secure else 'http'}-address"
+        port = (self.get(key) or "").rpartition(":")[2].strip()
+        return self.web_urls(f"{host}:{port}" if port.isdigit() else host, secure=secure)
+
+    def https_only(self, service: str) -> bool:
+        """Whether the web pages of "dfs" or "yarn" are served by HTTPS alone."""
+        policy = self.get(f"{service}.http.policy") or ""
+        return policy.strip().upper() == "HTTPS_ONLY"
+
     def _of_service(self, prefix: str, service: str) -> list[str]:
         names = [n.strip() for n in self.values[f"dfs.ha.namenodes.{service}"].split(",")]
         addresses = [self.get(f"{prefix}.{service}.{name}") for name in names if name]

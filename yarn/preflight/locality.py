@@ -70,7 +70,7 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
         authority = authority or conf.default_authority() or ""
         answer: Any = None
         causes = []
-        for url in _web_urls(conf, scheme.lower(), authority):
+        for url in conf.page_urls(scheme.lower(), authority):
             try:
                 answer = session(conf, url).get(
                     f"{url}/webhdfs/v1/{quote(file)}",
@@ -92,14 +92,3 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
             for host in block.get("hosts") or []:
                 sizes[host] += int(block.get("length") or 0)
     return sizes
-
-
-def _web_urls(conf: settings.HadoopConf, scheme: str, authority: str) -> list[str]:
-    if scheme in ("webhdfs", "swebhdfs") or conf.is_name_service(authority):
-        return conf.web_urls(authority, secure=scheme == "swebhdfs")
-    # The host comes from the RPC address, the web port from hdfs-site.xml or the default.
-    host = authority.partition(":")[0]
-    secure = (conf.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
-    kind = "https" if secure else "http"
-    port = (conf.get(f"dfs.namenode.{kind}-address") or "").rpartition(":")[2].strip()
-    return conf.web_urls(f"{host}:{port}" if port.isdigit() else host, secure=secure)

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -40,7 +41,7 @@ from howdah.faults import (
     replaced,
     typed,
 )
-from howdah.hadoop import conf, tokens
+from howdah.hadoop import conf, tokens, web
 from howdah.storage import retry
 from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.files import RangeReader, Writer
@@ -333,9 +334,9 @@ class _Put:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        kind: Callable[..., http.client.HTTPConnection] = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = partial(http.client.HTTPSConnection, context=web.tls())
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_SECONDS)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._connection.putrequest("PUT", target, skip_accept_encoding=True)
