@@ -12,7 +12,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from howdah.errors import (
     ClusterError,
@@ -310,7 +310,8 @@ class ResourceManager:
         """One request to one ResourceManager: its answer, or why it cannot be used now."""
         import requests
 
-        address = urljoin(f"{url}/ws/v1/cluster/", path)
+        # A proxy may serve it below a path.
+        address = f"{url}{path}" if path.startswith("/") else f"{url}/ws/v1/cluster/{path}"
         try:
             answer = self._session().request(
                 method,
@@ -364,6 +365,14 @@ def _refusal(answer: Any, where: str) -> Exception:
     """The error for an answer with an HTTP error status."""
     text = _remote(answer).get("message") or answer.reason or ""
     where = urlsplit(where)._replace(query="").geturl()
+    if answer.status_code == 401 and "Basic" in answer.headers.get("WWW-Authenticate", ""):
+        return NotAuthenticated(
+            "this is a gateway with passwords (such as Knox), not the ResourceManager",
+            where=where,
+            expected="the ResourceManagers' own web addresses, or a proxy that passes paths and"
+            " Kerberos on unchanged",
+            remedy="see yarn.resourcemanager.webapp.address in the cluster's own yarn-site.xml",
+        )
     if answer.status_code == 401:
         return NotAuthenticated(
             "the ResourceManager requires Kerberos, and accepts no ticket of yours",

@@ -21,6 +21,7 @@ from tests.runs import fault_table
 from tests.runs.finished_runs import config_of, finished_run, never
 from tests.serving.scoring.test_yarn import DAYS, Scoring
 from tests.support.waiting import wait_until
+from tests.tools.minicluster.test_daemons import listening
 from tests.yarn.test_faults import check_metrics, data, resumed, submit  # noqa: F401
 
 pytestmark = pytest.mark.hadoop
@@ -100,6 +101,7 @@ def test_settings_of_a_pair_are_read(of_pair):
         assert [entry.name for entry in storage.list_dir(base)] == ["file", "to"]
     check = doctor_hadoop.check_namenode(cluster.env)
     assert (check.status, check.found.count("answers")) == ("ok", 2)
+    assert set(listening(cluster.directory)) == {"127.0.0.1"}
 
 
 class Writing:

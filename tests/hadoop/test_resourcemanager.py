@@ -188,6 +188,25 @@ def test_a_refusal_shows_yarns_message(status, kind):
     assert "its own words" in caught.value.got
 
 
+def test_a_gateway_that_asks_for_a_password_is_named():
+    basic = {"WWW-Authenticate": 'Basic realm="knox"'}
+    with server(lambda *_: (401, basic, "")) as (address, _):
+        with pytest.raises(NotAuthenticated, match="Knox") as caught:
+            client(address).info()
+    assert "own web addresses" in caught.value.expected
+
+
+def test_a_proxy_may_serve_it_below_a_path():
+    with server(info) as (address, seen):
+        urls = [f"http://{address}/yarn"]
+        manager = ResourceManager(HadoopConf("/c", {}), urls=urls, patience=0.0)
+        assert manager.info()["state"] == "STARTED"
+        assert manager.settings_page("x") is None  # that answer is no XML
+    assert [path.partition("?")[0] for _, path, _ in seen][:2] == [
+        "/yarn/ws/v1/cluster/info", "/yarn/conf",
+    ]  # fmt: skip
+
+
 def test_an_error_inside_yarn_is_not_retried():
     """Hadoop 3.5 says 503 for what it fails to write as JSON."""
     body = json.dumps({"RemoteException": {"exception": "X", "message": "no writer"}})

@@ -108,7 +108,7 @@ class MiniCluster(Access):
                 self.say(others.warning(getpass.getuser()))
             java_home = host.find_java()
             home = jars.fetch(self.say)
-            before = self.plan.ports if self._state.exists() else {}
+            before = self._ports_before(ha)
             chosen = held.enter_context(host.reserve_ports(names, ports or {}, before))
             plan = Plan(
                 directory=self.directory,
@@ -133,6 +133,20 @@ class MiniCluster(Access):
                 self._state.save(plan, {})
                 raise
         return self
+
+    def _ports_before(self, ha: bool) -> dict[str, int]:
+        """The ports of the directory's cluster, if there is one; its NameNodes must be as many."""
+        if not self._state.exists():
+            return {}
+        plan = self.plan
+        if plan.ha != ha and plan.path("namenode", "current", "VERSION").exists():
+            raise UsageError(
+                "this directory's HDFS is of another number of NameNodes",
+                where=self.directory,
+                expected="--ha" if plan.ha else "no --ha",
+                remedy="choose another --directory, or stop this one with --remove",
+            )
+        return plan.ports
 
     def _bring_up(self, plan: Plan, names: list[str]) -> None:
         plan.path("tmp").mkdir(parents=True, exist_ok=True)
