@@ -147,7 +147,10 @@ def directory_page(conf: Any, directory: str) -> str | None:
     authority = parts.netloc or conf.default_authority()
     if parts.scheme not in HDFS_SCHEMES or not authority:
         return None
-    urls = conf.page_urls(parts.scheme, authority)
+    if parts.scheme == "hdfs":
+        urls = conf.namenode_pages(authority)
+    else:
+        urls = conf.web_urls(authority, secure=parts.scheme == "swebhdfs")
     return f"{urls[0]}/explorer.html#{quote(parts.path)}"
 
 

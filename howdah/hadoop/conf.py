@@ -142,18 +142,20 @@ class HadoopConf:
             addresses = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
         return [f"{kind}://{address}" for address in addresses]
 
-    def page_urls(self, scheme: str, authority: str) -> list[str]:
-        """`web_urls` of the NameNodes of a path, also of hdfs://: as `dfs.http.policy` says, with
-        the host of the path and the port of hdfs-site.xml."""
-        if scheme in ("webhdfs", "swebhdfs"):
-            return self.web_urls(authority, secure=scheme == "swebhdfs")
-        secure = self.https_only("dfs")
-        if self.is_name_service(authority):
-            return self.web_urls(authority, secure=secure)
-        host = authority.rpartition(":")[0] or authority
-        key = f"dfs.namenode.{'https' if secure else 'http'}-address"
-        port = (self.get(key) or "").rpartition(":")[2].strip()
-        return self.web_urls(f"{host}:{port}" if port.isdigit() else host, secure=secure)
+    def namenode_pages(self, authority: str) -> list[str]:
+        """Addresses of the web ports of an hdfs:// authority's NameNodes, in the file's order.
+
+        The host is that of the RPC address, the port the settings' or the default.
+
+        Raises:
+            ConfigError: as of `rpc_addresses`.
+        """
+        secure = (self.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
+        if not self.is_name_service(authority):
+            key = f"dfs.namenode.{'https' if secure else 'http'}-address"
+            host, port = authority.partition(":")[0], (self.get(key) or "").rpartition(":")[2]
+            authority = f"{host}:{port.strip()}" if port.strip().isdigit() else host
+        return self.web_urls(authority, secure=secure)
 
     def https_only(self, service: str) -> bool:
         """Whether the web pages of "dfs" or "yarn" are served by HTTPS alone."""

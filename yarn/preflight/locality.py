@@ -70,7 +70,7 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
         authority = authority or conf.default_authority() or ""
         answer: Any = None
         causes = []
-        for url in conf.page_urls(scheme.lower(), authority):
+        for url in _web_urls(conf, scheme.lower(), authority):
             try:
                 answer = session(conf, url).get(
                     f"{url}/webhdfs/v1/{quote(file)}",
@@ -92,3 +92,9 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
             for host in block.get("hosts") or []:
                 sizes[host] += int(block.get("length") or 0)
     return sizes
+
+
+def _web_urls(conf: settings.HadoopConf, scheme: str, authority: str) -> list[str]:
+    if scheme in ("webhdfs", "swebhdfs"):
+        return conf.web_urls(authority, secure=scheme == "swebhdfs")
+    return conf.namenode_pages(authority)

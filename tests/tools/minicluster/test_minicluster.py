@@ -233,7 +233,7 @@ def test_two_of_each_master_and_tls_change_the_settings(tmp_path, plan):
     members = ("namenode", "namenode-2")
     assert hadoop.rpc_addresses("howdah") == [pair.address(name) for name in members]
     pages = [f"https://{pair.address(f'{name}-http')}" for name in members]
-    assert hadoop.page_urls("hdfs", "howdah") == hadoop.page_urls("swebhdfs", "howdah") == pages
+    assert hadoop.namenode_pages("howdah") == hadoop.web_urls("howdah", secure=True) == pages
     assert web_urls(hadoop) == [
         f"https://{pair.address(f'{name}-http')}"
         for name in ("resourcemanager", "resourcemanager-2")
