@@ -139,6 +139,8 @@ def pair(files: dict[str, dict[str, str]], plan: Plan) -> None:
     yarn |= {
         "yarn.resourcemanager.ha.enabled": "true",
         "yarn.resourcemanager.cluster-id": SERVICE,
+        "yarn.resourcemanager.zk-address": zookeeper,  # of the elector; hadoop.zk: of the store
+        "yarn.resourcemanager.zk-timeout-ms": str(NOTICED_MS),
         "yarn.resourcemanager.ha.rm-ids": ",".join(MEMBERS["resourcemanager"]),
         "yarn.resourcemanager.store.class": "org.apache.hadoop.yarn.server.resourcemanager"
         ".recovery.ZKRMStateStore",
