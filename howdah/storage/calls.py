@@ -23,7 +23,7 @@ from howdah.core import activity, threads
 T = TypeVar("T")
 
 
-_LOST_SECONDS = 10.0
+_LOST_SECONDS = 5.0
 """How long a call may take before its server is looked after, again and again."""
 
 
@@ -53,7 +53,7 @@ class TimedCalls:
         """The call's result or error; TimeoutError after `seconds` (the call is abandoned).
 
         Args:
-            lost: tells, every 10 s, whether the server has stopped answering; the call is abandoned
+            lost: tells, every 5 s, whether the server has stopped answering; the call is abandoned
                 then.
         """
         job = _Job(call)

@@ -259,7 +259,10 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
             return "not registered with the ResourceManager"
         return node.trouble
     if kind in (kerberos.NAME, metastore.NAME, availability.ZOOKEEPER, "zkfc"):
-        return None if listens(plan.ports[name]) else "does not answer"
+        if not listens(plan.ports[name]):
+            return "does not answer"
+        chosen = kind != "zkfc" or availability.active(plan, "namenode", records)
+        return None if chosen else "no NameNode is active"
     runtime = jmx(plan, f"{name}-http", "java.lang:type=Runtime")
     return None if runtime is not None else "does not answer"
 
@@ -280,9 +283,7 @@ def _namenode_problem(plan: Plan, name: str, records: Mapping[str, Record]) -> s
     missing = [other for other in nodes if str(plan.ports[other]) not in ports]
     if missing:
         return f"not registered: {', '.join(missing)}"
-    if info["Safemode"]:
-        return f"safe mode: {info['Safemode']}"
-    return None if availability.active(plan, "namenode", records) else "no NameNode is active"
+    return f"safe mode: {info['Safemode']}" if info["Safemode"] else None
 
 
 def _resourcemanager_problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:

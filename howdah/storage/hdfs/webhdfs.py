@@ -48,6 +48,8 @@ from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs.quota import QuotaCounting, Summary
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+_PAIR_SECONDS = 20.0
+"""Limit of an answer where there is another NameNode to ask: this one may be stopped."""
 
 
 class WebHdfsStorage(QuotaCounting, RenamingBackend):
@@ -99,7 +101,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         proxy = os.environ.get("HADOOP_PROXY_USER") or None
         options: dict[str, Any] = {
             "session": session,
-            "timeout": (CONNECT_SECONDS, ANSWER_SECONDS),
+            "timeout": (CONNECT_SECONDS, _PAIR_SECONDS if self._urls[1:] else ANSWER_SECONDS),
         }
         token = self._token()
         if token is not None:
