@@ -48,7 +48,8 @@ def _of_node(manager: ResourceManager, container: str, address: str) -> dict[str
     """The ends of a container's log files, from its NodeManager."""
     import requests
 
-    base = address if "://" in address else f"http://{address}"
+    scheme = "https" if manager.conf.https_only("yarn") else "http"
+    base = address if "://" in address else f"{scheme}://{address}"
     base = f"{base}/ws/v1/node/containers/{container}/logs"
     session = web.session(manager.conf, base)
     params = web.identity(manager.conf, manager.user)

@@ -21,7 +21,6 @@ from airflow.sdk.types import TaskInstanceKey
 from howdah.core.paths import HDFS_SCHEMES
 from howdah.run_files import REPORT
 
-_NAMENODE_PORT = 9870  # Hadoop's own default
 _LOGGED_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
 
 
@@ -145,14 +144,14 @@ def directory_page(conf: Any, directory: str) -> str | None:
         directory: hdfs://, webhdfs:// or swebhdfs://.
     """
     parts = urlsplit(directory)
-    if parts.scheme == "hdfs" and not conf.is_name_service(parts.netloc):
-        address = conf.get("dfs.namenode.http-address")
-        urls = [f"http://{address or f'{parts.hostname}:{_NAMENODE_PORT}'}"]
-    elif parts.scheme in HDFS_SCHEMES and (host := parts.netloc or conf.default_authority()):
-        urls = conf.web_urls(host, secure=parts.scheme == "swebhdfs")
-    else:
+    authority = parts.netloc or conf.default_authority()
+    if parts.scheme not in HDFS_SCHEMES or not authority:
         return None
-    return f"{urls[0]}/explorer.html#{quote(parts.path)}" if urls else None
+    if parts.scheme == "hdfs":
+        urls = conf.namenode_pages(authority)
+    else:
+        urls = conf.web_urls(authority, secure=parts.scheme == "swebhdfs")
+    return f"{urls[0]}/explorer.html#{quote(parts.path)}"
 
 
 def tracking_page(config: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from howdah.errors import (
     ClusterError,
@@ -27,6 +27,8 @@ from howdah.hadoop import queue_access, web
 from howdah.hadoop.conf import HadoopConf
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+_PAIR_SECONDS = 5.0
+"""Limit of the first answer where there is another ResourceManager to ask; doubled each time."""
 PATIENCE_SECONDS = 30.0
 """How long to retry while a ResourceManager restarts or fails over."""
 APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
@@ -48,9 +50,8 @@ def web_urls(conf: HadoopConf) -> list[str]:
     Raises:
         ConfigError: yarn-site.xml does not have them.
     """
-    secure = (conf.get("yarn.http.policy") or "HTTP_ONLY").strip().upper() == "HTTPS_ONLY"
     kind, key, port = ("http", "address", 8088)
-    if secure:
+    if conf.https_only("yarn"):
         kind, key, port = ("https", "https.address", 8090)
     ids: list[str | None] = [None]
     if (conf.get("yarn.resourcemanager.ha.enabled") or "").strip().lower() == "true":
@@ -283,28 +284,34 @@ class ResourceManager:
     ) -> Any:
         """The answer of the active one; while none answers, retry for `patience` seconds."""
         until = time.monotonic() + self.patience
+        seconds = ANSWER_SECONDS if len(self.urls) == 1 else _PAIR_SECONDS
         while True:
             causes = []
             for url in list(self.urls):
-                answer, cause = self._try(method, url, path, params, body, accept)
+                answer, cause = self._try(method, url, path, params, body, accept, seconds)
                 if answer is not None:
                     self._put_first(url)
                     return answer
                 causes.append(f"{url}: {cause}")
-            if time.monotonic() > until:
+            is_slow = seconds < ANSWER_SECONDS and "timed out" in str(causes)
+            if time.monotonic() > until and not is_slow:
                 raise ClusterError(
                     "YARN's ResourceManager does not answer",
                     where=", ".join(self.urls),
                     got="; ".join(causes),
                     remedy=_REMEDY,
                 )
+            seconds = min(2 * seconds, ANSWER_SECONDS)
             time.sleep(_PAUSE_SECONDS)
 
-    def _try(self, method: str, url: str, path: str, params, body, accept: str) -> tuple[Any, str]:
+    def _try(
+        self, method: str, url: str, path: str, params, body, accept: str, seconds: float
+    ) -> tuple[Any, str]:
         """One request to one ResourceManager: its answer, or why it cannot be used now."""
         import requests
 
-        address = urljoin(f"{url}/ws/v1/cluster/", path)
+        # A proxy may serve it below a path.
+        address = f"{url}{path}" if path.startswith("/") else f"{url}/ws/v1/cluster/{path}"
         try:
             answer = self._session().request(
                 method,
@@ -312,7 +319,7 @@ class ResourceManager:
                 params={**(params or {}), **web.identity(self.conf, self.user)},
                 json=body,
                 headers={"Accept": accept},
-                timeout=(CONNECT_SECONDS, ANSWER_SECONDS),
+                timeout=(min(CONNECT_SECONDS, seconds), seconds),
                 allow_redirects=False,
             )
         except requests.exceptions.SSLError as error:
@@ -358,6 +365,14 @@ def _refusal(answer: Any, where: str) -> Exception:
     """The error for an answer with an HTTP error status."""
     text = _remote(answer).get("message") or answer.reason or ""
     where = urlsplit(where)._replace(query="").geturl()
+    if answer.status_code == 401 and "Basic" in answer.headers.get("WWW-Authenticate", ""):
+        return NotAuthenticated(
+            "this is a gateway with passwords (such as Knox), not the ResourceManager",
+            where=where,
+            expected="the ResourceManagers' own web addresses, or a proxy that passes paths and"
+            " Kerberos on unchanged",
+            remedy="see yarn.resourcemanager.webapp.address in the cluster's own yarn-site.xml",
+        )
     if answer.status_code == 401:
         return NotAuthenticated(
             "the ResourceManager requires Kerberos, and accepts no ticket of yours",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from typing import Any
 
 from howdah.errors import NotAuthenticated
@@ -38,11 +39,23 @@ def session(conf: HadoopConf, url: str) -> Any:
 
     http = requests.Session()
     http.trust_env = False  # no proxies: the daemons are on the local network
-    bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-    http.verify = bundle or True
+    http.verify = _authorities() or True
     if conf.kerberos:
         http.auth = _negotiation(url)
     return http
+
+
+def _authorities() -> str | None:
+    """The file or directory of certificates to trust; None: the usual ones."""
+    return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or None
+
+
+def tls() -> ssl.SSLContext:
+    """What a connection without `requests` trusts: the same as a `session`."""
+    place = _authorities()
+    if place is None:
+        return ssl.create_default_context()
+    return ssl.create_default_context(**{"capath" if os.path.isdir(place) else "cafile": place})
 
 
 def _negotiation(url: str) -> Any:

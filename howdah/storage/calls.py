@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +21,10 @@ from typing import Any, TypeVar
 from howdah.core import activity, threads
 
 T = TypeVar("T")
+
+
+_LOST_SECONDS = 5.0
+"""How long a call may take before its server is looked after, again and again."""
 
 
 class _Job:
@@ -42,8 +47,15 @@ class TimedCalls:
         self._idle: defaultdict[int, list[queue.SimpleQueue]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    def run(self, call: Callable[[], T], seconds: float) -> T:
-        """The call's result or error; TimeoutError after `seconds` (the call is abandoned)."""
+    def run(
+        self, call: Callable[[], T], seconds: float, lost: Callable[[], bool] = lambda: False
+    ) -> T:
+        """The call's result or error; TimeoutError after `seconds` (the call is abandoned).
+
+        Args:
+            lost: tells, every 5 s, whether the server has stopped answering; the call is abandoned
+                then.
+        """
         job = _Job(call)
         with self._lock:
             idle = self._idle[niceness()]
@@ -53,10 +65,12 @@ class TimedCalls:
             # A call's own error goes to its caller; RESTART is for a failure of the loop itself.
             threads.start(self._work, inbox, idle, name="howdah-storage", failed=threads.RESTART)
         inbox.put(job)
+        began = time.monotonic()
         with activity.current().at_most(seconds):
-            answered = job.done.wait(seconds)
-        if not answered:
-            raise TimeoutError(f"no answer within {seconds:.0f} s")
+            while not job.done.wait(min(_LOST_SECONDS, began + seconds - time.monotonic())):
+                waited = time.monotonic() - began
+                if waited >= seconds or lost():
+                    raise TimeoutError(f"no answer within {waited:.0f} s")
         if job.error is not None:
             raise job.error
         return job.result

@@ -3,15 +3,17 @@
 import contextlib
 import http.server
 import json
+import socket
 import threading
 
 import pytest
 
 from howdah.doctor import yarn as doctor_yarn
 from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
-from howdah.hadoop import conf, queue_access
+from howdah.hadoop import conf, queue_access, resourcemanager
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager, web_urls
+from tests.support.waiting import wait_until
 
 
 @contextlib.contextmanager
@@ -110,6 +112,30 @@ def test_the_active_resourcemanager_is_found_and_remembered(standby):
     assert len(seen) == 1
 
 
+def test_one_that_is_stopped_keeps_nobody_from_the_other(monkeypatch):
+    """Its port takes connections, and it never answers."""
+    monkeypatch.setattr(resourcemanager, "_PAIR_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as stopped, server(info) as (second, _):
+        manager = client(f"127.0.0.1:{stopped.getsockname()[1]}", second)
+        assert manager.info()["state"] == "STARTED"
+        assert manager.urls[0] == f"http://{second}"
+
+
+def test_a_slow_one_of_two_gets_its_time(monkeypatch):
+    """The limit grows with each attempt, also where patience is over."""
+    monkeypatch.setattr(resourcemanager, "_PAIR_SECONDS", 0.05)
+    asked = []
+
+    def slow(method, path):
+        asked.append(path)
+        wait_until(lambda: len(asked) >= 3)
+        return info(method, path)
+
+    with server(slow) as (first, _), server(lambda *_: (503, {}, "")) as (second, _):
+        assert client(first, second).info()["state"] == "STARTED"
+    assert len(asked) == 3
+
+
 def test_requests_are_retried_during_a_restart():
     answers = iter([(503, {}, ""), (503, {}, ""), info("", "")])
     with server(lambda *_: next(answers)) as (address, seen):
@@ -160,6 +186,25 @@ def test_a_refusal_shows_yarns_message(status, kind):
     with server(lambda *_: (status, {}, body)) as (address, _), pytest.raises(kind) as caught:
         client(address).application("application_1_1")
     assert "its own words" in caught.value.got
+
+
+def test_a_gateway_that_asks_for_a_password_is_named():
+    basic = {"WWW-Authenticate": 'Basic realm="knox"'}
+    with server(lambda *_: (401, basic, "")) as (address, _):
+        with pytest.raises(NotAuthenticated, match="Knox") as caught:
+            client(address).info()
+    assert "own web addresses" in caught.value.expected
+
+
+def test_a_proxy_may_serve_it_below_a_path():
+    with server(info) as (address, seen):
+        urls = [f"http://{address}/yarn"]
+        manager = ResourceManager(HadoopConf("/c", {}), urls=urls, patience=0.0)
+        assert manager.info()["state"] == "STARTED"
+        assert manager.settings_page("x") is None  # that answer is no XML
+    assert [path.partition("?")[0] for _, path, _ in seen][:2] == [
+        "/yarn/ws/v1/cluster/info", "/yarn/conf",
+    ]  # fmt: skip
 
 
 def test_an_error_inside_yarn_is_not_retried():

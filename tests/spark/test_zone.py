@@ -7,7 +7,10 @@ import sys
 
 import pytest
 
+from howdah.etl.sources import jdbc
 from howdah.spark import properties
+from tests.etl.sources.test_jdbc import postgres  # noqa: F401
+from tests.workers.zones import ROWS
 
 SCRIPT = """
 import json, sys
@@ -29,12 +32,17 @@ with session(options) as spark:
     own = jvm.java.lang.System.getProperty("its.own")
     print(json.dumps([sorted(row[0] for row in ids), own]))
 """
-TIMES = ["2026-03-29 02:30:00", "2026-03-29 03:30:00", "2026-10-25 02:30:00", "2026-11-01 00:30:00"]
+TIMES = [
+    "2026-03-08 02:30:00", "2026-03-29 02:30:00", "2026-03-29 03:30:00", "2026-10-25 02:30:00",
+    "2026-11-01 00:30:00", "2026-11-01 01:30:00",
+]  # fmt: skip
+ZONES = ["Europe/Berlin", pytest.param("America/Los_Angeles", marks=pytest.mark.full)]
 
 
 @pytest.mark.spark
-def test_times_of_a_database_do_not_shift_where_the_machine_is_in_berlin(tmp_path):
-    environment = {**os.environ, "TZ": "Europe/Berlin"}
+@pytest.mark.parametrize("zone", ZONES)
+def test_times_of_a_database_do_not_shift_where_clocks_are_changed(tmp_path, zone):
+    environment = {**os.environ, "TZ": zone}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, *TIMES], env=environment, cwd=tmp_path, check=False,
         capture_output=True, text=True, timeout=300,
@@ -42,6 +50,35 @@ def test_times_of_a_database_do_not_shift_where_the_machine_is_in_berlin(tmp_pat
     assert run.returncode == 0, run.stderr[-2_000:]
     ids, value = json.loads(run.stdout.splitlines()[-1])
     assert ids == [at.replace(" ", "T") + "Z" for at in TIMES] and value == "1"
+
+
+@pytest.mark.full
+@pytest.mark.hadoop
+@pytest.mark.spark
+@pytest.mark.timeout(900)  # six ETLs, and a jar that is fetched
+def test_tables_give_the_same_rows_and_ids_in_each_zone(
+    healthy_cluster,
+    hdfs_dir,
+    postgres,  # noqa: F811
+    tiny_model_dir,
+):
+    """Hive's partitions and PostgreSQL's rows of the nights in which clocks are changed."""
+    database = f"zones_{hdfs_dir.rpartition('/')[2]}"
+    argv = [sys.executable, "-m", "tests.workers.zones", healthy_cluster.metastore_uri]
+    argv += [hdfs_dir, tiny_model_dir, database]
+    answers = {}
+    for zone in ("UTC", "Europe/Berlin", "America/Los_Angeles"):
+        env = {**healthy_cluster.env, jdbc.VARIABLE: postgres, "TZ": zone}
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        answers[zone] = json.loads(done.stdout.splitlines()[-1])
+    assert answers["Europe/Berlin"] == answers["America/Los_Angeles"] == answers["UTC"]
+    keys = {kind: answer["ids"] for kind, answer in answers["UTC"].items()}
+    every = [seen.replace(" ", "T") + "Z" for seen, _, _ in ROWS]
+    assert keys == {"hive": every[12:], "jdbc": every}
+    assert len(answers["UTC"]["hive"]["partitions"]) == 3
 
 
 def test_options_of_the_jvm_stay():

@@ -24,6 +24,8 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
+from howdah.storage import backends
+from howdah.storage.hdfs import native
 
 pytestmark = pytest.mark.hadoop
 
@@ -351,10 +353,9 @@ def refused_port() -> int:
         return server.getsockname()[1]
 
 
-@pytest.fixture
-def name_service(cluster, tmp_path, monkeypatch):
-    """HADOOP_CONF_DIR with a name service whose first NameNode is dead."""
-    dead = f"localhost:{refused_port()}"
+def make_name_service(cluster, tmp_path, monkeypatch, port: int) -> str:
+    """HADOOP_CONF_DIR with a name service whose first NameNode is at this port."""
+    dead = f"localhost:{port}"
     site(tmp_path, "core-site.xml", fs__defaultFS="hdfs://${our.service}", our__service="ns1")
     site(
         tmp_path,
@@ -372,6 +373,12 @@ def name_service(cluster, tmp_path, monkeypatch):
     return "ns1"
 
 
+@pytest.fixture
+def name_service(cluster, tmp_path, monkeypatch):
+    """A name service whose first NameNode is dead."""
+    return make_name_service(cluster, tmp_path, monkeypatch, refused_port())
+
+
 def test_a_name_service_continues_with_its_second_namenode(hdfs_dir, name_service, seconds):
     seconds(0)  # failing over is no waiting
     inner = bare(hdfs_dir)
@@ -385,6 +392,24 @@ def test_a_name_service_continues_with_its_second_namenode(hdfs_dir, name_servic
             storage.read_bytes(path + "none")
         assert [e.path for e in storage.list_dir(f"{base}{inner}")][-1] == path
     assert names(hdfs_dir) == ["0", "1", "2"]
+
+
+def test_a_namenode_that_is_stopped_is_passed_over(hdfs_dir, cluster, tmp_path, monkeypatch):
+    """Its port takes connections and it never answers: hdfs-native would wait for ever."""
+    monkeypatch.setattr(native, "_PROBE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        port = stopped.getsockname()[1]
+        base = f"hdfs://{make_name_service(cluster, tmp_path, monkeypatch, port)}{bare(hdfs_dir)}"
+        storage.create_exclusive(f"{base}/x", b"x" * 100_000)
+        assert storage.read_bytes(f"{base}/x") == b"x" * 100_000
+        backend = backends.backend_of(base)
+        assert backend._answering == backend._addresses[1:]
+        cluster.kill("namenode")  # from now on none answers: all are asked again
+        with pytest.raises(StorageUnavailable), storage.waiting_at_most(0.0):
+            storage.read_bytes(f"{base}/x")
+        assert backend._clients == {}
+        cluster.start("namenode")
+        assert storage.read_bytes(f"{base}/x") == b"x" * 100_000
 
 
 def test_wrong_addresses_fail_at_once(cluster, monkeypatch, tmp_path, seconds):

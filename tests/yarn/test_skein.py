@@ -225,7 +225,8 @@ def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, t
 
 @pytest.fixture
 def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
-    """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue."""
+    """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue, a node
+    label, aggregated logs under another suffix."""
     from tools.minicluster import MiniCluster
 
     started = MiniCluster(tmp_path / "cluster")
@@ -235,6 +236,14 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
         "yarn.scheduler.capacity.root.acl_submit_applications": " ",
         "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
         "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
+        "yarn.scheduler.capacity.root.accessible-node-labels.fast.capacity": "100",
+        "yarn.scheduler.capacity.root.default.accessible-node-labels": "fast",
+        "yarn.scheduler.capacity.root.default.accessible-node-labels.fast.capacity": "100",
+    }
+    extra["yarn-site"] |= {
+        "yarn.node-labels.enabled": "true",
+        "yarn.node-labels.fs-store.root-dir": f"file://{tmp_path}/labels",
+        "yarn.nodemanager.remote-app-log-dir-suffix": "of-the-site",
     }
     started.start(node_gpus=2, extra=extra)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(started.conf_dir))
@@ -292,3 +301,25 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
 def _gpus_used(node):
     used = node["usedResource"]["resourceInformations"]["resourceInformation"]
     return sum(r["value"] for r in used if r["name"] == "yarn.io/gpu")
+
+
+@pytest.mark.full
+def test_a_label_decides_the_node_and_logs_are_found_under_another_suffix(
+    special_cluster, tmp_path
+):
+    cluster, home = special_cluster, f"{special_cluster.hdfs_url}/data"
+    node = cluster.plan.address("nodemanager-1")
+    for words in (("-addToClusterNodeLabels", "fast"), ("-replaceLabelsOnNode", f"{node}=fast")):
+        cluster.run_as_superuser("yarn", "rmadmin", *words)
+    jobs = Jobs(cluster, tmp_path)
+    held = settings(home, "labelled", yarn={"node_label": "fast"})
+    answer = jobs.json("submit", "--config", jobs.config(held), "--wait")
+    assert answer["status"]["final_status"] == "SUCCEEDED", answer
+    report = ResourceManager().application(answer["application"])
+    assert report["amHostHttpAddress"] == cluster.plan.address("nodemanager-1-http")
+    assert "step" in jobs.run("logs", answer["application"]).stdout
+    directories = storage.list_dir(f"{cluster.hdfs_url}/app-logs/{local_user()}")
+    assert [entry.name for entry in directories if "of-the-site" in entry.name]
+    other = settings(home, "unknown", yarn={"node_label": "slow"})
+    refused = jobs.json("submit", "--config", jobs.config(other), code=5)
+    assert "label does not exist" in refused["what"] and "fast" in str(refused)

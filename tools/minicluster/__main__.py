@@ -14,6 +14,7 @@ from howdah.cli.common import AsJson, answer, say
 from howdah.errors import ClusterError, UsageError
 from tools.minicluster import metastore
 from tools.minicluster.cluster import MiniCluster
+from tools.minicluster.variants import web
 
 app = typer.Typer(
     name="python -m tools.minicluster",
@@ -33,6 +34,12 @@ CLUSTER_DIRECTORY = "build/minicluster"
 def start_command(
     directory: ClusterDirectory = CLUSTER_DIRECTORY,
     kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
+    ha: Annotated[
+        bool, typer.Option("--ha", help="With two NameNodes and two ResourceManagers.")
+    ] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="With HTTPS (with --kerberos: all encrypted).")
+    ] = False,
     metastore: Annotated[
         bool, typer.Option("--metastore", help="With a Hive metastore (PySpark's).")
     ] = False,
@@ -56,7 +63,7 @@ def start_command(
 ) -> None:
     """Start a cluster and leave it running, or use the one that already runs in the directory."""
     started = start(
-        directory, secure=kerberos, with_metastore=metastore, ports=port or [],
+        directory, secure=kerberos, ha=ha, tls=tls, with_metastore=metastore, ports=port or [],
         node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
     )  # fmt: skip
     answer(started, json, start_lines(started))
@@ -111,6 +118,8 @@ def start(
     directory: str,
     *,
     secure: bool,
+    ha: bool = False,
+    tls: bool = False,
     with_metastore: bool,
     ports: Sequence[str],
     node_memory_mb: int,
@@ -125,8 +134,8 @@ def start(
         shared: see MiniCluster.start.
 
     Returns:
-        {was_running, directory, hdfs_url, webhdfs_url, resourcemanager, metastore_uri (or None),
-        environment, daemons}.
+        {was_running, directory, hdfs_url, webhdfs_url, pages, resourcemanager, metastore_uri (or
+        None), environment, daemons}.
 
     Raises:
         UsageError: a port is not valid, or the running cluster has other settings.
@@ -135,13 +144,16 @@ def start(
     was_running = cluster.is_running()
     requested_ports = parse_ports(ports)
     if was_running:
-        requested = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
         plan = cluster.plan
-        running = {
-            "node memory": plan.node_memory_mb,
-            "node GPUs": plan.node_gpus,
-            "Kerberos": plan.kerberos is not None,
+        settings = {
+            "node memory": (node_memory_mb, plan.node_memory_mb),
+            "node GPUs": (node_gpus, plan.node_gpus),
+            "Kerberos": (secure, plan.kerberos is not None),
+            "high availability": (ha, plan.ha),
+            "TLS": (tls, plan.tls),
         }
+        requested: dict[str, Any] = {name: pair[0] for name, pair in settings.items()}
+        running: dict[str, Any] = {name: pair[1] for name, pair in settings.items()}
         requested.update(requested_ports)
         running.update({name: plan.ports.get(name) for name in requested_ports})
         other = [name for name in requested if requested[name] != running[name]]
@@ -157,6 +169,8 @@ def start(
     else:
         cluster.start(
             secure=secure,
+            ha=ha,
+            tls=tls,
             ports=requested_ports,
             node_memory_mb=node_memory_mb,
             node_gpus=node_gpus,
@@ -165,12 +179,13 @@ def start(
     uri = cluster.metastore_uri if with_metastore else None
     if uri is None and metastore.NAME in cluster.records:
         uri = cluster.metastore_uri
-    status = cluster.status()
+    status, plan, namenode = cluster.status(), cluster.plan, cluster.active("namenode")
     return {
         "was_running": was_running,
         "directory": cluster.directory,
         "hdfs_url": cluster.hdfs_url,
         "webhdfs_url": cluster.webhdfs_url,
+        "pages": f"{web.scheme(plan)}://{plan.address(f'{namenode}-http')}",
         "resourcemanager": status["resourcemanager"],
         "metastore_uri": uri,
         "environment": {key: cluster.env[key] for key in cluster.exports()},
@@ -196,10 +211,10 @@ def parse_ports(arguments: Sequence[str]) -> dict[str, int]:
 def start_lines(status: dict[str, Any]) -> list[str]:
     """Lines about a started cluster."""
     state = "already running" if status["was_running"] else "started"
-    running, pages = len(_running(status["daemons"])), status["webhdfs_url"]
+    running = len(_running(status["daemons"]))
     lines = [
         f"mini cluster {state}: {running} daemons in {status['directory']}",
-        f"HDFS:            {status['hdfs_url']}  ({pages.replace('webhdfs', 'http')})",
+        f"HDFS:            {status['hdfs_url']}  ({status['pages']})",
         f"YARN:            {status['resourcemanager']}",
     ]
     if status["metastore_uri"]:

@@ -13,6 +13,7 @@ from tools.minicluster.contents import Contents, RestContents, SecureContents
 from tools.minicluster.daemons import Record
 from tools.minicluster.plan import Plan
 from tools.minicluster.state import State
+from tools.minicluster.variants import availability, web
 
 
 class Access:
@@ -39,13 +40,15 @@ class Access:
     # -------------------------------------------------------------------------------- addresses
     @property
     def hdfs_url(self) -> str:
-        """hdfs://localhost:PORT"""
-        return f"hdfs://{self.plan.address('namenode')}"
+        """hdfs://localhost:PORT, or of a name service."""
+        return f"hdfs://{self.plan.authority}"
 
     @property
     def webhdfs_url(self) -> str:
-        """webhdfs://localhost:PORT"""
-        return f"webhdfs://{self.plan.address('namenode-http')}"
+        """webhdfs://localhost:PORT, or of a name service; with TLS swebhdfs://."""
+        plan = self.plan
+        scheme = "swebhdfs" if plan.tls else "webhdfs"
+        return f"{scheme}://{plan.authority if plan.ha else plan.address('namenode-http')}"
 
     @property
     def conf_dir(self) -> str:
@@ -63,6 +66,7 @@ class Access:
             "PATH": str(plan.hadoop_home / "bin"),
             "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's driver too stays on loopback
             **(kerberos.client_environment(plan) if plan.kerberos else {}),
+            **(web.client_environment(plan) if plan.tls else {}),
         }
 
     @property
@@ -104,6 +108,7 @@ class Access:
         problem, ports}}}; state is running, unhealthy, paused, died or stopped."""
         plan, records = self._state.load()
         statuses: dict[str, Any] = {}
+        manager = self.active("resourcemanager")
         for name, daemon in daemons.catalogue_of(plan).items():
             ports = {port: plan.ports[port] for port in daemons.ports_of([daemon])}
             record = records.get(name)
@@ -126,10 +131,16 @@ class Access:
             "directory": self.directory,
             "hdfs": self.hdfs_url,
             "webhdfs": self.webhdfs_url,
-            "resourcemanager": f"http://{plan.address('resourcemanager-http')}",
+            "resourcemanager": f"{web.scheme(plan)}://{plan.address(f'{manager}-http')}",
             "conf_dir": self.conf_dir,
             "daemons": statuses,
         }
+
+    def active(self, kind: str) -> str:
+        """The active daemon of a kind ("namenode", "resourcemanager"), or the first if none is."""
+        plan, records = self._state.load()
+        answering = [name for name, record in records.items() if not record.paused]
+        return availability.active(plan, kind, answering) or kind
 
     def logs(self) -> dict[str, str]:
         """{daemon: its log file}."""

@@ -27,6 +27,7 @@ from tools.minicluster.access import Access
 from tools.minicluster.daemons import Record
 from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
+from tools.minicluster.variants import availability, web
 
 START_LIMIT = 180.0  # seconds; detects a hang; a start takes 15 s where the machine is free
 STOP_GRACE = 15.0
@@ -61,6 +62,8 @@ class MiniCluster(Access):
         ports: Mapping[str, int] | None = None,
         extra: Mapping[str, Mapping[str, str]] | None = None,
         secure: bool = False,
+        ha: bool = False,
+        tls: bool = False,
         shared: bool = False,
         **lives: int,
     ) -> MiniCluster:
@@ -72,6 +75,8 @@ class MiniCluster(Access):
             ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
             secure: with Kerberos, in its own realm.
+            ha: two NameNodes and two ResourceManagers, with automatic failover.
+            tls: HTTPS in place of HTTP; with `secure` also encrypted RPC and data transfers.
             shared: allow root without Kerberos although other users work on this machine
                 (so does others.SHARED=1 in the environment).
             lives: lifetimes of tickets and tokens in seconds, see `kerberos.options`.
@@ -83,7 +88,7 @@ class MiniCluster(Access):
         if name is not None:
             self._start_daemon(name)
             return self
-        catalogue = daemons.catalogue(datanodes, nodemanagers, secure=secure)
+        catalogue = daemons.catalogue(datanodes, nodemanagers, secure=secure, ha=ha)
         names = daemons.ports_of(catalogue.values())
         wrong = sorted((ports or {}).keys() - set(names))
         if wrong:
@@ -103,7 +108,7 @@ class MiniCluster(Access):
                 self.say(others.warning(getpass.getuser()))
             java_home = host.find_java()
             home = jars.fetch(self.say)
-            before = self.plan.ports if self._state.exists() else {}
+            before = self._ports_before(ha)
             chosen = held.enter_context(host.reserve_ports(names, ports or {}, before))
             plan = Plan(
                 directory=self.directory,
@@ -118,6 +123,8 @@ class MiniCluster(Access):
                 node_gpus=node_gpus,
                 extra={site: dict(values) for site, values in (extra or {}).items()},
                 kerberos=kerberos.options(**lives) if secure else None,
+                ha=ha,
+                tls=tls,
             )
             try:
                 self._bring_up(plan, list(catalogue))
@@ -126,6 +133,20 @@ class MiniCluster(Access):
                 self._state.save(plan, {})
                 raise
         return self
+
+    def _ports_before(self, ha: bool) -> dict[str, int]:
+        """The ports of the directory's cluster, if there is one; its NameNodes must be as many."""
+        if not self._state.exists():
+            return {}
+        plan = self.plan
+        if plan.ha != ha and plan.path("namenode", "current", "VERSION").exists():
+            raise UsageError(
+                "this directory's HDFS is of another number of NameNodes",
+                where=self.directory,
+                expected="--ha" if plan.ha else "no --ha",
+                remedy="choose another --directory, or stop this one with --remove",
+            )
+        return plan.ports
 
     def _bring_up(self, plan: Plan, names: list[str]) -> None:
         plan.path("tmp").mkdir(parents=True, exist_ok=True)
@@ -136,20 +157,25 @@ class MiniCluster(Access):
             self._state.save(plan, records)
 
         self._state.save(plan, records)
+        if plan.tls:
+            web.make_certificate(plan)
         settings.write(plan, names)
         launchers.write(plan)
         plan.conf_dir.joinpath("hive-site.xml").unlink(missing_ok=True)  # of an earlier metastore
         if plan.kerberos:
             kerberos.make_realm(plan)
-            begin(kerberos.NAME)
-            self._wait(plan, records, [kerberos.NAME])
+        first = [name for name in names if name == kerberos.NAME or availability.is_first(name)]
+        for name in first:
+            begin(name)
+        self._wait(plan, records, first)
         # YARN's daemons start without HDFS, while the NameNode formats.
         for name in names:
-            if name.partition("-")[0].endswith("manager"):
+            if availability.kind_of(name).endswith("manager"):
                 begin(name)
         if not plan.path("namenode", "current", "VERSION").exists():
             self._format(plan)
-        storage = [name for name in names if name.partition("-")[0] in ("namenode", "datanode")]
+        kinds = ("namenode", "zkfc", "datanode")
+        storage = [name for name in names if availability.kind_of(name) in kinds]
         for name in storage:
             begin(name)
         self._wait(plan, records, storage, watched=records)
@@ -161,24 +187,27 @@ class MiniCluster(Access):
 
     def _format(self, plan: Plan) -> None:
         self.say("formatting the NameNode")
-        argv = daemons.java_command(
-            plan,
-            "namenode",
-            "org.apache.hadoop.hdfs.server.namenode.NameNode",
-            "-format",
-            "-nonInteractive",
-        )
-        record = daemons.spawn(plan, "namenode-format", argv)
+        catalogue = daemons.catalogue_of(plan)
+        formats = {"namenode": "-format", **({"zkfc-1": "-formatZK"} if plan.ha else {})}
+        records = {}
+        for name, option in formats.items():
+            words = (catalogue[name].main, option, "-nonInteractive")
+            argv = daemons.java_command(plan, name, *words)
+            records[name] = daemons.spawn(plan, f"{name}-format", argv)
         deadline = time.monotonic() + START_LIMIT
-        while daemons.alive(record) and time.monotonic() < deadline:
+        while any(map(daemons.alive, records.values())) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if not plan.path("namenode", "current", "VERSION").exists():
+        directory = plan.path("namenode")
+        if not (directory / "current" / "VERSION").exists():
+            record = records["namenode"]
             raise ClusterError(
                 "the NameNode could not be formatted",
                 where=record.log,
                 got=daemons.cause_of_death(record),
                 remedy="see the log: is the disk full?",
             )
+        if plan.ha:  # the second one begins with the same empty image
+            shutil.copytree(directory, plan.path("namenode-2"))
 
     def _unknown(self, plan: Plan, name: str) -> UsageError:
         expected = ", ".join(daemons.catalogue_of(plan))
@@ -253,6 +282,8 @@ class MiniCluster(Access):
         for name, record in records.items():
             if not daemons.alive(record):
                 self._state.note(name, None)  # otherwise all would wait for it
+            elif record.paused and plan.ha and availability.kind_of(name) in availability.MEMBERS:
+                self.kill(name)  # another one is active: it would end itself
             elif record.paused:
                 self.resume(name)
         for name in plan.own:
@@ -262,7 +293,7 @@ class MiniCluster(Access):
             needed = name != metastore.NAME or plan.path(metastore.NAME).exists()
             if needed and name not in records:
                 self.start(name)
-        info = daemons.namenode_info(plan)
+        info = daemons.namenode_info(plan, self.active("namenode"))
         if info and "manually" in info["Safemode"]:
             self.run_as_superuser("hdfs", "dfsadmin", "-safemode", "leave")
         self.wait_healthy()

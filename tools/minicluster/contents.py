@@ -17,7 +17,8 @@ from urllib.parse import quote
 
 from howdah.errors import ClusterError
 from howdah.process import isolation
-from tools.minicluster.plan import HOST, Plan
+from tools.minicluster.plan import Plan
+from tools.minicluster.variants import availability, web
 
 FINAL = {"FINISHED", "FAILED", "KILLED"}
 END_LIMIT = 60.0  # seconds for applications to end
@@ -132,16 +133,17 @@ class RestContents(Contents):
         query = "".join(f"&{key}={quote(value)}" for key, value in parameters.items())
         user = quote(self.plan.user)
         target = f"/webhdfs/v1{quote(path)}?op={operation}&user.name={user}{query}"
-        return self._call("namenode-http", method, target)
+        return self._call("namenode", method, target)
 
     def _yarn(self, method: str, path: str, body: dict | None = None) -> dict[str, Any]:
         target = f"/ws/v1/cluster{path}?user.name={quote(self.plan.user)}"
-        return self._call("resourcemanager-http", method, target, body)
+        return self._call("resourcemanager", method, target, body)
 
     def _call(
-        self, port: str, method: str, target: str, body: dict | None = None
+        self, kind: str, method: str, target: str, body: dict | None = None
     ) -> dict[str, Any]:
-        connection = http.client.HTTPConnection(HOST, self.plan.ports[port], timeout=60)
+        port = f"{availability.active(self.plan, kind) or kind}-http"
+        connection = web.connection(self.plan, port)
         try:
             connection.request(
                 method,
@@ -196,7 +198,7 @@ class SecureContents(Contents):
         self.run = run
 
     def _hdfs(self, *steps: tuple[str, str, str | None]) -> list[list[str]]:
-        url = f"hdfs://{self.plan.address('namenode')}"
+        url = f"hdfs://{self.plan.authority}"
         return json.loads(self.run(*isolation.code(_CHILD, url, json.dumps(steps))))
 
     def make_dirs(self, modes: dict[str, str]) -> None:

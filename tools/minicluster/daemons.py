@@ -8,7 +8,6 @@ containers that a NodeManager starts. So all of them are found even if the state
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import json
 import os
 import re
@@ -18,13 +17,15 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import quote
 
 from howdah.core import processes
 from howdah.core.processes import stat_fields
 from tools.minicluster import classdata, kerberos, metastore, settings
 from tools.minicluster.plan import HOST, Plan
 from tools.minicluster.settings import MARK
+from tools.minicluster.variants import availability
+from tools.minicluster.variants.availability import kind_of
+from tools.minicluster.variants.web import jmx
 
 HEAP = "-Xmx256m"
 KILL_LIMIT = 20.0  # seconds for the kernel to end what was killed
@@ -53,16 +54,28 @@ class Record:
     paused: bool = False
 
 
-def catalogue(datanodes: int, nodemanagers: int, *, secure: bool) -> dict[str, Daemon]:
+def catalogue(
+    datanodes: int, nodemanagers: int, *, secure: bool, ha: bool = False
+) -> dict[str, Daemon]:
     """Every daemon that a cluster can have, in the order of starting."""
     yarn = ("", "-scheduler", "-tracker", "-admin", "-http")
     daemons = [Daemon(kerberos.NAME, "", ("",))] if secure else []
-    daemons.append(Daemon("namenode", f"{_HDFS}.namenode.NameNode", ("", "-http")))
+    web = ("", "-http")
+    if ha:
+        daemons.append(Daemon(availability.ZOOKEEPER, availability.MAINS["zookeeper"], ("",)))
+        main = availability.MAINS["journalnode"]
+        daemons += [Daemon(name, main, web) for name in availability.JOURNALNODES]
+    main = f"{_HDFS}.namenode.NameNode"
+    daemons += [Daemon(name, main, web) for name in availability.members("namenode", ha)]
+    if ha:
+        main = availability.MAINS["zkfc"]
+        daemons += [Daemon(name, main, ("",)) for name in availability.CONTROLLERS.values()]
     daemons += [
         Daemon(f"datanode-{n}", f"{_HDFS}.datanode.DataNode", ("", "-http", "-ipc"))
         for n in range(datanodes)
     ]
-    daemons.append(Daemon("resourcemanager", f"{_YARN}.resourcemanager.ResourceManager", yarn))
+    main = f"{_YARN}.resourcemanager.ResourceManager"
+    daemons += [Daemon(name, main, yarn) for name in availability.members("resourcemanager", ha)]
     daemons += [
         Daemon(f"nodemanager-{n}", f"{_YARN}.nodemanager.NodeManager", ("", "-localizer", "-http"))
         for n in range(nodemanagers)
@@ -75,7 +88,8 @@ def catalogue(datanodes: int, nodemanagers: int, *, secure: bool) -> dict[str, D
 
 def catalogue_of(plan: Plan) -> dict[str, Daemon]:
     """Every daemon that this cluster can have."""
-    return catalogue(plan.datanodes, plan.nodemanagers, secure=plan.kerberos is not None)
+    secure = plan.kerberos is not None
+    return catalogue(plan.datanodes, plan.nodemanagers, secure=secure, ha=plan.ha)
 
 
 def ports_of(daemons: Iterable[Daemon]) -> list[str]:
@@ -122,7 +136,8 @@ def start(plan: Plan, name: str, *, listing: bool = False) -> Record:
         flags = [HEAP, *settings.java_flags(plan)]
         return spawn(plan, name, metastore.argv(plan, flags))
     main = catalogue_of(plan)[name].main
-    return spawn(plan, name, java_command(plan, name, main, listing=listing))
+    words = availability.arguments(plan, name, settings.daemon_conf(plan, name))
+    return spawn(plan, name, java_command(plan, name, main, *words, listing=listing))
 
 
 def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Record:
@@ -218,26 +233,6 @@ def listens(port: int) -> bool:
         return False
 
 
-def jmx(plan: Plan, port: str, bean: str, *attributes: str) -> dict | None:
-    """A daemon's management bean by HTTP.
-
-    None: no process answers, or the bean lacks the attributes. A starting daemon has the bean
-    before its values.
-    """
-    connection = http.client.HTTPConnection(HOST, plan.ports[port], timeout=5)
-    try:
-        connection.request("GET", f"/jmx?qry={quote(bean)}")
-        answer = connection.getresponse()
-        if answer.status != 200:
-            return None
-        beans = json.loads(answer.read())["beans"]
-        return beans[0] if beans and all(name in beans[0] for name in attributes) else None
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-
-
 def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
     """The reason why a running daemon does not serve yet; None: it does.
 
@@ -247,44 +242,39 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
     record = records[name]
     if record.paused:
         return "paused"
-    kind = name.partition("-")[0]
+    kind = kind_of(name)
     if kind == "namenode":
-        return _namenode_problem(plan, records)
+        return _namenode_problem(plan, name, records)
     if kind == "datanode":
-        return _datanode_problem(plan, name, "namenode" in records)
+        return _datanode_problem(plan, name, records)
     if kind == "resourcemanager":
-        registered = _known_nodes(plan)
-        if registered is None:
-            return "does not answer"
-        nodes = [other for other in records if other.startswith("nodemanager-")]
-        missing = [other for other in nodes if plan.address(other) not in registered]
-        if missing:
-            return f"not registered: {', '.join(missing)}"
-        useless = [other for other in nodes if registered[plan.address(other)].trouble]
-        return f"cannot use {', '.join(useless)}" if useless else None
+        return _resourcemanager_problem(plan, name, records)
     if kind == "nodemanager":
         if jmx(plan, f"{name}-http", "java.lang:type=Runtime") is None:
             return "does not answer"
-        if "resourcemanager" not in records:
+        if not availability.among(records, "resourcemanager"):
             return None
-        node = (_known_nodes(plan) or {}).get(plan.address(name))
+        node = (_known_nodes(plan, records) or {}).get(plan.address(name))
         if node is None or node.reported < record.since:
             return "not registered with the ResourceManager"
         return node.trouble
-    if kind in (kerberos.NAME, metastore.NAME):
-        return None if listens(plan.ports[name]) else "does not answer"
+    if kind in (kerberos.NAME, metastore.NAME, availability.ZOOKEEPER, "zkfc"):
+        if not listens(plan.ports[name]):
+            return "does not answer"
+        chosen = kind != "zkfc" or availability.active(plan, "namenode", records)
+        return None if chosen else "no NameNode is active"
     runtime = jmx(plan, f"{name}-http", "java.lang:type=Runtime")
     return None if runtime is not None else "does not answer"
 
 
-def namenode_info(plan: Plan) -> dict | None:
-    """The NameNode's information about itself; None while it does not answer."""
+def namenode_info(plan: Plan, name: str = "namenode") -> dict | None:
+    """A NameNode's information about itself; None while it does not answer."""
     bean = "Hadoop:service=NameNode,name=NameNodeInfo"
-    return jmx(plan, "namenode-http", bean, "LiveNodes", "Safemode")
+    return jmx(plan, f"{name}-http", bean, "LiveNodes", "Safemode")
 
 
-def _namenode_problem(plan: Plan, records: Mapping[str, Record]) -> str | None:
-    info = namenode_info(plan)
+def _namenode_problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
+    info = namenode_info(plan, name)
     if info is None:
         return "does not answer"
     live = json.loads(info["LiveNodes"]).values()
@@ -296,20 +286,33 @@ def _namenode_problem(plan: Plan, records: Mapping[str, Record]) -> str | None:
     return f"safe mode: {info['Safemode']}" if info["Safemode"] else None
 
 
-def _datanode_problem(plan: Plan, name: str, has_namenode: bool) -> str | None:
+def _resourcemanager_problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
+    if plan.ha and availability.state(plan, name) is None:
+        return "does not answer"
+    registered = _known_nodes(plan, records)
+    if registered is None:
+        return "no ResourceManager is active" if plan.ha else "does not answer"
+    nodes = [other for other in records if other.startswith("nodemanager-")]
+    missing = [other for other in nodes if plan.address(other) not in registered]
+    if missing:
+        return f"not registered: {', '.join(missing)}"
+    useless = [other for other in nodes if registered[plan.address(other)].trouble]
+    return f"cannot use {', '.join(useless)}" if useless else None
+
+
+def _datanode_problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
     bean = "Hadoop:service=DataNode,name=DataNodeInfo"
     info = jmx(plan, f"{name}-http", bean, "BPServiceActorInfo")
     if info is None:
         return "does not answer"
-    if not has_namenode:
-        return None
     actors = json.loads(info["BPServiceActorInfo"])
     well = [
         actor
         for actor in actors
         if actor["ActorState"] == "RUNNING" and int(actor["LastHeartbeat"]) <= 5
     ]
-    return None if well else "not registered with the NameNode"
+    serving = [one for one in availability.among(records, "namenode") if not records[one].paused]
+    return "not registered with the NameNode" if len(well) < len(serving) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,11 +326,14 @@ class _Node:
     them."""
 
 
-def _known_nodes(plan: Plan) -> dict[str, _Node] | None:
-    """{address: NodeManager} of the nodes that report; None while the ResourceManager does not
-    answer."""
+def _known_nodes(plan: Plan, records: Mapping[str, Record]) -> dict[str, _Node] | None:
+    """{address: NodeManager} of the nodes that report; None while no ResourceManager that is active
+    answers."""
+    manager = availability.active(plan, "resourcemanager", records)
+    if manager is None:
+        return None
     bean = "Hadoop:service=ResourceManager,name=RMNMInfo"
-    info = jmx(plan, "resourcemanager-http", bean, "LiveNodeManagers")
+    info = jmx(plan, f"{manager}-http", bean, "LiveNodeManagers")
     if info is None:
         return None
     return {

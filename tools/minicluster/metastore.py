@@ -37,7 +37,7 @@ def client_site(plan: Plan) -> dict[str, str]:
     """hive-site.xml of clients, with the metastore's address."""
     site = {
         "hive.metastore.uris": uri(plan),
-        "hive.metastore.warehouse.dir": f"hdfs://{plan.address('namenode')}/user/hive/warehouse",
+        "hive.metastore.warehouse.dir": f"hdfs://{plan.authority}/user/hive/warehouse",
     }
     if plan.kerberos:
         site["hive.metastore.sasl.enabled"] = "true"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 HOST = "localhost"  # in every address and Kerberos principal; resolves to loopback
+SERVICE = "howdah"  # the name service of two NameNodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Plan:
         node_memory_mb, node_vcores, node_gpus: resources of each NodeManager.
         extra: {"hdfs-site": {key: value}}, which override the settings here.
         kerberos: `kerberos.options`; None: simple authentication.
+        ha: two NameNodes and two ResourceManagers (variants/availability.py).
+        tls: web ports speak HTTPS (variants/web.py).
         own: {daemon: {site: {key: value}}}, the changes of `MiniCluster.reconfigure`.
     """
 
@@ -36,6 +39,8 @@ class Plan:
     node_gpus: int = 0
     extra: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     kerberos: dict[str, Any] | None = None
+    ha: bool = False
+    tls: bool = False
     own: dict[str, dict[str, dict[str, str]]] = dataclasses.field(default_factory=dict)
 
     def path(self, *parts: str) -> Path:
@@ -51,6 +56,11 @@ class Plan:
     def conf_dir(self) -> Path:
         """HADOOP_CONF_DIR of clients."""
         return self.hadoop_home / "etc" / "hadoop"
+
+    @property
+    def authority(self) -> str:
+        """The authority of hdfs:// URLs."""
+        return SERVICE if self.ha else self.address("namenode")
 
     def address(self, port: str) -> str:
         """localhost:PORT of a port by its name."""

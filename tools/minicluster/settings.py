@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from tools.minicluster import kerberos
 from tools.minicluster.plan import HOST, Plan
+from tools.minicluster.variants import availability, web
 
 MARK = "HOWDAH_MINICLUSTER_DAEMON"  # in the environment of all processes: the cluster's directory
 WHITELIST = (  # Hadoop's default
@@ -20,7 +21,7 @@ WHITELIST = (  # Hadoop's default
 def core_site(plan: Plan) -> dict[str, str]:
     """Addresses, the superuser's right to impersonate, fast reconnection."""
     return {
-        "fs.defaultFS": f"hdfs://{plan.address('namenode')}",
+        "fs.defaultFS": f"hdfs://{plan.authority}",
         "hadoop.tmp.dir": str(plan.path("tmp", "hadoop")),
         f"hadoop.proxyuser.{plan.user}.hosts": "*",
         f"hadoop.proxyuser.{plan.user}.groups": "*",
@@ -152,8 +153,8 @@ def node_environment(plan: Plan) -> dict[str, str]:
 
 
 def own_settings(plan: Plan, daemon: str) -> dict[str, dict[str, str]]:
-    """Settings of one DataNode or NodeManager: its ports and folders."""
-    kind = daemon.partition("-")[0]
+    """Settings of one daemon among several of its kind: its ports and folders."""
+    kind = availability.kind_of(daemon)
     if kind == "datanode":
         return {
             "hdfs-site": {
@@ -174,7 +175,7 @@ def own_settings(plan: Plan, daemon: str) -> dict[str, dict[str, str]]:
                 "yarn.nodemanager.recovery.dir": str(plan.path(daemon, "recovery")),
             }
         }
-    return {}
+    return availability.own(plan, daemon) if plan.ha else {}
 
 
 LOG4J = """\
@@ -195,8 +196,8 @@ def daemon_conf(plan: Plan, daemon: str) -> Path:
     return plan.path("conf", daemon)
 
 
-def sites(plan: Plan) -> dict[str, dict[str, str]]:
-    """Settings that clients and all daemons share: {file: {key: value}}."""
+def sites(plan: Plan, daemon: str | None = None) -> dict[str, dict[str, str]]:
+    """Settings of clients, or of one daemon: {file: {key: value}}."""
     files = {
         "core-site": core_site(plan),
         "hdfs-site": hdfs_site(plan),
@@ -206,7 +207,14 @@ def sites(plan: Plan) -> dict[str, dict[str, str]]:
     }
     if plan.kerberos:
         _merge(files, kerberos.site(plan))
-    return _merge(files, plan.extra)
+    if plan.ha:
+        availability.pair(files, plan)
+    if daemon is not None:
+        _merge(files, own_settings(plan, daemon))
+    if plan.tls:
+        web.secure(files, plan)
+    _merge(files, plan.extra)
+    return _merge(files, plan.own.get(daemon, {}) if daemon else {})
 
 
 def write(plan: Plan, daemons: Iterable[str]) -> None:
@@ -218,10 +226,7 @@ def write(plan: Plan, daemons: Iterable[str]) -> None:
 
 def write_own(plan: Plan, daemon: str) -> None:
     """Write one daemon's configuration."""
-    files = _merge(sites(plan), own_settings(plan, daemon))
-    _write_directory(
-        daemon_conf(plan, daemon), _merge(files, plan.own.get(daemon, {})), level="INFO"
-    )
+    _write_directory(daemon_conf(plan, daemon), sites(plan, daemon), level="INFO")
 
 
 def _merge(

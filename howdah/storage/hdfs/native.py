@@ -17,7 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
 from howdah.core.paths import inner, join, name, parent
-from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
+from howdah.errors import (
+    ConfigError,
+    NotAuthenticated,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+)
 from howdah.faults import LOGIN_REMEDY, Remote, may_have_ticket, not_authenticated, typed
 from howdah.hadoop import conf, rpc, tokens
 from howdah.storage.base import Entry, RenamingBackend, closed_bits
@@ -30,6 +36,8 @@ from howdah.storage.hdfs.quota import QuotaCounting, Summary
 T = TypeVar("T")
 CALL_SECONDS = 60.0
 """A NameNode answers in milliseconds; a long garbage collection takes it half a minute."""
+_PROBE_SECONDS = 3.0
+"""How long one of several NameNodes may take to answer a probe; later ones are tried meanwhile."""
 
 _RPC_ERROR = re.compile(r'^(?:Fatal)?RPCError\("([^"]+)", "(.*)"\)$', re.DOTALL)
 
@@ -54,7 +62,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
                 expected="fs.defaultFS in core-site.xml, or hdfs://host:port/path",
                 remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml",
             )
-        self._addresses = self._conf.rpc_addresses(self._authority)
+        self._addresses = self._answering = self._conf.rpc_addresses(self._authority)
         self._calls = TimedCalls()
         self._clients: dict[int, Any] = {}
         """A client for each niceness of the callers: its threads inherit that of their creator."""
@@ -71,32 +79,55 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             client = self._clients.get(priority)
             if client is None:
                 hdfs_files.let_inherited_connections_expire()
-                methods = self._probe_auth()
+                methods, self._answering = self._probe()
                 from hdfs_native import Client
 
                 client = self._clients[priority] = Client(self._url(methods), self._settings())
             return client  # a call that timed out may have dropped it meanwhile
 
-    def _probe_auth(self) -> list[str]:
-        """The authentication methods of the first NameNode that answers.
+    def _probe(self) -> tuple[list[str], list[str]]:
+        """The authentication methods of the first NameNode that answers, and all that answer.
 
         Raises:
             ConnectionError: none answers.
         """
-        causes = []
+        methods: list[str] = []
+        answering, causes = [], []
+        limit = {"timeout": _PROBE_SECONDS} if len(self._addresses) > 1 else {}
         for address in self._addresses:
             host, _, port = address.rpartition(":")
             try:
-                return rpc.auth_methods(host, int(port))
+                offered = rpc.auth_methods(host, int(port), **limit)
             except OSError as error:
                 causes.append(f"{address}: {error.strerror or error}")
-        raise ConnectionError("; ".join(causes))
+            else:
+                methods = methods or offered
+                answering.append(address)
+        if not answering:
+            raise ConnectionError("; ".join(causes))
+        return methods, answering
+
+    def _is_lost(self) -> bool:
+        """Whether a NameNode of several, which the client may be waiting for, answers no more."""
+        if len(self._addresses) == 1:
+            return False
+        before = self._answering
+        try:
+            _, self._answering = self._probe()
+        except ConnectionError:
+            return True
+        return not set(before) <= set(self._answering)
 
     def _settings(self) -> dict[str, str]:
         values = {name: value.strip() for name, value in self._conf.values.items()}
         for key in values:
             if key.startswith("dfs.ha.namenodes."):  # hdfs-native takes "nn1, nn2" for " nn2"
-                values[key] = ",".join(part.strip() for part in values[key].split(","))
+                names = [part.strip() for part in values[key].split(",") if part.strip()]
+                if key == f"dfs.ha.namenodes.{self._authority}":
+                    # It would wait for ever for one that is stopped, or whose host is off.
+                    pairs = zip(names, self._addresses, strict=True)
+                    names = [name for name, address in pairs if address in self._answering]
+                values[key] = ",".join(names)
         return {
             **values,
             # At most one more attempt for each NameNode: storage/retry.py decides how long to try.
@@ -154,18 +185,25 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     def do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
         """One attempt of a call on the client, its errors typed."""
-        with typed(path, doing, self.free_bytes):
-            try:
-                result = _translated(path, doing, lambda: self._call(call, seconds or CALL_SECONDS))
-            except ConnectionError as error:
-                self._check_impersonation(str(error))
-                raise
+        try:
+            with typed(path, doing, self.free_bytes):
+                try:
+                    result = _translated(
+                        path, doing, lambda: self._call(call, seconds or CALL_SECONDS)
+                    )
+                except ConnectionError as error:
+                    self._check_impersonation(str(error))
+                    raise
+        except StorageUnavailable:
+            if self._answering != self._addresses:  # the others may answer by now
+                self._clients.clear()
+            raise
         self._accepted = True
         return result
 
     def _call(self, call: Callable[[Any], T], seconds: float) -> T:
         try:
-            return self._calls.run(lambda: call(self._client()), seconds)
+            return self._calls.run(lambda: call(self._client()), seconds, self._is_lost)
         except TimeoutError:
             # A hanging call may hold a lock that every later call of its client would wait for.
             self._clients.pop(niceness(), None)
@@ -183,7 +221,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         user = os.environ.get("HADOOP_PROXY_USER")
         if self._accepted or not user or "listener disconnected" not in cause:
             return
-        if "SIMPLE" not in self._probe_auth():
+        if "SIMPLE" not in self._probe()[0]:
             raise Remote(
                 "AuthorizationException",
                 f"the NameNode hangs up on us as {user}: this user is not allowed to impersonate"

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
@@ -40,13 +41,15 @@ from howdah.faults import (
     replaced,
     typed,
 )
-from howdah.hadoop import conf, tokens
+from howdah.hadoop import conf, tokens, web
 from howdah.storage import retry
 from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs.quota import QuotaCounting, Summary
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+_PAIR_SECONDS = 20.0
+"""Limit of an answer where there is another NameNode to ask: this one may be stopped."""
 
 
 class WebHdfsStorage(QuotaCounting, RenamingBackend):
@@ -98,7 +101,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         proxy = os.environ.get("HADOOP_PROXY_USER") or None
         options: dict[str, Any] = {
             "session": session,
-            "timeout": (CONNECT_SECONDS, ANSWER_SECONDS),
+            "timeout": (CONNECT_SECONDS, _PAIR_SECONDS if self._urls[1:] else ANSWER_SECONDS),
         }
         token = self._token()
         if token is not None:
@@ -333,9 +336,9 @@ class _Put:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        kind: Callable[..., http.client.HTTPConnection] = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
+        kind: Callable[..., http.client.HTTPConnection] = http.client.HTTPConnection
+        if parts.scheme == "https":
+            kind = partial(http.client.HTTPSConnection, context=web.tls())
         self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_SECONDS)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         self._connection.putrequest("PUT", target, skip_accept_encoding=True)

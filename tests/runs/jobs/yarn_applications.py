@@ -1,17 +1,16 @@
 """A YARN application without any framework: one container that runs a shell command."""
 
-import http.client
 import json
 import time
 
-from tools.minicluster.plan import HOST
+from tools.minicluster.variants import web
 
 LIMIT = 120.0  # seconds; a test that hangs waits longer than this
 
 
 def rest(cluster, method: str, path: str, body: dict | None = None) -> dict:
     """A call of the ResourceManager's REST interface; {} for an empty answer."""
-    connection = http.client.HTTPConnection(HOST, cluster.plan.ports["resourcemanager-http"])
+    connection = web.connection(cluster.plan, f"{cluster.active('resourcemanager')}-http")
     try:
         connection.request(
             method,

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -13,6 +14,8 @@ import zipfile
 import pytest
 
 from howdah.errors import ClusterError, NotFound, UsageError
+from howdah.hadoop import conf
+from howdah.hadoop.resourcemanager import web_urls
 from tools.minicluster import (
     MiniCluster,
     classdata,
@@ -211,6 +214,41 @@ def test_settings_of_one_start_and_of_one_daemon_go_last(tmp_path, plan):
     assert (client["dfs.replication"], client["odd"]) == ("1", "a<b>&\"'é")
     name_node = read_site(settings.daemon_conf(changed, "namenode") / "hdfs-site.xml")
     assert name_node["dfs.replication"] == "3"
+
+
+def test_two_of_each_master_and_tls_change_the_settings(tmp_path, plan):
+    names = daemons.ports_of(daemons.catalogue(3, 2, secure=False, ha=True).values())
+    ports = {name: 20000 + n for n, name in enumerate(names)}
+    pair = Plan(**{**plan.__dict__, "ports": ports, "ha": True, "tls": True})
+    password = pair.path("tls", "password")
+    password.parent.mkdir(parents=True)
+    password.write_text("secret")
+    settings.write(pair, daemons.catalogue_of(pair))
+    client = {
+        **read_site(pair.conf_dir / "hdfs-site.xml"),
+        **read_site(pair.conf_dir / "yarn-site.xml"),
+    }
+    assert read_site(pair.conf_dir / "core-site.xml")["fs.defaultFS"] == "hdfs://howdah"
+    hadoop = conf.load({"HADOOP_CONF_DIR": str(pair.conf_dir)}, names=conf.YARN_FILES)
+    members = ("namenode", "namenode-2")
+    assert hadoop.rpc_addresses("howdah") == [pair.address(name) for name in members]
+    pages = [f"https://{pair.address(f'{name}-http')}" for name in members]
+    assert hadoop.namenode_pages("howdah") == hadoop.web_urls("howdah", secure=True) == pages
+    assert web_urls(hadoop) == [
+        f"https://{pair.address(f'{name}-http')}"
+        for name in ("resourcemanager", "resourcemanager-2")
+    ]
+    # nothing is left that only one of them would have, or that would speak HTTP
+    left = {key for key, value in client.items() if value in map(pair.address, names)}
+    assert not [key for key in left if "http-address" in key or "webapp.address" in key]
+    assert not [
+        key for key in left if re.fullmatch(r".*(namenode|resourcemanager)[.]\S*address", key)
+    ]
+    own = {
+        n: read_site(settings.daemon_conf(pair, n) / "hdfs-site.xml")
+        for n in ("zkfc-2", members[1])
+    }
+    assert {site["dfs.ha.namenode.id"] for site in own.values()} == {"nn2"}
 
 
 def test_launchers_tell_class_path_and_refuse_unknown_commands(plan):

@@ -1,12 +1,12 @@
 """The mini cluster with Kerberos: who has a ticket may, who has none may not."""
 
-import http.client
 import subprocess
 import sys
 
 import pytest
 
 from tests.runs.jobs import yarn_applications
+from tools.minicluster.variants import web
 
 pytestmark = pytest.mark.hadoop
 
@@ -45,7 +45,7 @@ def test_a_keytab_opens_hdfs_and_nothing_else_does(secure_cluster, secure_dir, t
 def test_web_and_data_ask_for_kerberos_too(secure_cluster, secure_dir, ticket):
     cluster = secure_cluster
     for port in ("namenode-http", "resourcemanager-http", "historyserver-http"):
-        connection = http.client.HTTPConnection("localhost", cluster.plan.ports[port])
+        connection = web.connection(cluster.plan, port)
         connection.request("GET", "/webhdfs/v1/?op=LISTSTATUS&user.name=root")
         answer = connection.getresponse()
         assert answer.status == 401, port

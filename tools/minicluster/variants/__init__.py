@@ -1,0 +1,1 @@
+"""What a mini cluster may have besides: high availability, TLS."""
