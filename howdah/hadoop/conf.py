@@ -142,6 +142,21 @@ class HadoopConf:
             addresses = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
         return [f"{kind}://{address}" for address in addresses]
 
+    def namenode_pages(self, authority: str) -> list[str]:
+        """Addresses of the web ports of an hdfs:// authority's NameNodes, in the file's order.
+
+        The host is that of the RPC address, the port the settings' or the default.
+
+        Raises:
+            ConfigError: as of `rpc_addresses`.
+        """
+        secure = (self.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
+        if not self.is_name_service(authority):
+            key = f"dfs.namenode.{'https' if secure else 'http'}-address"
+            host, port = authority.partition(":")[0], (self.get(key) or "").rpartition(":")[2]
+            authority = f"{host}:{port.strip()}" if port.strip().isdigit() else host
+        return self.web_urls(authority, secure=secure)
+
     def _of_service(self, prefix: str, service: str) -> list[str]:
         names = [n.strip() for n in self.values[f"dfs.ha.namenodes.{service}"].split(",")]
         addresses = [self.get(f"{prefix}.{service}.{name}") for name in names if name]

@@ -12,8 +12,10 @@ import typer
 from howdah.cli import main
 from howdah.cli.common import AsJson, answer, say
 from howdah.errors import ClusterError, UsageError
+from howdah.hadoop.versions import TRIED
 from tools.minicluster import metastore
 from tools.minicluster.cluster import MiniCluster
+from tools.minicluster.maven.jars import HADOOP_VERSION
 
 app = typer.Typer(
     name="python -m tools.minicluster",
@@ -32,9 +34,12 @@ CLUSTER_DIRECTORY = "build/minicluster"
 @app.command("start")
 def start_command(
     directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    hadoop: Annotated[
+        str, typer.Option(metavar="VERSION", help=f"{', '.join(TRIED['Hadoop'])}.")
+    ] = HADOOP_VERSION,
     kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
     metastore: Annotated[
-        bool, typer.Option("--metastore", help="With a Hive metastore (PySpark's).")
+        bool, typer.Option("--metastore", help="With a Hive metastore: 2.3; 3.1 before Hadoop 3.5.")
     ] = False,
     port: Annotated[
         list[str] | None,
@@ -56,7 +61,7 @@ def start_command(
 ) -> None:
     """Start a cluster and leave it running, or use the one that already runs in the directory."""
     started = start(
-        directory, secure=kerberos, with_metastore=metastore, ports=port or [],
+        directory, hadoop=hadoop, secure=kerberos, with_metastore=metastore, ports=port or [],
         node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
     )  # fmt: skip
     answer(started, json, start_lines(started))
@@ -110,6 +115,7 @@ def logs_command(
 def start(
     directory: str,
     *,
+    hadoop: str = HADOOP_VERSION,
     secure: bool,
     with_metastore: bool,
     ports: Sequence[str],
@@ -121,6 +127,7 @@ def start(
     """Start a cluster, or use the one that runs in the directory.
 
     Args:
+        hadoop: version of Hadoop.
         ports: words NAME=PORT.
         shared: see MiniCluster.start.
 
@@ -135,9 +142,15 @@ def start(
     was_running = cluster.is_running()
     requested_ports = parse_ports(ports)
     if was_running:
-        requested = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
+        requested = {
+            "Hadoop": hadoop,
+            "node memory": node_memory_mb,
+            "node GPUs": node_gpus,
+            "Kerberos": secure,
+        }
         plan = cluster.plan
         running = {
+            "Hadoop": plan.hadoop,
             "node memory": plan.node_memory_mb,
             "node GPUs": plan.node_gpus,
             "Kerberos": plan.kerberos is not None,
@@ -156,6 +169,7 @@ def start(
         cluster.wait_healthy()
     else:
         cluster.start(
+            hadoop=hadoop,
             secure=secure,
             ports=requested_ports,
             node_memory_mb=node_memory_mb,

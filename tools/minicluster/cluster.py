@@ -60,6 +60,7 @@ class MiniCluster(Access):
         node_gpus: int = 0,
         ports: Mapping[str, int] | None = None,
         extra: Mapping[str, Mapping[str, str]] | None = None,
+        hadoop: str = jars.HADOOP_VERSION,
         secure: bool = False,
         shared: bool = False,
         **lives: int,
@@ -71,6 +72,7 @@ class MiniCluster(Access):
                 all other arguments are ignored.
             ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
+            hadoop: version of Hadoop, one of TRIED (howdah/hadoop/versions.py).
             secure: with Kerberos, in its own realm.
             shared: allow root without Kerberos although other users work on this machine
                 (so does others.SHARED=1 in the environment).
@@ -89,6 +91,7 @@ class MiniCluster(Access):
         if wrong:
             got = ", ".join(wrong)
             raise UsageError("unknown names of ports", got=got, expected=", ".join(names))
+        jar_set = jars.of_hadoop(hadoop)
         self._state.refuse_foreign_directory()
         with contextlib.ExitStack() as held:
             held.enter_context(self._state.starting_or_stopping())
@@ -102,7 +105,7 @@ class MiniCluster(Access):
                 others.refuse_root_among_others(shared=shared)
                 self.say(others.warning(getpass.getuser()))
             java_home = host.find_java()
-            home = jars.fetch(self.say)
+            home = jars.fetch(self.say, jar_set)
             before = self.plan.ports if self._state.exists() else {}
             chosen = held.enter_context(host.reserve_ports(names, ports or {}, before))
             plan = Plan(
@@ -113,6 +116,7 @@ class MiniCluster(Access):
                 ports=chosen,
                 datanodes=datanodes,
                 nodemanagers=nodemanagers,
+                hadoop=hadoop,
                 node_memory_mb=node_memory_mb,
                 node_vcores=node_vcores,
                 node_gpus=node_gpus,

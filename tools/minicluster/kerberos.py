@@ -89,7 +89,9 @@ def client_environment(plan: Plan) -> dict[str, str]:
     return {
         "KRB5_CONFIG": str(conf),
         "KRB5CCNAME": f"FILE:{kdc_path(plan, 'ticket')}",
-        "JAVA_TOOL_OPTIONS": f"-Djava.security.krb5.conf={conf}",
+        # Hadoop before 3.4 reflects on a class of Java's for the default realm.
+        "JAVA_TOOL_OPTIONS": f"-Djava.security.krb5.conf={conf}"
+        " --add-exports=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
     }
 
 

@@ -95,11 +95,6 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
 
 
 def _web_urls(conf: settings.HadoopConf, scheme: str, authority: str) -> list[str]:
-    if scheme in ("webhdfs", "swebhdfs") or conf.is_name_service(authority):
+    if scheme in ("webhdfs", "swebhdfs"):
         return conf.web_urls(authority, secure=scheme == "swebhdfs")
-    # The host comes from the RPC address, the web port from hdfs-site.xml or the default.
-    host = authority.partition(":")[0]
-    secure = (conf.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
-    kind = "https" if secure else "http"
-    port = (conf.get(f"dfs.namenode.{kind}-address") or "").rpartition(":")[2].strip()
-    return conf.web_urls(f"{host}:{port}" if port.isdigit() else host, secure=secure)
+    return conf.namenode_pages(authority)
