@@ -92,6 +92,12 @@ class MiniCluster(Access):
             got = ", ".join(wrong)
             raise UsageError("unknown names of ports", got=got, expected=", ".join(names))
         jar_set = jars.of_hadoop(hadoop)
+        if secure and hadoop in kerberos.UNTRIED:
+            raise UsageError(
+                "the mini cluster cannot check the health of such a Hadoop with Kerberos",
+                where=f"Hadoop {hadoop}",
+                expected="one that leaves /jmx open without a ticket: 3.3 or later",
+            )
         self._state.refuse_foreign_directory()
         with contextlib.ExitStack() as held:
             held.enter_context(self._state.starting_or_stopping())

@@ -15,7 +15,8 @@ from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
 
 NAME = "metastore"
-MAIN = "org.apache.hadoop.hive.metastore.HiveMetaStore"
+_PACKAGE = "org.apache.hadoop.hive.metastore"
+MAIN = f"{_PACKAGE}.HiveMetaStore"
 LOOPBACK = Path(__file__).parent / "maven" / "LoopbackMain.java"
 LOG4J2 = """\
 status = error
@@ -62,6 +63,8 @@ def server_site(plan: Plan) -> dict[str, str]:
         # database is dropped.
         "datanucleus.connectionPoolingType": "HikariCP",
     }
+    if plan.hadoop != jars.HADOOP_VERSION:  # its default is a class of Hive's query engine
+        site["hive.metastore.expression.proxy"] = f"{_PACKAGE}.DefaultPartitionExpressionProxy"
     del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
         from tools.minicluster import kerberos
