@@ -127,6 +127,11 @@ _QUOTA = {
     "QuotaByStorageTypeExceededException",
 }
 _EXISTS = {"FileAlreadyExistsException", "AlreadyBeingCreatedException"}
+_INVALID_NAME = {
+    "InvalidPathException",
+    "PathComponentTooLongException",
+    "IllegalArgumentException",
+}
 _NO_DIRECTORY = {
     "ParentNotDirectoryException",
     "PathIsNotDirectoryException",
@@ -200,11 +205,7 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             got=message,
             remedy="ask for read and write access, or give another directory",
         )
-    if kind in (
-        "InvalidPathException",
-        "PathComponentTooLongException",
-        "IllegalArgumentException",
-    ):
+    if kind in _INVALID_NAME or message.startswith("Invalid path name"):  # DataNodes before 3.3
         return StorageError(
             f"cannot {doing}: HDFS does not take this name",
             where=path,

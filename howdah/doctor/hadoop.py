@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from howdah.doctor.checks import Check
 from howdah.errors import HowdahError
-from howdah.hadoop import conf, rpc, tokens
+from howdah.hadoop import conf, rpc, tokens, versions, web
 
 _PROBE_SECONDS = 5.0
 
@@ -44,6 +44,8 @@ def check_namenode(env: Mapping[str, str]) -> Check:
             continue
         methods.update(offered)
         answers.append(f"{address} answers ({', '.join(offered)})")
+    if answers:
+        answers += _version(settings, authority)
     description = "; ".join(answers + failures)
     if not answers:
         remedy = "check that it runs, its host and port in HADOOP_CONF_DIR, and the network"
@@ -61,6 +63,25 @@ def check_namenode(env: Mapping[str, str]) -> Check:
             name, "warn", description, "the cluster can be used; one NameNode does not answer"
         )
     return Check(name, "ok", description)
+
+
+def _version(settings: conf.HadoopConf, authority: str) -> list[str]:
+    """The version that the first NameNode to answer on its web port reports; [] if none does."""
+    import requests
+
+    try:
+        urls = settings.namenode_pages(authority)
+    except HowdahError:
+        return []
+    query = {"qry": "Hadoop:service=NameNode,name=NameNodeInfo"}
+    for url in urls:
+        try:
+            session = web.session(settings, url)
+            answer = session.get(f"{url}/jmx", params=query, timeout=_PROBE_SECONDS)
+            return [versions.remark("Hadoop", answer.json()["beans"][0]["SoftwareVersion"])]
+        except (HowdahError, requests.RequestException, ValueError, LookupError):
+            continue
+    return []
 
 
 def check_login(env: Mapping[str, str]) -> Check:

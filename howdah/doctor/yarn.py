@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from howdah.doctor.checks import Check
 from howdah.errors import HowdahError, NotAuthenticated
-from howdah.hadoop import conf
+from howdah.hadoop import conf, versions
 from howdah.hadoop.resourcemanager import ResourceManager
 
 
@@ -32,7 +32,8 @@ def check_resourcemanager(env: Mapping[str, str]) -> Check:
         return Check(name, "warn", error.got or error.what, error.remedy)
     except HowdahError as error:
         return Check(name, "fail", error.got or error.what, error.remedy)
-    description = f"{manager.urls[0]} answers: Hadoop {version}, {nodes} nodes"
+    version = versions.remark("Hadoop", str(version))
+    description = f"{manager.urls[0]} answers: {version}, {nodes} nodes"
     if not nodes:
         return Check(name, "warn", description, "no NodeManager runs: see `yarn node -list -all`")
     return Check(name, "ok", description)

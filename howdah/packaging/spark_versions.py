@@ -69,15 +69,22 @@ LINES = (
 
 def version_of(home: str) -> str | None:
     """Version of the Spark in a directory, by its spark-core jar; None if there is none."""
+    return (_core_jar(home) or [None])[-1]
+
+
+def scala_of(home: str) -> str | None:
+    """The Scala ("2.12") that this Spark was built for; None if there is no Spark."""
+    return (_core_jar(home) or [None])[0]
+
+
+def _core_jar(home: str) -> tuple[str, ...] | None:
+    """(Scala, version) of spark-core."""
     try:
         names = os.listdir(os.path.join(home, "jars"))
     except OSError:
         return None
-    for name in sorted(names):
-        match = re.match(r"spark-core_[\d.]+-(\d[^/]*)\.jar$", name)
-        if match:
-            return match.group(1)
-    return None
+    matches = (re.match(r"spark-core_([\d.]+)-(\d[^/]*)\.jar$", name) for name in sorted(names))
+    return next((match.groups() for match in matches if match), None)
 
 
 def parse(version: str) -> Version:

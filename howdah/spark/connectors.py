@@ -118,13 +118,15 @@ def settings(config: Config, progress: Progress, *, kind: str | None = None) -> 
     configured = ",".join(options.conf.get(key, "") for key in _OWN)
     if _ARTIFACTS[kind] in configured:
         return more
-    version = spark_versions.version_of(spark_home(options)) or "unknown"
+    home = spark_home(options)
+    version, scala = spark_versions.version_of(home) or "unknown", spark_versions.scala_of(home)
     jars = JARS[kind].get(".".join(version.split(".")[:2]))
-    if jars is None:
+    # Spark 3.5 exists for either Scala, whose jars do not load in the other.
+    if jars is None or any("_2." in j.artifact and f"_{scala}" not in j.artifact for j in jars):
         raise ConfigError(
             f"there is no connector for {kind} and this Spark",
-            where=f"data.format {kind}, Spark {version}",
-            expected="Spark " + ", ".join(JARS[kind]),
+            where=f"data.format {kind}, Spark {version} for Scala {scala}",
+            expected=f"Spark {', '.join(JARS[kind])}; before 4.0 for Scala 2.12",
             remedy="set data.spark.home to such a Spark, or name the jar in data.spark.conf:"
             " {spark.jars: FILE}",
         )

@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from howdah.doctor import hadoop as doctor_hadoop
+from howdah.doctor import yarn as doctor_yarn
 from tests.storage.test_hdfs import refused_port, site
 
 
@@ -59,6 +60,9 @@ def test_kerberos_without_and_with_a_keytab(tmp_path):
 
 
 @pytest.mark.hadoop
-def test_a_namenode_that_answers(cluster):
+def test_a_cluster_that_answers_and_its_version(cluster):
     check = doctor_hadoop.check_namenode({"HADOOP_CONF_DIR": cluster.conf_dir})
     assert check.status == "ok" and "SIMPLE" in check.found
+    assert f"Hadoop {cluster.plan.hadoop} (tried " in check.found
+    check = doctor_yarn.check_resourcemanager({"HADOOP_CONF_DIR": cluster.conf_dir})
+    assert check.status == "ok" and f"Hadoop {cluster.plan.hadoop} (tried " in check.found

@@ -44,6 +44,7 @@ def test_the_version_of_a_home_is_that_of_its_jars(tmp_path):
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "spark-core_2.12-3.5.8.jar").touch()
     assert spark_versions.version_of(str(tmp_path)) == "3.5.8"
+    assert spark_versions.scala_of(str(tmp_path)) == "2.12"
 
 
 def _java(tmp_path, version):

@@ -12,8 +12,10 @@ import typer
 from howdah.cli import main
 from howdah.cli.common import AsJson, answer, say
 from howdah.errors import ClusterError, UsageError
+from howdah.hadoop.versions import TRIED
 from tools.minicluster import metastore
 from tools.minicluster.cluster import MiniCluster
+from tools.minicluster.maven.jars import HADOOP_VERSION
 from tools.minicluster.variants import web
 
 app = typer.Typer(
@@ -33,6 +35,9 @@ CLUSTER_DIRECTORY = "build/minicluster"
 @app.command("start")
 def start_command(
     directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    hadoop: Annotated[
+        str, typer.Option(metavar="VERSION", help=f"{', '.join(TRIED['Hadoop'])}.")
+    ] = HADOOP_VERSION,
     kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
     ha: Annotated[
         bool, typer.Option("--ha", help="With two NameNodes and two ResourceManagers.")
@@ -41,7 +46,7 @@ def start_command(
         bool, typer.Option("--tls", help="With HTTPS (with --kerberos: all encrypted).")
     ] = False,
     metastore: Annotated[
-        bool, typer.Option("--metastore", help="With a Hive metastore (PySpark's).")
+        bool, typer.Option("--metastore", help="With a Hive metastore: 2.3; 3.1 before Hadoop 3.5.")
     ] = False,
     port: Annotated[
         list[str] | None,
@@ -63,7 +68,8 @@ def start_command(
 ) -> None:
     """Start a cluster and leave it running, or use the one that already runs in the directory."""
     started = start(
-        directory, secure=kerberos, ha=ha, tls=tls, with_metastore=metastore, ports=port or [],
+        directory, hadoop=hadoop, secure=kerberos, ha=ha, tls=tls, with_metastore=metastore,
+        ports=port or [],
         node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
     )  # fmt: skip
     answer(started, json, start_lines(started))
@@ -117,6 +123,7 @@ def logs_command(
 def start(
     directory: str,
     *,
+    hadoop: str = HADOOP_VERSION,
     secure: bool,
     ha: bool = False,
     tls: bool = False,
@@ -130,6 +137,7 @@ def start(
     """Start a cluster, or use the one that runs in the directory.
 
     Args:
+        hadoop: version of Hadoop.
         ports: words NAME=PORT.
         shared: see MiniCluster.start.
 
@@ -146,6 +154,7 @@ def start(
     if was_running:
         plan = cluster.plan
         settings = {
+            "Hadoop": (hadoop, plan.hadoop),
             "node memory": (node_memory_mb, plan.node_memory_mb),
             "node GPUs": (node_gpus, plan.node_gpus),
             "Kerberos": (secure, plan.kerberos is not None),
@@ -168,6 +177,7 @@ def start(
         cluster.wait_healthy()
     else:
         cluster.start(
+            hadoop=hadoop,
             secure=secure,
             ha=ha,
             tls=tls,

@@ -61,6 +61,7 @@ class MiniCluster(Access):
         node_gpus: int = 0,
         ports: Mapping[str, int] | None = None,
         extra: Mapping[str, Mapping[str, str]] | None = None,
+        hadoop: str = jars.HADOOP_VERSION,
         secure: bool = False,
         ha: bool = False,
         tls: bool = False,
@@ -74,6 +75,7 @@ class MiniCluster(Access):
                 all other arguments are ignored.
             ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
+            hadoop: version of Hadoop, one of TRIED (howdah/hadoop/versions.py).
             secure: with Kerberos, in its own realm.
             ha: two NameNodes and two ResourceManagers, with automatic failover.
             tls: HTTPS in place of HTTP; with `secure` also encrypted RPC and data transfers.
@@ -94,6 +96,13 @@ class MiniCluster(Access):
         if wrong:
             got = ", ".join(wrong)
             raise UsageError("unknown names of ports", got=got, expected=", ".join(names))
+        jar_set = jars.of_hadoop(hadoop)
+        if secure and hadoop in kerberos.UNTRIED:
+            raise UsageError(
+                "the mini cluster cannot check the health of such a Hadoop with Kerberos",
+                where=f"Hadoop {hadoop}",
+                expected="one that leaves /jmx open without a ticket: 3.3 or later",
+            )
         self._state.refuse_foreign_directory()
         with contextlib.ExitStack() as held:
             held.enter_context(self._state.starting_or_stopping())
@@ -107,7 +116,7 @@ class MiniCluster(Access):
                 others.refuse_root_among_others(shared=shared)
                 self.say(others.warning(getpass.getuser()))
             java_home = host.find_java()
-            home = jars.fetch(self.say)
+            home = jars.fetch(self.say, jar_set)
             before = self._ports_before(ha)
             chosen = held.enter_context(host.reserve_ports(names, ports or {}, before))
             plan = Plan(
@@ -118,6 +127,7 @@ class MiniCluster(Access):
                 ports=chosen,
                 datanodes=datanodes,
                 nodemanagers=nodemanagers,
+                hadoop=hadoop,
                 node_memory_mb=node_memory_mb,
                 node_vcores=node_vcores,
                 node_gpus=node_gpus,

@@ -20,6 +20,8 @@ NAME = "kdc"
 REALM = "HOWDAH.TEST"
 SERVICES = ("nn", "dn", "rm", "nm", "jhs", "hive", "HTTP")
 DAY = 24 * 3600
+UNTRIED = ("3.1.4", "3.2.4")
+"""Hadoops without ...kerberos.endpoint.whitelist, which opens /jmx to checks without a ticket."""
 
 
 def options(

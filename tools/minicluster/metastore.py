@@ -1,4 +1,7 @@
-"""A real Hive metastore service for the mini cluster, from PySpark's own jars, with Derby."""
+"""A real Hive metastore service for the mini cluster, with Derby.
+
+With the newest Hadoop it is PySpark's own, with an older one that of Hive 3.1, as clusters have it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from pathlib import Path
 
 from howdah.errors import ClusterError
 from tools.minicluster import settings
+from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
 
 NAME = "metastore"
-MAIN = "org.apache.hadoop.hive.metastore.HiveMetaStore"
+_PACKAGE = "org.apache.hadoop.hive.metastore"
+MAIN = f"{_PACKAGE}.HiveMetaStore"
 LOOPBACK = Path(__file__).parent / "maven" / "LoopbackMain.java"
 LOG4J2 = """\
 status = error
@@ -58,6 +63,8 @@ def server_site(plan: Plan) -> dict[str, str]:
         # database is dropped.
         "datanucleus.connectionPoolingType": "HikariCP",
     }
+    if plan.hadoop != jars.HADOOP_VERSION:  # its default is a class of Hive's query engine
+        site["hive.metastore.expression.proxy"] = f"{_PACKAGE}.DefaultPartitionExpressionProxy"
     del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
         from tools.minicluster import kerberos
@@ -86,7 +93,13 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
             "the Hive metastore needs PySpark's jars, and PySpark is not installed",
             remedy="pip install 'howdah[etl]'",
         )
-    jars = Path(spec.origin).parent / "jars"
+    spark = Path(spec.origin).parent / "jars"
+    path = f"{spark}/*"
+    if plan.hadoop != jars.HADOOP_VERSION:
+        hive = jars.fetch(print, jars.METASTORE)
+        compiler = [*spark.glob("janino-*"), *spark.glob("commons-compiler-*")]  # of `LOOPBACK`
+        # Hadoop's libraries come first: Hive's are older.
+        path = ":".join([f"{plan.jars}/lib/*", f"{hive}/lib/*", *map(str, compiler)])
     plan.path(NAME).mkdir(exist_ok=True)
     return [
         f"{plan.java_home}/bin/java",
@@ -94,7 +107,7 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
         f"-Dderby.stream.error.file={plan.path(NAME, 'derby.log')}",
         f"-Dlog4j2.configurationFile={settings.daemon_conf(plan, NAME)}/hive-log4j2.properties",
         "-cp",
-        f"{settings.daemon_conf(plan, NAME)}:{jars}/*",
+        f"{settings.daemon_conf(plan, NAME)}:{path}",
         "org.codehaus.janino.SimpleCompiler",
         str(LOOPBACK),
         LOOPBACK.stem,

@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from tools.minicluster.maven.jars import HADOOP_VERSION
+
 HOST = "localhost"  # in every address and Kerberos principal; resolves to loopback
 SERVICE = "howdah"  # the name service of two NameNodes
 
@@ -17,6 +19,7 @@ class Plan:
     Attributes:
         directory: directory of all its files.
         jars: the directory of `jars.fetch`.
+        hadoop: the version of Hadoop.
         user: the user of the daemons: HDFS's superuser, who may impersonate anyone.
         ports: {name: port}; the names are those of `daemons.ports_of`.
         node_memory_mb, node_vcores, node_gpus: resources of each NodeManager.
@@ -34,6 +37,7 @@ class Plan:
     ports: dict[str, int]
     datanodes: int = 3
     nodemanagers: int = 2
+    hadoop: str = HADOOP_VERSION
     node_memory_mb: int = 6144
     node_vcores: int = 8
     node_gpus: int = 0

@@ -127,8 +127,10 @@ def test_a_directory_is_a_path_and_a_name_a_table():
     assert names_table("jdbc", "public.t") and not names_table("csv", "t")
 
 
-def test_a_spark_without_a_connector_is_refused_before_it_starts(monkeypatch):
-    monkeypatch.setattr(connectors.spark_versions, "version_of", lambda home: "4.2.1")
+@pytest.mark.parametrize(("spark", "scala"), [("4.2.1", "2.13"), ("3.5.9", "2.13")])
+def test_a_spark_without_a_connector_is_refused_before_it_starts(monkeypatch, spark, scala):
+    monkeypatch.setattr(connectors.spark_versions, "version_of", lambda home: spark)
+    monkeypatch.setattr(connectors.spark_versions, "scala_of", lambda home: scala)
     config = config_module.from_dict({"data": {"format": "iceberg", "source": "lake.db.t"}})
     with pytest.raises(ConfigError, match="no connector for iceberg") as caught:
         connectors.settings(config, print)

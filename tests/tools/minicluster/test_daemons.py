@@ -60,7 +60,8 @@ def test_command_line_clients_work(healthy_cluster, hdfs_dir, tmp_path):
     assert nodes.count("RUNNING") == 2
     jars = cluster.run("yarn", "classpath", "--glob").stdout.strip().split(":")
     assert jars[0] == cluster.conf_dir
-    assert any(os.path.basename(path) == "hadoop-common-3.5.0.jar" for path in jars)
+    common = f"hadoop-common-{cluster.plan.hadoop}.jar"
+    assert any(os.path.basename(path) == common for path in jars)
     assert all(os.path.exists(path) for path in jars)
 
 

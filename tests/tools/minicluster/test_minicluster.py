@@ -1,5 +1,6 @@
 """The mini cluster without its daemons: jars, Java, ports, files, state, launchers, arguments."""
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 from howdah.errors import ClusterError, NotFound, UsageError
 from howdah.hadoop import conf
 from howdah.hadoop.resourcemanager import web_urls
+from howdah.hadoop.versions import TRIED
 from tools.minicluster import (
     MiniCluster,
     classdata,
@@ -93,7 +95,7 @@ def test_jars_that_are_not_the_listed_ones_are_refused_and_not_kept(tmp_path, mo
 
 
 def test_a_fetch_is_whole_and_done_once(tmp_path, monkeypatch, cache):
-    pages = tmp_path / jars.WEB_PAGES
+    pages = tmp_path / jars.of_hadoop().pages
     with zipfile.ZipFile(pages, "w") as archive:
         archive.writestr("webapps/hdfs/index.html", "page")
         archive.writestr("org/Other.class", "class")
@@ -106,12 +108,12 @@ def test_a_fetch_is_whole_and_done_once(tmp_path, monkeypatch, cache):
             for path in (pages, tmp_path / "a.jar")
         )
     )
-    monkeypatch.setattr(jars, "HASHES", listed)
+    wanted = dataclasses.replace(jars.of_hadoop(), hashes=listed)
     calls = tmp_path / "calls"
     copy = f'echo call >> {calls}; mkdir "$out"; cp {pages} {tmp_path}/a.jar "$out"'
     fake_maven(tmp_path, monkeypatch, copy)
-    home = jars.fetch(quiet)
-    assert jars.fetch(quiet) == home
+    home = jars.fetch(quiet, wanted)
+    assert jars.fetch(quiet, wanted) == home
     assert calls.read_text() == "call\n"
     assert [path.name for path in cache.iterdir()] == [home.name]
     files = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()}
@@ -122,19 +124,28 @@ def test_verify_names_what_is_missing_unlisted_and_different(tmp_path):
     (tmp_path / "different.jar").write_bytes(b"x")
     (tmp_path / "unlisted.jar").write_bytes(b"x")
     with pytest.raises(ClusterError) as caught:
-        jars.verify(tmp_path, {"missing.jar": "00", "different.jar": "00"})
+        jars.verify(tmp_path, {"missing.jar": "00", "different.jar": "00"}, tmp_path / "list")
     for words in ("missing.jar is missing", "unlisted.jar is not listed", "different.jar has SHA"):
         assert words in caught.value.got
 
 
-def test_the_committed_list_is_of_the_pom(tmp_path):
-    listed = jars.parse_hashes(jars.HASHES.read_text())
-    assert all(len(digest) == 64 for digest in listed.values())
+@pytest.mark.parametrize("version", TRIED["Hadoop"])
+def test_the_committed_lists_are_of_the_pom(version):
+    jar_set = jars.of_hadoop(version)
+    listed = jars.parse_hashes(jar_set.hashes.read_text())
+    assert all(len(digest) == 64 for digest in listed.values()) and jar_set.pages in listed
     namespace = {"m": "http://maven.apache.org/POM/4.0.0"}
     pom = ElementTree.parse(jars.POM).getroot()
     assert pom.find("m:properties/m:hadoop.version", namespace).text == jars.HADOOP_VERSION
-    for item in pom.iterfind("m:dependencies/m:dependency/m:artifactId", namespace):
-        assert f"{item.text}-{jars.HADOOP_VERSION}.jar" in listed
+    for item in pom.iterfind("m:dependencies/m:dependency", namespace):
+        name, of = (item.find(f"m:{key}", namespace).text for key in ("artifactId", "version"))
+        assert of != "${hadoop.version}" or f"{name}-{version}.jar" in listed
+
+
+def test_a_hadoop_without_a_list_is_refused(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        MiniCluster(tmp_path / "cluster", say=quiet).start(hadoop="2.10.2")
+    assert "3.3.6" in caught.value.expected and not os.path.exists(tmp_path / "cluster")
 
 
 # ------------------------------------------------------------------------------- Java and ports
