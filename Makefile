@@ -1,6 +1,6 @@
 # Howdah's entry points; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo hadoop airflow lessons test test-all lint format lock bench bench-gpu doctor clean
+.PHONY: help setup setup-gpu demo hadoop airflow lessons test test-all wheels lint format lock bench bench-gpu doctor clean
 
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
@@ -37,6 +37,9 @@ airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, 
 
 lessons: setup ## distributed training by short scripts, their figures and pictures on one page (ONLY="07 18")
 	@$(PYTHON_ENV) -m tools.lessons $(ONLY)
+
+wheels: setup ## Horovod's wheel for machines without a compiler, into dist/wheels (docs/setup.md)
+	@$(PYTHON_ENV) tools/build_horovod.py --portable --output dist/wheels
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
