@@ -23,6 +23,7 @@ pytest_plugins = [
         "httpfs",
         "airflow",
         "wheel",
+        "pinned",
     )
     if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]

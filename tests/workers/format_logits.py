@@ -1,9 +1,10 @@
 """The logits of an export by one of its readers, in a process of its own.
 
-    python -m tests.workers.format_logits READER DIRECTORY BATCHES.npz LOGITS.npz
+    python -m tests.workers.format_logits READER DIRECTORY BATCHES.npz LOGITS.npz [COPY]
 
 READER: transformers, torch, tensorflow, onnx (of open_model), saved_model, or onnxruntime (the file
-model.onnx by its path). BATCHES has ids_0, mask_0, ids_1, ...; LOGITS gets logits_0, ...
+model.onnx by its path). BATCHES has ids_0, mask_0, ids_1, ...; LOGITS gets logits_0, ...; in COPY
+transformers saves the model and its tokenizer again.
 """
 
 from __future__ import annotations
@@ -51,7 +52,17 @@ def reader(kind: str, directory: str) -> Callable[[np.ndarray, np.ndarray], np.n
     return open_model(directory, framework=kind, threads=1).forward
 
 
-def main(kind: str, directory: str, batches: str, target: str) -> None:
+def save(directory: str, copy: str) -> None:
+    """Save an export as transformers saves models; print transformers' version."""
+    import transformers
+
+    parts = ("AutoModelForSequenceClassification", "AutoTokenizer")
+    for part in parts:
+        getattr(transformers, part).from_pretrained(directory).save_pretrained(copy)
+    print(transformers.__version__)
+
+
+def main(kind: str, directory: str, batches: str, target: str, copy: str | None = None) -> None:
     """Read the batches, write the logits."""
     forward, arrays = reader(kind, directory), np.load(batches)
     count = len(arrays.files) // 2
@@ -59,6 +70,8 @@ def main(kind: str, directory: str, batches: str, target: str) -> None:
         target,
         **{f"logits_{n}": forward(arrays[f"ids_{n}"], arrays[f"mask_{n}"]) for n in range(count)},
     )
+    if copy is not None:
+        save(directory, copy)
 
 
 if __name__ == "__main__":
