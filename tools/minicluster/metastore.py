@@ -63,8 +63,9 @@ def server_site(plan: Plan) -> dict[str, str]:
         # database is dropped.
         "datanucleus.connectionPoolingType": "HikariCP",
     }
-    if plan.hadoop != jars.HADOOP_VERSION:  # its default is a class of Hive's query engine
+    if plan.hadoop != jars.HADOOP_VERSION:  # the defaults are classes of Hive's query engine
         site["hive.metastore.expression.proxy"] = f"{_PACKAGE}.DefaultPartitionExpressionProxy"
+        site["metastore.task.threads.always"] = f"{_PACKAGE}.events.EventCleanerTask"
     del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
         from tools.minicluster import kerberos
