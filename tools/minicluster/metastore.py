@@ -63,8 +63,9 @@ def server_site(plan: Plan) -> dict[str, str]:
         # database is dropped.
         "datanucleus.connectionPoolingType": "HikariCP",
     }
-    if plan.hadoop != jars.HADOOP_VERSION:  # its default is a class of Hive's query engine
+    if plan.hadoop != jars.HADOOP_VERSION:  # the defaults are classes of Hive's query engine
         site["hive.metastore.expression.proxy"] = f"{_PACKAGE}.DefaultPartitionExpressionProxy"
+        site["metastore.task.threads.always"] = f"{_PACKAGE}.events.EventCleanerTask"
     del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
         from tools.minicluster import kerberos
@@ -97,9 +98,11 @@ def argv(plan: Plan, flags: list[str]) -> list[str]:
     path = f"{spark}/*"
     if plan.hadoop != jars.HADOOP_VERSION:
         hive = jars.fetch(print, jars.METASTORE)
-        compiler = [*spark.glob("janino-*"), *spark.glob("commons-compiler-*")]  # of `LOOPBACK`
+        # The compiler of `LOOPBACK`, and the file formats by which ACID tables are recognised.
+        names = ("janino-*", "commons-compiler-*", "hive-exec-*")
+        more = [str(jar) for name in names for jar in spark.glob(name)]
         # Hadoop's libraries come first: Hive's are older.
-        path = ":".join([f"{plan.jars}/lib/*", f"{hive}/lib/*", *map(str, compiler)])
+        path = ":".join([f"{plan.jars}/lib/*", f"{hive}/lib/*", *more])
     plan.path(NAME).mkdir(exist_ok=True)
     return [
         f"{plan.java_home}/bin/java",
