@@ -72,7 +72,7 @@ class MiniCluster(Access):
                 all other arguments are ignored.
             ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
-            hadoop: version of Hadoop, one of TRIED (howdah/hadoop/versions.py).
+            hadoop: version of Hadoop, one of `jars.VERSIONS`.
             secure: with Kerberos, in its own realm.
             shared: allow root without Kerberos although other users work on this machine
                 (so does others.SHARED=1 in the environment).

@@ -14,7 +14,6 @@ import zipfile
 import pytest
 
 from howdah.errors import ClusterError, NotFound, UsageError
-from howdah.hadoop.versions import TRIED
 from tools.minicluster import (
     MiniCluster,
     classdata,
@@ -126,7 +125,7 @@ def test_verify_names_what_is_missing_unlisted_and_different(tmp_path):
         assert words in caught.value.got
 
 
-@pytest.mark.parametrize("version", TRIED["Hadoop"])
+@pytest.mark.parametrize("version", jars.VERSIONS)
 def test_the_committed_lists_are_of_the_pom(version):
     jar_set = jars.of_hadoop(version)
     listed = jars.parse_hashes(jar_set.hashes.read_text())
