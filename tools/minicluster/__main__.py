@@ -12,10 +12,9 @@ import typer
 from howdah.cli import main
 from howdah.cli.common import AsJson, answer, say
 from howdah.errors import ClusterError, UsageError
-from howdah.hadoop.versions import TRIED
 from tools.minicluster import metastore
 from tools.minicluster.cluster import MiniCluster
-from tools.minicluster.maven.jars import HADOOP_VERSION
+from tools.minicluster.maven.jars import HADOOP_VERSION, VERSIONS
 from tools.minicluster.variants import web
 
 app = typer.Typer(
@@ -36,7 +35,7 @@ CLUSTER_DIRECTORY = "build/minicluster"
 def start_command(
     directory: ClusterDirectory = CLUSTER_DIRECTORY,
     hadoop: Annotated[
-        str, typer.Option(metavar="VERSION", help=f"{', '.join(TRIED['Hadoop'])}.")
+        str, typer.Option(metavar="VERSION", help=f"{', '.join(VERSIONS)}.")
     ] = HADOOP_VERSION,
     kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
     ha: Annotated[

@@ -75,7 +75,7 @@ class MiniCluster(Access):
                 all other arguments are ignored.
             ports: ports by name ("namenode", "namenode-http", ...); all others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
-            hadoop: version of Hadoop, one of TRIED (howdah/hadoop/versions.py).
+            hadoop: version of Hadoop, one of `jars.VERSIONS`.
             secure: with Kerberos, in its own realm.
             ha: two NameNodes and two ResourceManagers, with automatic failover.
             tls: HTTPS in place of HTTP; with `secure` also encrypted RPC and data transfers.

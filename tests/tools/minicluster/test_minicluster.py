@@ -17,7 +17,6 @@ import pytest
 from howdah.errors import ClusterError, NotFound, UsageError
 from howdah.hadoop import conf
 from howdah.hadoop.resourcemanager import web_urls
-from howdah.hadoop.versions import TRIED
 from tools.minicluster import (
     MiniCluster,
     classdata,
@@ -129,7 +128,7 @@ def test_verify_names_what_is_missing_unlisted_and_different(tmp_path):
         assert words in caught.value.got
 
 
-@pytest.mark.parametrize("version", TRIED["Hadoop"])
+@pytest.mark.parametrize("version", jars.VERSIONS)
 def test_the_committed_lists_are_of_the_pom(version):
     jar_set = jars.of_hadoop(version)
     listed = jars.parse_hashes(jar_set.hashes.read_text())

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from howdah.core.cache import cache_root
 from howdah.errors import ClusterError, UsageError
-from howdah.hadoop.versions import TRIED
 from howdah.packaging import maven
 from howdah.storage import commit
 
 HERE = Path(__file__).resolve().parent
 POM = HERE / "pom.xml"
 HADOOP_VERSION = "3.5.0"
+VERSIONS = sorted(path.stem.partition("-")[2] for path in HERE.glob("hadoop-*.sha256"))
 _OLD = {"pages.version": "3.3.6", "activation.scope": "runtime"}
 _PROPERTIES: Mapping[str, Mapping[str, str]] = {"3.1.4": _OLD, "3.2.4": _OLD}
 """More properties of pom.xml. Maven Central has no jar with the web pages of 3.1.4 and 3.2.4, and
@@ -53,8 +53,8 @@ def of_hadoop(version: str = HADOOP_VERSION) -> JarSet:
     Raises:
         UsageError: there is no list of its hashes.
     """
-    if version not in TRIED["Hadoop"]:
-        expected = ", ".join(TRIED["Hadoop"])
+    if version not in VERSIONS:
+        expected = ", ".join(VERSIONS)
         raise UsageError("the mini cluster has no such Hadoop", expected=expected, got=version)
     properties = {"hadoop.version": version, **_PROPERTIES.get(version, {})}
     pages = f"hadoop-client-minicluster-{properties.get('pages.version', version)}.jar"
@@ -148,7 +148,7 @@ def main(*words: str) -> None:
         words: a version of Hadoop (default: all), or the paths of another pom.xml and its list.
     """
     sets = [JarSet("", *map(Path, words))] if len(words) == 2 else None
-    for jar_set in sets or map(of_hadoop, words or TRIED["Hadoop"]):
+    for jar_set in sets or map(of_hadoop, words or VERSIONS):
         with tempfile.TemporaryDirectory() as directory:
             lib = Path(directory, "lib")
             say = functools.partial(print, file=sys.stderr)
