@@ -142,9 +142,14 @@ class Writing:
         return self.times
 
 
-@full  # a job's saves in every run
-@pytest.mark.parametrize("scheme", ["hdfs", "webhdfs"])
-@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize(
+    ("scheme", "harm"),
+    [
+        ("hdfs", "killed"),
+        pytest.param("hdfs", "stopped", marks=full),
+        *(pytest.param("webhdfs", harm, marks=full) for harm in HARMS),
+    ],
+)
 def test_each_file_is_made_once(of_pair, scheme, harm):
     """Also by readers and writers that begin when the first NameNode of the list is stopped."""
     cluster, directory = of_pair
@@ -211,6 +216,7 @@ def outlives(job, cluster, faults):
     job.gone()
 
 
+@full  # files alone in every run: a job takes minutes
 @pytest.mark.timeout(600)
 def test_a_job_outlives_both_masters(submit, cluster):  # noqa: F811
     job = submit("torch", **{"checkpoint.every_steps": 20})
