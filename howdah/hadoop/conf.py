@@ -158,7 +158,7 @@ class HadoopConf:
         return self.web_urls(authority, secure=secure)
 
     def https_only(self, service: str) -> bool:
-        """Whether the web pages of "dfs" or "yarn" are served by HTTPS alone."""
+        """True if the web pages of "dfs" or "yarn" are served by HTTPS alone."""
         policy = self.get(f"{service}.http.policy") or ""
         return policy.strip().upper() == "HTTPS_ONLY"
 

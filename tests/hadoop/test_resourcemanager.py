@@ -124,16 +124,16 @@ def test_one_that_is_stopped_keeps_nobody_from_the_other(monkeypatch):
 def test_a_slow_one_of_two_gets_its_time(monkeypatch):
     """The limit grows with each attempt, also where patience is over."""
     monkeypatch.setattr(resourcemanager, "_PAIR_SECONDS", 0.05)
-    asked = []
+    paths = []
 
     def slow(method, path):
-        asked.append(path)
-        wait_until(lambda: len(asked) >= 3)
+        paths.append(path)
+        wait_until(lambda: len(paths) >= 3)
         return info(method, path)
 
     with server(slow) as (first, _), server(lambda *_: (503, {}, "")) as (second, _):
         assert client(first, second).info()["state"] == "STARTED"
-    assert len(asked) == 3
+    assert len(paths) == 3
 
 
 def test_requests_are_retried_during_a_restart():

@@ -108,7 +108,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         return methods, answering
 
     def _is_lost(self) -> bool:
-        """Whether a NameNode of several, which the client may be waiting for, answers no more."""
+        """True if a NameNode of several, which the client may be waiting for, no longer answers."""
         if len(self._addresses) == 1:
             return False
         before = self._answering
