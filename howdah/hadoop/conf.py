@@ -150,7 +150,7 @@ class HadoopConf:
         Raises:
             ConfigError: as of `rpc_addresses`.
         """
-        secure = (self.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
+        secure = self.https_only("dfs")
         if not self.is_name_service(authority):
             key = f"dfs.namenode.{'https' if secure else 'http'}-address"
             host, port = authority.partition(":")[0], (self.get(key) or "").rpartition(":")[2]

@@ -298,10 +298,10 @@ def test_a_version_is_published_once(of_pair, tiny_model_dir, harm):
     act = Harm(cluster, "namenode", harm)
     run = finished_run(f"{directory}/run", tiny_model_dir, run_id="a")
     act()
-    made = publish(config_of(run, f"{directory}/models"), never)
+    published = publish(config_of(run, f"{directory}/models"), never)
     act.note("howdah publish", act.seconds())
     root = f"{directory}/models/zoo"
-    assert made["changed"] and made["version"] == 1
+    assert published["changed"] and published["version"] == 1
     assert storage.read_json(f"{root}/current.json")["version"] == 1
     names = {entry.name for entry in storage.list_dir(root, unfinished=True)}
     assert names <= {"v=1", "history", "current.json", "claims"}

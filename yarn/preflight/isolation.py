@@ -94,7 +94,7 @@ def _node_page(manager: ResourceManager, node: Mapping[str, object], name: str) 
     address = str(node.get("nodeHTTPAddress") or "")
     if not address:
         return None
-    secure = (manager.conf.get("yarn.http.policy") or "").strip().upper() == "HTTPS_ONLY"
+    secure = manager.conf.https_only("yarn")
     url = f"{'https' if secure else 'http'}://{address}/conf"
     try:
         answer = web.session(manager.conf, url).get(

@@ -78,8 +78,8 @@ _STATES = {
 def state(plan: Plan, daemon: str) -> str | None:
     """ "active" or "standby"; None: it does not answer."""
     bean, attribute = _STATES[kind_of(daemon)]
-    found = web.jmx(plan, f"{daemon}-http", bean, attribute)
-    return str(found[attribute]).lower() if found else None
+    attributes = web.jmx(plan, f"{daemon}-http", bean, attribute)
+    return str(attributes[attribute]).lower() if attributes else None
 
 
 def active(plan: Plan, kind: str, running: Iterable[str] | None = None) -> str | None:
