@@ -1,12 +1,18 @@
-"""`python -m bench [NAME...]`: all benches, or those named; `python -m bench --list` names them."""
+"""`python -m bench [NAME...]`: all benches, or those named; `python -m bench --list` names them.
+
+One bench may have options of its own: `python -m bench chaos --hours 1`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import sys
+from types import ModuleType
 
 from bench import benches
+
+_WITH_OPTIONS = ("chaos",)
 
 
 def names() -> list[str]:
@@ -19,13 +25,18 @@ def main(arguments: list[str]) -> int:
     if "--list" in arguments:
         print("\n".join(names()))
         return 0
+    if len(arguments) > 1 and arguments[0] in _WITH_OPTIONS:
+        return _bench(arguments[0]).main(arguments[1:])
     unknown = sorted(set(arguments) - set(names()))
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are: {', '.join(names())}", file=sys.stderr)
         return 2
-    for name in arguments or names():
-        importlib.import_module(f"{benches.__name__}.{name}").main()
-    return 0
+    ended = [_bench(name).main() for name in arguments or names()]
+    return max(code or 0 for code in ended)
+
+
+def _bench(name: str) -> ModuleType:
+    return importlib.import_module(f"{benches.__name__}.{name}")
 
 
 if __name__ == "__main__":

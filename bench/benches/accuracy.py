@@ -24,7 +24,8 @@ EPOCHS = 1
 LEARNING_RATE = 1e-4
 
 
-def _settings(csv: str, folder: str, base: str) -> dict:
+def settings(csv: str, folder: str, base: str) -> dict:
+    """A configuration for AG News' CSV."""
     return {
         "data": {
             "source": csv,
@@ -49,7 +50,8 @@ def _settings(csv: str, folder: str, base: str) -> dict:
     }
 
 
-def _run(arguments: list[str]) -> None:
+def run(*arguments: str) -> None:
+    """Run a module of Python; the bench ends if it fails."""
     done = subprocess.run([sys.executable, "-m", *arguments], stdout=sys.stderr)
     if done.returncode:
         raise SystemExit(f"{arguments[0]} ended with exit code {done.returncode}")
@@ -57,24 +59,24 @@ def _run(arguments: list[str]) -> None:
 
 def _ours(folder: str, framework: str, seed: int) -> dict:
     directory = f"{folder}/{framework}-{seed}"
-    _run([
+    run(
         "howdah.cli", "train", "--config", f"{folder}/run.yaml",
         "--set", f"run.directory={directory}", "--set", f"training.framework={framework}",
         "--set", f"training.seed={seed}",
-    ])  # fmt: skip
+    )  # fmt: skip
     with open(f"{directory}/run.json", encoding="utf-8") as file:
-        run = json.load(file)
-    return {"accuracy": run["metrics"]["test"]["accuracy"], "seconds": run["train_seconds"]}
+        result = json.load(file)
+    return {"accuracy": result["metrics"]["test"]["accuracy"], "seconds": result["train_seconds"]}
 
 
 def _peer(folder: str, dataset: str, base: str, seed: int) -> dict:
     out = f"{folder}/hf-{seed}.json"
-    _run([
+    run(
         "bench.peers.hf_trainer", "--dataset", dataset, "--base", base, "--out", out,
         "--seed", str(seed), "--epochs", str(EPOCHS), "--learning-rate", str(LEARNING_RATE),
         *(["--bf16"] if cpu_gains_by_bf16() else []), "--group-by-length",
         "--threads", str(len(os.sched_getaffinity(0))),
-    ])  # fmt: skip
+    )  # fmt: skip
     with open(out, encoding="utf-8") as file:
         result = json.load(file)
     return {"accuracy": result["accuracy"], "seconds": result["train_seconds"]}
@@ -89,31 +91,31 @@ def main() -> None:
     base, pretrained = minilm.base_model(lambda line: print(line, file=sys.stderr))
     runs_by_system: dict[str, list[dict]] = {"HF Trainer": [], "torch": [], "tensorflow": []}
     with tempfile.TemporaryDirectory() as folder:
-        checked = loader.from_dict(_settings(os.path.abspath(csv), folder, base))
+        checked = loader.from_dict(settings(os.path.abspath(csv), folder, base))
         with open(f"{folder}/run.yaml", "w", encoding="utf-8") as file:
             file.write(loader.dump_yaml(checked))
-        _run(["howdah.cli", "etl", "--config", f"{folder}/run.yaml"])
+        run("howdah.cli", "etl", "--config", f"{folder}/run.yaml")
         for seed in SEEDS:
             runs_by_system["HF Trainer"].append(_peer(folder, f"{folder}/dataset", base, seed))
             for framework in ("torch", "tensorflow"):
                 runs_by_system[framework].append(_ours(folder, framework, seed))
             print({name: runs[-1] for name, runs in runs_by_system.items()}, file=sys.stderr)
-    peer = [100 * run["accuracy"] for run in runs_by_system["HF Trainer"]]
+    peer = [100 * one["accuracy"] for one in runs_by_system["HF Trainer"]]
     rows = [
         harness.Row(
             what=f"AG News accuracy, {name}",
             unit="%",
             peer="HF Trainer (group_by_length)",
             peer_values=peer,
-            our_values=[100 * run["accuracy"] for run in runs_by_system[name]],
+            our_values=[100 * one["accuracy"] for one in runs_by_system[name]],
             bar="means within 1 point",
-            notes={"seconds": [run["seconds"] for run in runs_by_system[name]]},
+            notes={"seconds": [one["seconds"] for one in runs_by_system[name]]},
         )
         for name in ("torch", "tensorflow")
     ]
     harness.report("accuracy", rows, pretrained=pretrained, runs=runs_by_system)
     for name, runs in runs_by_system.items():
-        values = [100 * run["accuracy"] for run in runs]
+        values = [100 * one["accuracy"] for one in runs]
         each = ", ".join(f"{value:.2f}" for value in values)
         print(f"{name:<12} mean {statistics.mean(values):.2f}  per seed {each}")
 
