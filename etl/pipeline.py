@@ -25,7 +25,7 @@ from howdah.data.manifest import (
     content_hash,
     load_dataset,
 )
-from howdah.errors import HowdahError, StorageError
+from howdah.errors import ClusterError, HowdahError, StorageError
 from howdah.etl import report
 from howdah.etl.history.turn import turn
 from howdah.etl.sources import given
@@ -35,6 +35,7 @@ from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 from howdah.etl.workspace.staging import (
     RunLease,
+    adopt,
     discard,
     refuse_missing,
     sweep,
@@ -96,6 +97,7 @@ _STAGES = (
 )  # fmt: skip
 
 _DAEMON = "howdah.etl.launch.daemon"
+_OF_THE_PLACE = (StorageError, ClusterError)
 _DISCARD_SECONDS = 60.0
 """How long a run that has failed waits for storage to remove what it has written."""
 
@@ -403,6 +405,7 @@ def _make(
             for directory in (config.data.dataset, path):
                 storage.make_dirs(directory, mode=config.most_open)
             lease.__enter__()
+            adopt(path, lease.token)
             with (
                 Scratch(path, lease.token) as scratch,
                 Kept() as kept,
@@ -419,9 +422,13 @@ def _make(
                 commit(path, manifest)
         except BaseException as error:
             failed = isinstance(error, HowdahError)
+            # An interrupt, or a cluster's or storage's failure, says nothing against the rows.
+            well = not isinstance(error, Exception) or isinstance(error, _OF_THE_PLACE)
             # What storage does not remove now, the next run sweeps; report the first error.
             with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
-                discard(path, lease.token)
+                if discard(path, lease.token, whole_stays=well):
+                    progress("the rows as they are divided into splits are kept: `howdah etl` of"
+                             " the same source and configuration goes on from them")  # fmt: skip
                 if failed and storage.exists(storage.join(path, MANIFEST)):
                     # Another run was faster with the same version; it may have swept our files.
                     progress.end(failed=True)

@@ -109,7 +109,7 @@ def write_files(
     task.progress.begin("read and clean")
     built = _build(task, scratch, kept)
     task.progress.begin("encode and write")
-    encoded, table = _balanced(task, built, kept)
+    encoded, table = _balanced(task, built, scratch, kept)
     layout = task.layout
     splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
     if layout.image is None:
@@ -235,14 +235,18 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
         return build.from_records(*arguments, gone=task.gone)
     if task.config.data.kind == "image":
         return build.from_images(*arguments, scratch=scratch, gone=task.gone)
-    return build.from_text(*arguments, scratch=scratch, past=task.past, gone=task.gone)
+    before = build.resumed(task.spark, task.config.data, task.encoder, scratch, task.progress)
+    return before or build.from_text(*arguments, scratch=scratch, past=task.past, gone=task.gone)
 
 
-def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
+def _balanced(task: Task, built: Built, scratch: Scratch, kept: Kept) -> tuple[DataFrame, Table]:
     """The encoded rows, balanced over the labels of the train split if asked, and their counts."""
     data = task.config.data
-    encoded = built.encoded.persist()
-    kept.append(encoded)
+    if built.resumable:
+        encoded = scratch.once(built.encoded, "encoded")
+    else:
+        encoded = built.encoded.persist()
+        kept.append(encoded)
     table = _table(encoded, task.longest)
     if not _stays(task, TRAIN):
         _refuse_empty_train(table, built)

@@ -200,7 +200,7 @@ def apply(
     for root in datasets:
         changed += _remove(root, affected[root], progress)
         if any(path.startswith(f"{root.rstrip('/')}/") for path in result.leftovers):
-            for path in staging.sweep(root):
+            for path in staging.sweep(root, whole_stays=False):
                 progress(f"removed what a dead run had left: {path}")
     return changed
 

@@ -1,21 +1,26 @@
 """Parquet files that a run keeps between Spark jobs, beside the version that it makes.
 
 They lie below `scratch-<token>/` in the version directory and are removed when the run ends; what a
-killed run left is swept with its other files (`etl/workspace/staging.py`).
+killed run left is swept with its other files (`etl/workspace/staging.py`), unless it says that it
+is whole: then the run that makes the same version goes on from it. `<name>.json` says so: it is
+written last and has the sizes of all files.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
-from howdah import storage
-from howdah.errors import StorageError
+from howdah import __version__, storage
+from howdah.errors import DataError, NotFound, StorageError
 from howdah.etl.workspace.staging import scratch_name
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
@@ -68,6 +73,59 @@ class Scratch:
         with translated("keep intermediate data", writes=self._directory):
             frame.write.mode("overwrite").parquet(written)
             return frame.sparkSession.read.schema(frame.schema).parquet(spark_path(path))
+
+    def finish(self, name: str, frames: Mapping[str, DataFrame], **about: Any) -> None:
+        """Say that frames are whole.
+
+        Args:
+            frames: what `keep` returned, by its name.
+            about: what else a later run needs of them, as JSON.
+        Raises:
+            StorageError: it cannot be written.
+        """
+        body = {
+            "etl_version": __version__,
+            "files": {frame: self._sizes(frame) for frame in frames},
+            "schemas": {frame: rows.schema.jsonValue() for frame, rows in frames.items()},
+            "about": about,
+        }
+        storage.write_whole(self._file(name), json.dumps(body).encode())
+
+    def finished(self, spark: SparkSession, name: str) -> tuple[dict[str, DataFrame], dict] | None:
+        """The frames and what `finish` was told, if all of their files are there."""
+        try:
+            body = storage.read_json(self._file(name))
+        except (NotFound, DataError):
+            return None
+        same = {frame: self._sizes(frame) for frame in body["files"]} == body["files"]
+        if not same or body["etl_version"] != __version__:
+            return None
+        self._used, frames = True, {}
+        with translated("read intermediate data"):
+            for frame, schema in body["schemas"].items():
+                path = spark_path(storage.join(self._directory, frame))
+                frames[frame] = spark.read.schema(StructType.fromJson(schema)).parquet(path)
+        return frames, body["about"]
+
+    def once(self, frame: DataFrame, name: str) -> DataFrame:
+        """`keep`, unless an earlier run has done it."""
+        before = self.finished(frame.sparkSession, name)
+        if before is not None:
+            return before[0][name]
+        frame = self.keep(frame, name)
+        self.finish(name, {name: frame})
+        return frame
+
+    def _file(self, name: str) -> str:
+        return storage.join(self._directory, f"{name}.json")
+
+    def _sizes(self, frame: str) -> dict[str, int]:
+        """{name: bytes} of a frame's files."""
+        try:
+            entries = storage.list_dir(storage.join(self._directory, frame))
+        except NotFound:
+            return {}
+        return {entry.name: entry.size for entry in entries if entry.name.endswith(".parquet")}
 
     def put(self, spark: SparkSession, table: pa.Table, name: str) -> DataFrame:
         """Write a table that the driver has and return it as it is read from its file.

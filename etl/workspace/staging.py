@@ -5,15 +5,19 @@ only the manifest makes them part of a dataset. While it works it holds a lease
 (howdah/storage/lease.py). The next run sweeps files that belong neither to a manifest nor to a run
 with a live lease. If a live run's files were swept nevertheless, the run notices it right before it
 commits (`refuse_missing`).
+
+Intermediate data that is whole says so (`scratch.py`). What a dead run left of it stays for the run
+that makes the same version (`adopt`), until the dataset has a version made after it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from howdah import storage
@@ -34,6 +38,8 @@ LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 """A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
+WHOLE = "rows.json"
+"""In a directory of intermediate data: says which of it is whole (scratch.py)."""
 
 
 def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
@@ -150,23 +156,66 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
         )
 
 
-def discard(directory: str, token: str) -> None:
-    """Remove all files that the run `token` made in a version directory."""
+def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
+    """Remove all files that the run `token` made in a version directory.
+
+    Args:
+        whole_stays: intermediate data that is whole stays for `adopt`.
+    Returns:
+        Whether any stays.
+    """
     entries = [*_scratch(directory), *_walk(directory)]
-    commit.sweep(entries, lambda entry: _owner(entry) == token and not LEASE.search(entry.name))
+    stays = {entry.path for entry in entries if whole_stays and _is_whole(entry)}
+    commit.sweep(
+        entries,
+        lambda entry: (
+            _owner(entry) == token and not LEASE.search(entry.name) and entry.path not in stays
+        ),
+    )
     _remove_if_empty(directory)
+    return bool(stays)
 
 
-def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] = ()) -> list[str]:
+def adopt(version: str, token: str) -> bool:
+    """Give the run `token` the intermediate data that a dead run of the same version left whole.
+
+    Of two runs that try, one gets it: a rename decides.
+    """
+    leases = {m.group(1): e for e in _walk(version) if (m := LEASE.search(e.name))}
+    for entry in _scratch(version):
+        owner = _owner(entry)
+        held = [leases[owner].path] if owner in leases else []
+        if owner != token and _is_whole(entry) and not _live(held):
+            with contextlib.suppress(StorageError):
+                storage.rename_dir(entry.path, storage.join(version, scratch_name(token)))
+                return True
+    return False
+
+
+def _is_whole(entry: Entry) -> bool:
+    """Whether it is a directory of intermediate data that another run can go on from."""
+    scratch = entry.is_dir and _SCRATCH.fullmatch(entry.name)
+    return bool(scratch and storage.exists(storage.join(entry.path, WHOLE)))
+
+
+def sweep(
+    dataset: str,
+    own_token: str | None = None,
+    *,
+    over: Collection[str] = (),
+    whole_stays: bool = True,
+) -> list[str]:
     """Remove the files that crashed runs left in a dataset's version directories. Returns the
     paths.
 
     Only files that an ETL makes are removed. Those of runs with a live lease stay, and so do those
-    of the calling run; in a version without a manifest and without a live run all of them go.
+    of the calling run; in a version without a manifest and without a live run all of them go, but
+    for whole intermediate data as long as no version is newer.
 
     Args:
         own_token: token of the calling run, if there is one.
         over: YARN applications that have ended, so that their runs are dead.
+        whole_stays: False: intermediate data goes also where a run could go on from it.
     """
     removed: list[str] = []
     try:
@@ -178,7 +227,8 @@ def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] =
     # A year of days is 365 versions, each of which takes round trips to storage.
     with ThreadPoolExecutor(min(_THREADS, len(versions)), "howdah-sweep") as pool:
         paths = [version.path for version in versions]
-        for gone in pool.map(lambda path: _sweep_version(path, own_token, over), paths):
+        newest = functools.cache(lambda: _newest(paths)) if whole_stays else None
+        for gone in pool.map(lambda path: _sweep_version(path, own_token, over, newest), paths):
             removed += gone
     return removed
 
@@ -195,7 +245,26 @@ def sweep_until_quiet(dataset: str, *, over: Collection[str] = ()) -> None:
             time.sleep(_SWEEP_SECONDS)
 
 
-def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -> list[str]:
+def _newest(versions: Iterable[str]) -> float:
+    """When the newest of the versions was committed, by the storage's clock; 0: none is."""
+    times = [0.0]
+    for version in versions:
+        with contextlib.suppress(NotFound):
+            times.append(storage.modified(storage.join(version, MANIFEST)))
+    return max(times)
+
+
+def _sweep_version(
+    version: str,
+    own_token: str | None,
+    over: Collection[str],
+    newest: Callable[[], float] | None,
+) -> list[str]:
+    """Sweep one version.
+
+    Args:
+        newest: when the dataset's newest version was committed; None: nothing whole stays.
+    """
     # The list has a run's lease whenever it has one of its files, since a run takes its lease
     # before it writes: so no file of a live run is mistaken for a dead one's.
     scratch = _scratch(version)
@@ -216,10 +285,19 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
         unfinished = entry.name.startswith(storage.TEMP_PREFIX)
         return not live and (unfinished or (named is None and entry.name in report.FILES))
 
+    if named is None and newest is not None:
+        scratch = [one for one in scratch if not (_is_whole(one) and _made(one) > newest())]
     removed = commit.sweep([*scratch, *entries], dead)
     if named is None and not live:
         _remove_if_empty(version)
     return removed
+
+
+def _made(entry: Entry) -> float:
+    """When whole intermediate data was, by the storage's clock."""
+    with contextlib.suppress(NotFound):
+        return storage.modified(storage.join(entry.path, WHOLE))
+    return 0.0
 
 
 def is_live(path: str) -> bool:

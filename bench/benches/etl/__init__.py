@@ -10,6 +10,9 @@ original.
 One part is a size of the growth, or one way once. Each is kept as it ends
 (bench/results/etl.rounds.jsonl), and a bench that is run again goes on with the next.
 
+Killed: a run of BENCH_KILLED rows (320000; 0: none) that is killed after 80 % of an undisturbed
+one's time, and the run that goes on.
+
 BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_WAYS
 ("ours datasketch mllib"), BENCH_APART (1: the executor in a process of its own, so that the JVM
 measured is the driver's alone), BENCH_PARTS (parts to run now; all). datasketch comes from the
@@ -27,6 +30,7 @@ from bench.benches.etl import growth, near
 SIZES = [int(size) for size in os.environ.get("BENCH_ROWS", "20000 80000 320000 1000000").split()]
 DEDUP_ROWS = [int(size) for size in os.environ.get("BENCH_DEDUP_ROWS", "20000").split()]
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+KILLED = int(os.environ.get("BENCH_KILLED", "320000"))
 PARTS = int(os.environ.get("BENCH_PARTS", "1000"))
 SOURCES = (
     "etl", "data", "howdah/spark", "howdah/config/data.py",
@@ -45,9 +49,10 @@ def main() -> None:
             for row in near.compared(folder, count, ROUNDS, journal, budget)
         ]
         sizes = growth.measured(folder, SIZES, journal, budget)
+        killed = growth.killed(folder, KILLED, journal, budget) if KILLED else []
     if budget.over:
         print("parts are left: run the bench again")
     harness.report(
-        "etl", rows, rows_of_near_duplicates=DEDUP_ROWS, rounds=ROUNDS, growth=sizes,
+        "etl", rows, rows_of_near_duplicates=DEDUP_ROWS, rounds=ROUNDS, growth=sizes, killed=killed,
         complete=not budget.over,
     )  # fmt: skip

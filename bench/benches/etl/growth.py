@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,11 +61,83 @@ def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> 
     return figures
 
 
+def killed(folder: str, size: int, journal: Rounds, budget: Budget) -> list[dict]:
+    """What a SIGKILL at 80 % of the time costs: the seconds up to it and those of the run that goes
+    on, beside an undisturbed one's."""
+    base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
+    run = partial(_measure_killed, folder, base, size)
+    figures = journal.up_to(1, f"killed at 80 %, {size}", run, budget)
+    for row in figures:
+        whole, again = row["wall"], row["again"]
+        cost = 0.8 + again / whole - 1
+        print(
+            f"{size:,} rows: {whole:.0f} s undisturbed; killed after {0.8 * whole:.0f} s, the next"
+            f" run took {again:.0f} s: {100 * cost:.0f} % more (bar: at most 10 %)",
+            flush=True,
+        )
+    return figures
+
+
+def _measure_killed(folder: str, base: str, size: int) -> dict:
+    seconds = {}
+    for name, limit in (("wall", None), ("killed", 0.8), ("again", None)):
+        place = Path(folder) / ("undisturbed" if name == "wall" else "disturbed")
+        if name != "again":
+            (place / "events").mkdir(parents=True)
+            os.symlink(_source(Path(folder), size), place / "rows.parquet")
+        config = _config(place, base)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "howdah.cli", "etl", "--config", str(config)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(limit and limit * seconds["wall"])
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait() + signal.SIGKILL
+        if code:
+            raise SystemExit(f"howdah etl ended with {code}")
+        seconds[name] = time.monotonic() - began
+    return seconds
+
+
+def _source(folder: Path, size: int) -> Path:
+    path = folder / f"rows-{size}.parquet"
+    if not path.exists():
+        rows.write(str(path), size)
+    return path
+
+
 def _measure(folder: str, base: str, size: int) -> dict:
     place = Path(folder) / f"growth-{size}"
     events = place / "events"
     events.mkdir(parents=True)
-    rows.write(str(place / "rows.parquet"), size)
+    os.symlink(_source(Path(folder), size), place / "rows.parquet")
+    config = _config(place, base)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", "etl", "--config", str(config)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    sampler = Sampler(lambda: _processes(process.pid)).start()
+    _, stderr = process.communicate()
+    wall = time.monotonic() - began
+    samples = [sizes for _, sizes in sampler.stop()]
+    if process.returncode:
+        raise SystemExit(f"howdah etl failed:\n{stderr[-4000:]}")
+    return {
+        "rows": size,
+        "wall": wall,
+        **_events(events),
+        "python": max(sizes.get("python", 0) for sizes in samples),
+        "jvm": max(sizes.get("jvm", 0) for sizes in samples),
+    }
+
+
+def _config(place: Path, base: str) -> Path:
+    events = place / "events"
     settings = {
         "data": {
             "source": str(place / "rows.parquet"),
@@ -87,25 +160,7 @@ def _measure(folder: str, base: str, size: int) -> dict:
     }
     config = place / "config.yaml"
     config.write_text(loader.dump_yaml(loader.from_dict(settings)), encoding="utf-8")
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "howdah.cli", "etl", "--config", str(config)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    sampler = Sampler(lambda: _processes(process.pid)).start()
-    _, stderr = process.communicate()
-    wall = time.monotonic() - began
-    samples = [sizes for _, sizes in sampler.stop()]
-    if process.returncode:
-        raise SystemExit(f"howdah etl failed:\n{stderr[-4000:]}")
-    return {
-        "rows": size,
-        "wall": wall,
-        **_events(events),
-        "python": max(sizes.get("python", 0) for sizes in samples),
-        "jvm": max(sizes.get("jvm", 0) for sizes in samples),
-    }
+    return config
 
 
 def _processes(pid: int) -> dict[str, int]:
