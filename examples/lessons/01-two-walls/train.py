@@ -99,6 +99,7 @@ def train(techniques, limit, rank, ranks, store):
         optimizer.zero_grad(set_to_none=False)  # the gradients keep their memory
         seconds.append(time.perf_counter() - start)
     dist.all_reduce(total)
+    del model  # before its group: the other way round it may deadlock on the GIL (torch 2.13)
     dist.destroy_process_group()
     peak, loss = memory("VmHWM") - before, total.item() / ranks
     return {"loss": loss, "peak": peak, "seconds": statistics.median(seconds[1:])}

@@ -82,6 +82,7 @@ def ddp(rank, size, folder):
     result = measure(one_thread, network, rows.chunk(2)[rank])
     if rank == 0:
         torch.save(result, f"{folder}/result")
+    del network  # before its group: the other way round it may deadlock on the GIL (torch 2.13)
     dist.destroy_process_group()
 
 

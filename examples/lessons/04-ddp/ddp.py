@@ -93,4 +93,5 @@ if rank == 0:
     print(f"largest difference of the logits after loading = {apart:g}")
     with open(__file__) as source:
         print(f"lines that DDP needs = {sum('  # DDP' in line for line in source) - 1}")
+del model  # before its group: the other way round it may deadlock on the GIL (torch 2.13)
 dist.destroy_process_group()  # DDP

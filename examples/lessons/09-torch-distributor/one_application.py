@@ -1,7 +1,4 @@
-"""From a DataFrame to a saved model in one Spark application.
-
-python one_application.py TEXTS MODEL
-"""
+"""From a DataFrame to a saved model in one application: python one_application.py TEXTS MODEL."""
 
 import os
 import sys
@@ -47,6 +44,7 @@ def train(rows: str, model: str, classes: int, to: str) -> dict:
             optimizer.step()
     if rank == 0:
         net.save_pretrained(to)
+    del ddp  # before its group: the other way round it may deadlock on the GIL (torch 2.13)
     dist.destroy_process_group()
     return {"rows": len(mine), "world": world, "loss": loss.item(),
             "told": int(os.environ["LOCAL_WORLD_SIZE"])}  # fmt: skip
