@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -14,7 +12,7 @@ from pyspark.sql import functions as F
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.tasks import Task
-from howdah.core.activity import Progress, Stages
+from howdah.core.activity import Stages
 from howdah.core.processes import limit
 from howdah.data.encode import Encoder
 from howdah.data.files.quotes import Quotes
@@ -23,7 +21,8 @@ from howdah.data.lineage.forgotten import NONE, Forgotten
 from howdah.data.spark.text_rows import Strays
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import ConfigError, DataError
-from howdah.etl import counting
+from howdah.etl import built, counting
+from howdah.etl.built import Built
 from howdah.etl.history import judge
 from howdah.etl.history.past import Past
 from howdah.etl.rows import dedup, forgotten, gate, labels, leakage, near, numbering, split, units
@@ -32,8 +31,7 @@ from howdah.etl.sources import given, images, reading
 from howdah.etl.sources.source import Source
 from howdah.etl.workspace.kept import Kept, release
 from howdah.etl.workspace.scratch import Scratch
-from howdah.etl.workspace.staging import WHOLE
-from howdah.etl.write import adopt, shards
+from howdah.etl.write import adopt
 from howdah.spark.errors import crossing, translated
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
@@ -45,32 +43,6 @@ result."""
 _MANY_ROWS = limit("many_rows", 100_000)
 """Number of rows from which on an extra job to unpersist rows cached twice pays off, and files from
 which a run that takes a killed one's place goes on."""
-
-
-_REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
-_ROWS, _FINAL, _REJECTS = WHOLE.removesuffix(".json"), "final", "rejects"
-"""Names of intermediate data: of what is whole, and of its frames."""
-
-
-@dataclass(kw_only=True)
-class Built:
-    """Encoded rows, rejected rows, and what was counted."""
-
-    encoded: DataFrame
-    rejected: DataFrame
-    """id, text, label, reason, detail"""
-    labels: list[str]
-    quality: dict
-    samples: dict[str, list[str]] = field(default_factory=dict)
-    """{label: the beginnings of a few of its texts}"""
-    reject_samples: dict[str, list[str]] = field(default_factory=dict)
-    """{reason: the same of rejected rows}"""
-    texts: list[str] = field(default_factory=list)
-    """The beginnings of a sample of the texts that stay."""
-    kept: DataFrame | None = None
-    """Rows of text that are encoded: id, text, label, key, split, group."""
-    resumable: bool = False
-    """They are kept whole for a run that takes this one's place."""
 
 
 def from_text(
@@ -146,7 +118,7 @@ def from_text(
         final = split.assign(rows.drop("cluster"), data.split, official, kept, task=data.task)
     # From files: what is asked of them from here on has a plan of one step and reads its columns
     # alone, and all that they are made of goes.
-    final = scratch.keep(final, _FINAL)
+    final = scratch.keep(final, built.FINAL)
     release(kept, but=[stays])
 
     counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
@@ -168,67 +140,16 @@ def from_text(
         quality["csv"] = _csv_quality(data, lines, strays, progress)
     resumable = read >= _MANY_ROWS and past is None
     if resumable:
-        rejects = scratch.keep(rejects.select(*_REJECT_COLUMNS), _REJECTS)
-    rejected = _rejected(rejects, final)
+        rejects = built.keep_rejects(rejects, scratch)
+    rejected = built.rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     old = None if judging is None else judging.held_out(spark)
     quality["leakage"] = leakage.judged(good, data.quality, progress, old)
     samples = counting.samples(good, label=_sampled(good, data.task, names), reason=rejected)
     about = {"labels": names, "quality": quality, "samples": samples}
     if resumable:
-        scratch.finish(_ROWS, {_FINAL: final, _REJECTS: rejects}, **about)
-    return _of_rows(final, rejected, about, data, encoder, resumable=resumable)
-
-
-def resumed(
-    spark: SparkSession, data: DataSection, encoder: Encoder, scratch: Scratch, progress: Progress
-) -> Built | None:
-    """What a killed run of the same version had read, de-duplicated and divided into splits; None:
-    there is nothing to go on from."""
-    before = scratch.finished(spark, _ROWS)
-    if before is None:
-        return None
-    frames, about = before
-    rows = about["quality"]["read"]
-    progress(f"goes on from the {rows:,} rows that an unfinished run has read and divided")
-    rejected = _rejected(frames[_REJECTS], frames[_FINAL])
-    return _of_rows(frames[_FINAL], rejected, about, data, encoder, resumable=True)
-
-
-def _of_rows(
-    final: DataFrame,
-    rejected: DataFrame,
-    about: Mapping[str, Any],
-    data: DataSection,
-    encoder: Encoder,
-    *,
-    resumable: bool,
-) -> Built:
-    """Encoded rows of rows with their splits.
-
-    Args:
-        about: labels, quality and samples.
-    """
-    good = final.where(F.col("reason").isNull())
-    samples = about["samples"]
-    return Built(
-        encoded=shards.encode(
-            good,
-            encoder,
-            about["labels"],
-            data.max_length,
-            task=data.task,
-            pairs=data.columns.text_pair is not None,
-        ),
-        rejected=rejected,
-        labels=about["labels"],
-        quality=about["quality"],
-        samples=samples["label"],
-        reject_samples=samples["reason"],
-        texts=samples["any"].get("any", []),
-        kept=good,
-        resumable=resumable,
-    )
+        built.finish(scratch, final, rejects, about)
+    return built.of_rows(final, rejected, about, data, encoder, resumable=resumable)
 
 
 def _sampled(good: DataFrame, task: Task, names: list[str]) -> DataFrame:
@@ -327,7 +248,7 @@ def from_images(
     final = split.assign(deduplicated.rows, data.split, None, kept).persist()
     kept.append(final)
     quality = counting.judged(read, at_gate + counting.by(final, "reason", "label"), data, progress)
-    rejected = _rejected(gated.where(F.col("reason").isNotNull()), final)
+    rejected = built.rejected(gated.where(F.col("reason").isNotNull()), final)
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
     encoded = (
@@ -355,12 +276,6 @@ def _let_go(gated: DataFrame, rejects: DataFrame, kept: list[DataFrame]) -> None
     rejects.count()
     kept.append(rejects)
     gated.unpersist()
-
-
-def _rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
-    """id, text, label, reason, detail of the rows that the gate or de-duplication took out."""
-    more = final.where(F.col("reason").isNotNull()).select(*_REJECT_COLUMNS)
-    return rejects.select(*_REJECT_COLUMNS).unionByName(more)
 
 
 def _gate(

@@ -406,8 +406,8 @@ def _make(
                 storage.make_dirs(directory, mode=config.most_open)
             lease.__enter__()
             adopt(path, lease.token)
+            scratch = stack.enter_context(Scratch(path, lease.token))
             with (
-                Scratch(path, lease.token) as scratch,
                 Kept() as kept,
                 translated("run the ETL"),
                 credentials.Keeper(spark) as keeper,

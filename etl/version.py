@@ -32,7 +32,8 @@ from howdah.data.manifest import (
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
 from howdah.etl import attention, build, expect, report
-from howdah.etl.build import Built
+from howdah.etl import built as built_rows
+from howdah.etl.built import Built
 from howdah.etl.history import ledger
 from howdah.etl.history.past import Past
 from howdah.etl.rows import split
@@ -235,7 +236,7 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
         return build.from_records(*arguments, gone=task.gone)
     if task.config.data.kind == "image":
         return build.from_images(*arguments, scratch=scratch, gone=task.gone)
-    before = build.resumed(task.spark, task.config.data, task.encoder, scratch, task.progress)
+    before = built_rows.resumed(task.spark, task.config.data, task.encoder, scratch, task.progress)
     return before or build.from_text(*arguments, scratch=scratch, past=task.past, gone=task.gone)
 
 

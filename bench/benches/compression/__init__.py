@@ -36,8 +36,8 @@ MODES = {
 }
 CHOSEN = os.environ.get("BENCH_MODES", " ".join(MODES)).split()
 PACKAGES = 8
-SOURCES = ("training", "bench/benches/compression.py")
-_WORK = Path(__file__).parents[2] / "build" / "bench-compression"
+SOURCES = ("training", "bench/benches/compression")
+_WORK = Path(__file__).parents[3] / "build" / "bench-compression"
 
 
 def main() -> None:
