@@ -199,9 +199,8 @@ class Targets:
         path = self.world.folder / "clock"
         if not path.exists():
             raise NotNow
-        hours = (-26, -1, 1, 26)[rng.randrange(4)]
-        path.write_text(f"{hours:+d}h\n")
-        return lambda: path.write_text("+0\n") and None
+        set_clock(path, 3600 * (-26, -1, 1, 26)[rng.randrange(4)])
+        return lambda: set_clock(path, 0)
 
 
 def stopped(pid: int) -> Undo:
@@ -213,6 +212,12 @@ def stopped(pid: int) -> Undo:
 def started(cluster, name: str) -> None:
     """Start a daemon that was killed."""
     cluster.start(name)
+
+
+def set_clock(path: Path, seconds: int) -> None:
+    """Step the clock that processes have mapped (clock.c)."""
+    with open(path, "r+b") as file:
+        file.write(seconds.to_bytes(8, "little", signed=True))
 
 
 def tc(*words: str) -> None:

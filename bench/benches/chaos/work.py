@@ -98,15 +98,14 @@ class Work(threading.Thread):
         """Until no more work begins; an error of the bench itself ends the whole run."""
         while not self.world.over.is_set():
             try:
-                self.once(self.done)
+                self.done += self.once(self.done)
             except Exception as error:
                 self.world.broke(self.name, f"the bench itself: {error!r}")
                 self.world.over.set()
                 raise
-            self.done += 1
 
-    def once(self, number: int) -> None:
-        """One piece."""
+    def once(self, number: int) -> bool:
+        """One piece; whether it was done to its end."""
         raise AssertionError
 
 
@@ -178,7 +177,7 @@ class Training(Work):
         path.write_text(yaml.safe_dump(settings(directory, framework, self.data, self.python)))
         return str(path)
 
-    def once(self, number: int) -> None:
+    def once(self, number: int) -> bool:
         """A job, from its submission to what it left."""
         framework = FRAMEWORKS[number % len(FRAMEWORKS)]
         name = f"run-{number}-{framework}"
@@ -187,7 +186,7 @@ class Training(Work):
         while True:
             said = self.world.until_done(self.name, "submit", "--config", config, "--json")
             if said is None:
-                return
+                return False
             application = json.loads(said.splitlines()[-1])["application"]
             self.job = Job(self.world, directory, application)
             state = self._ended()
@@ -201,7 +200,7 @@ class Training(Work):
             if state == "SUCCEEDED":
                 break
             if self.world.over.is_set():
-                return
+                return False
         with self.world.checking(f"{self.name} {name}"):
             at = f"{self.world.root}/{name}"
             lines = self.world.hdfs.read(f"{at}/metrics.jsonl").splitlines()
@@ -210,6 +209,7 @@ class Training(Work):
             reading.check_checkpoints(self.world.hdfs, f"{at}/checkpoints")
             self.world.hdfs.read(f"{at}/export/model.safetensors")
             self.world.note(self.name, f"{name}: every step once, with its rows")
+        return True
 
     def _ended(self) -> str:
         """The job's final state; after LIMIT without a new step it is killed, and that is an
@@ -274,11 +274,10 @@ class Tables(Work):
         if self._publish(0) is None:
             raise SystemExit("the first version cannot be published")
 
-    def once(self, number: int) -> None:
+    def once(self, number: int) -> bool:
         """Append, publish, score."""
-        if self._append(number) is None or self._publish(number + 1) is None:
-            return
-        self._score(number % PARTITIONS)
+        done = self._append(number) is not None and self._publish(number + 1) is not None
+        return done and self._score(number % PARTITIONS) is not None
 
     def _append(self, number: int) -> str | None:
         rng = random.Random(number)
@@ -317,7 +316,7 @@ class Tables(Work):
                 reading.check_versions(self.world.hdfs, model, number + 1)
         return said
 
-    def _score(self, number: int) -> None:
+    def _score(self, number: int) -> str | None:
         day, name = f"d{number:04d}", self.database
         said = self.world.until_done(
             self.name, "score", "--config", self.config, "--model", "news", "--source",
@@ -328,6 +327,7 @@ class Tables(Work):
                 where = f"{self.world.root}/{name}.db/scored/ds={day}"
                 keys = {f"{number}-{row}" for row in range(40)}
                 reading.check_scored(self.world.hdfs, where, keys, label_of)
+        return said
 
 
 def label_of(version: int) -> str:
@@ -354,7 +354,7 @@ class Serving(Work):
         finally:
             self._end()
 
-    def once(self, number: int) -> None:
+    def once(self, number: int) -> bool:
         """One server, to its end."""
         log = self.world.folder / "commands" / f"serve-{number}.err"
         log.parent.mkdir(exist_ok=True)
@@ -372,7 +372,7 @@ class Serving(Work):
             if code not in (-9, 5) or "Traceback" in log.read_text(errors="replace"):
                 self.world.broke(self.name, f"serve ended with {code}: {log.read_text()[-1500:]}")
             self.world.over.wait(1.0)
-            return
+            return False
         url = f"http://127.0.0.1:{json.loads(line)['port']}/v1/classify"
         while self.process.poll() is None and not self.world.over.is_set():
             self._ask(url)
@@ -381,6 +381,7 @@ class Serving(Work):
         if code is not None and not (self.expected_end and code == -9):
             self.world.broke(self.name, f"it ended by itself with {code}: see {log}")
         self._end()
+        return True
 
     def _ask(self, url: str) -> None:
         request = urllib.request.Request(
