@@ -3,8 +3,9 @@
 The framework is tensorflow, torch, or torch without Horovod, whose ranks meet in a file
 (torch.distributed) or in a job's rendezvous (torch.rendezvous).
 
-A line in is {"env": {...}} (join that world), {"sum": x} or {"sum": x, "give_up": seconds}; a line
-out is {"joined": size}, {"sum": y} or {"lost": text}.
+A line in is {"env": {...}} (join that world), {"sum": x}, {"sum": x, "give_up": seconds} or, in
+PyTorch, {"exchange": x}; a line out is {"joined": size}, {"sum": y}, {"exchange": y} or
+{"lost": text}.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def main(kind: str) -> None:
         import howdah.training.comm.distributed_torch
     else:
         import howdah.training.comm.horovod_tf  # noqa: F401
+    if framework == "torch":
+        import torch
     print(json.dumps({"ready": os.getpid()}), flush=True)
     comm = None
     for line in sys.stdin:
@@ -46,6 +49,11 @@ def main(kind: str) -> None:
                 os.environ.update(command["env"])
                 comm = backends.init(framework, limit=float(command["limit"]))
                 answer = {"joined": comm.size}
+            elif "exchange" in command:  # in the groups of compressed messages
+                _, across = comm.levels()
+                parts = torch.full((across.size, 1), command["exchange"])
+                received = across.begin_exchange(0, parts).wait()
+                answer = {"exchange": received.sum().item()}
             else:
                 if "give_up" in command:
                     threading.Timer(command["give_up"], comm.give_up).start()

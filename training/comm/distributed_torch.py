@@ -65,7 +65,8 @@ class TorchComm(Comm):
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         self._timeout = timedelta(seconds=seconds)
-        meeting_point = _meeting_point(here.size)
+        # torch holds the C++ half of a store of ours alone: without the other one no further group.
+        self._meeting_point = _meeting_point(here.size)
         # A rank of a job may wait for one that never joins; the driver then forms another world.
         join_seconds = os.environ.get(JOIN_SECONDS)
         joining = timedelta(seconds=float(join_seconds)) if join_seconds else self._timeout
@@ -76,7 +77,7 @@ class TorchComm(Comm):
                     rank=here.rank,
                     world_size=here.size,
                     timeout=joining,
-                    **meeting_point,
+                    **self._meeting_point,
                 )
                 if joining != self._timeout:
                     dist.distributed_c10d._set_pg_timeout(self._timeout)

@@ -168,6 +168,20 @@ def together(members: list[Rank], envs: list[dict]) -> None:
         assert [one.answer() for one in members] == [{"sum": 2.0 ** len(envs) - 1}] * len(envs)
 
 
+@pytest.mark.parametrize(
+    "framework", ["torch.rendezvous", pytest.param("torch.distributed", marks=pytest.mark.full)]
+)
+def test_compressed_messages_have_groups_of_their_own_in_each_world(ranks, join, framework):
+    """A job's rendezvous is a store in Python, which further groups need as long as a world is."""
+    members = ranks(framework, 3)
+    for size in (2, 3):
+        together(members[:size], join(size, 60, framework))
+        for number, one in enumerate(members[:size]):
+            one.ask(exchange=2.0**number)
+        sums = [one.answer() for one in members[:size]]
+        assert sums == [{"exchange": 2.0**size - 1}] * size
+
+
 @pytest.mark.full  # a real job's ranks are killed in tests/training/elastic/test_elastic.py
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_after_a_killed_rank_the_others_form_another_world(ranks, join, framework):
