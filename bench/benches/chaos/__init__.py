@@ -24,6 +24,7 @@ import collections
 import contextlib
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--ha", action="store_true", help="two NameNodes, two ResourceManagers")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args(list(arguments))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {options.seed}, in {folder}", flush=True)
     broken, injected = ["it did not begin"], []
@@ -132,10 +134,17 @@ def _run(world: World, options: argparse.Namespace) -> tuple[list[Injected], dic
         one.start()
     injector = Injector(Targets(world, training, serving), options.only)
     end = time.monotonic() + 3600 * options.hours
-    for number in range(options.first, options.first + options.faults):
-        if time.monotonic() > end or world.over.is_set():
-            break
-        injector.inject(number)
+    try:
+        for number in range(options.first, options.first + options.faults):
+            if time.monotonic() > end or world.over.is_set():
+                break
+            injector.inject(number)
+    except BaseException:  # an interrupt leaves no process behind
+        world.over.set()
+        serving.kill()
+        for process in list(world.running.values()):
+            process.kill()
+        raise
     world.note("bench", "no more faults", injected=len(injector.done))
     world.cluster.restore()
     world.over.set()

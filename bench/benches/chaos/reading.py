@@ -96,9 +96,20 @@ class Hdfs:
 
 # ---------------------------------------------------------------------------------- a training
 def losses(lines: Iterable[bytes]) -> list[tuple[int, float]]:
-    """(step, loss) of each step in metrics.jsonl."""
-    found = [json.loads(line) for line in lines]
-    return [(line["step"], line["loss"]) for line in found if "split" not in line]
+    """(step, loss) of each step in metrics.jsonl.
+
+    An attempt that begins again at an earlier step takes the place of the lines from there on.
+    """
+    steps: list[tuple[int, float]] = []
+    attempt = 0
+    for line in map(json.loads, lines):
+        if "split" in line:
+            continue
+        if line["attempt"] != attempt:
+            attempt = line["attempt"]
+            steps = [(number, loss) for number, loss in steps if number < line["step"]]
+        steps.append((line["step"], line["loss"]))
+    return steps
 
 
 def check_epochs(steps: list[tuple[int, float]], per_epoch: int) -> None:

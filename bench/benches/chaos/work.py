@@ -320,7 +320,8 @@ class Tables(Work):
         day, name = f"d{number:04d}", self.database
         said = self.world.until_done(
             self.name, "score", "--config", self.config, "--model", "news", "--source",
-            f"{name}.texts", "--output", f"{name}.scored", "--partition", f"ds={day}", "--json",
+            f"{name}.texts", "--output", f"{name}.scored", "--partition", f"ds={day}",
+            "--text-column", "words", "--id-column", "key", "--json",
         )  # fmt: skip
         if said is not None:
             with self.world.checking(self.name):
