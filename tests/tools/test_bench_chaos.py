@@ -40,12 +40,12 @@ def test_steps_of_an_undisturbed_run_are_whole():
     assert reading.check_steps(lacking, dict(STEPS), 9) == 2
 
 
-def test_an_attempt_takes_the_place_of_what_it_does_again():
-    lines = [{"attempt": 1, "step": n, "loss": float(n)} for n in (1, 2, 3)]
-    lines += [{"attempt": 1, "step": 3, "split": "validation"}]
-    lines += [{"attempt": 2, "step": n, "loss": n + 0.5} for n in (3, 4, 4)]
+def test_what_is_done_again_takes_the_place_of_its_first_time():
+    lines = [{"step": n, "loss": float(n)} for n in (1, 2, 3, 4)]
+    lines += [{"step": 3, "split": "validation"}]
+    lines += [{"step": n, "loss": n + 0.5} for n in (3, 4, 5)]
     steps = reading.losses(json.dumps(line).encode() for line in lines)
-    assert steps == [(1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (4, 4.5)]
+    assert steps == [(1, 1.0), (2, 2.0), (3, 3.5), (4, 4.5), (5, 5.5)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from bench.benches.chaos.world import World
 from tests.runs.jobs.local_jobs import kill, parent
 
 RECOVERY_LIMIT = 240.0  # seconds that new steps are waited for
-WORKER, MASTER, OTHER = "worker", "master", "other"
+WORKER, STOPPED, MASTER, OTHER = "worker", "stopped worker", "master", "other"
 Undo = Callable[[], None]
 
 
@@ -236,13 +236,13 @@ def kinds(targets: Targets) -> list[Kind]:
     t = targets
     often = [
         Kind("rank killed", WORKER, lambda t, r: t.kill_rank(r)),
-        Kind("rank stopped", WORKER, lambda t, r: t.stop_rank(r), (2, 60)),
+        Kind("rank stopped", STOPPED, lambda t, r: t.stop_rank(r), (2, 60)),
         Kind("container killed", WORKER, lambda t, r: t.kill_container(r)),
         Kind("agent killed", WORKER, lambda t, r: t.kill_agent(r)),
     ]
     return [
         *often, *often,
-        Kind("agent stopped", WORKER, lambda t, r: t.stop_agent(r), (2, 60)),
+        Kind("agent stopped", STOPPED, lambda t, r: t.stop_agent(r), (2, 60)),
         Kind("driver killed", MASTER, lambda t, r: t.kill_driver(r)),
         Kind("driver stopped", OTHER, lambda t, r: t.stop_driver(r), (2, 90)),
         Kind("application master killed", MASTER, lambda t, r: t.kill_master(r)),

@@ -98,18 +98,16 @@ class Hdfs:
 def losses(lines: Iterable[bytes]) -> list[tuple[int, float]]:
     """(step, loss) of each step in metrics.jsonl.
 
-    An attempt that begins again at an earlier step takes the place of the lines from there on.
+    Who begins again at an earlier step, from a checkpoint or from memory, takes the place of the
+    lines from there on.
     """
-    steps: list[tuple[int, float]] = []
-    attempt = 0
+    steps: dict[int, float] = {}
     for line in map(json.loads, lines):
-        if "split" in line:
-            continue
-        if line["attempt"] != attempt:
-            attempt = line["attempt"]
-            steps = [(number, loss) for number, loss in steps if number < line["step"]]
-        steps.append((line["step"], line["loss"]))
-    return steps
+        if "split" not in line:
+            if line["step"] in steps:
+                steps = {step: loss for step, loss in steps.items() if step < line["step"]}
+            steps[line["step"]] = line["loss"]
+    return list(steps.items())
 
 
 def check_epochs(steps: list[tuple[int, float]], per_epoch: int) -> None:

@@ -325,7 +325,7 @@ class Tables(Work):
         )  # fmt: skip
         if said is not None:
             with self.world.checking(self.name):
-                where = f"{self.world.root}/{name}.db/scored/ds={day}"
+                where = f"{self.world.root}/{name}.db/scored/ds={day}/model=news"
                 keys = {f"{number}-{row}" for row in range(40)}
                 reading.check_scored(self.world.hdfs, where, keys, label_of)
         return said
