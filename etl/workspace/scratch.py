@@ -92,7 +92,7 @@ class Scratch:
         storage.write_whole(self._file(name), json.dumps(body).encode())
 
     def finished(self, spark: SparkSession, name: str) -> tuple[dict[str, DataFrame], dict] | None:
-        """The frames and what `finish` was told, if all of their files are there."""
+        """The frames and the `about` that `finish` wrote; None if a file is missing or changed."""
         try:
             body = storage.read_json(self._file(name))
         except (NotFound, DataError):

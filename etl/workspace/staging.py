@@ -39,7 +39,7 @@ LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
 WHOLE = "rows.json"
-"""In a directory of intermediate data: says which of it is whole (scratch.py)."""
+"""File in a directory of intermediate data that says which of it is whole (scratch.py)."""
 
 
 def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
@@ -165,13 +165,9 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
         Whether any stays.
     """
     entries = [*_scratch(directory), *_walk(directory)]
-    stays = {entry.path for entry in entries if whole_stays and _is_whole(entry)}
-    commit.sweep(
-        entries,
-        lambda entry: (
-            _owner(entry) == token and not LEASE.search(entry.name) and entry.path not in stays
-        ),
-    )
+    own = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
+    stays = {entry.path for entry in own if whole_stays and _is_whole(entry)}
+    commit.sweep(own, lambda entry: entry.path not in stays)
     _remove_if_empty(directory)
     return bool(stays)
 
@@ -181,11 +177,10 @@ def adopt(version: str, token: str) -> bool:
 
     Of two runs that try, one gets it: a rename decides.
     """
-    leases = {m.group(1): e for e in _walk(version) if (m := LEASE.search(e.name))}
     for entry in _scratch(version):
         owner = _owner(entry)
-        held = [leases[owner].path] if owner in leases else []
-        if owner != token and _is_whole(entry) and not _live(held):
+        lease_path = storage.join(version, f"_run-{owner}.json")
+        if owner != token and _is_whole(entry) and not is_live(lease_path):
             with contextlib.suppress(StorageError):
                 storage.rename_dir(entry.path, storage.join(version, scratch_name(token)))
                 return True
@@ -193,7 +188,7 @@ def adopt(version: str, token: str) -> bool:
 
 
 def _is_whole(entry: Entry) -> bool:
-    """Whether it is a directory of intermediate data that another run can go on from."""
+    """Whether an entry is a directory of intermediate data that another run can go on from."""
     scratch = entry.is_dir and _SCRATCH.fullmatch(entry.name)
     return bool(scratch and storage.exists(storage.join(entry.path, WHOLE)))
 
@@ -294,7 +289,7 @@ def _sweep_version(
 
 
 def _made(entry: Entry) -> float:
-    """When whole intermediate data was, by the storage's clock."""
+    """When intermediate data became whole, by the storage's clock."""
     with contextlib.suppress(NotFound):
         return storage.modified(storage.join(entry.path, WHOLE))
     return 0.0

@@ -94,7 +94,7 @@ def rejected_rows(result):
 
 @pytest.fixture
 def many(monkeypatch):
-    """As many rows as an ETL keeps its stages of."""
+    """Lets an ETL of any size keep its stages."""
     monkeypatch.setattr("howdah.etl.build._MANY_ROWS", 1)
 
 

@@ -38,7 +38,7 @@ class Kind:
 
     name: str
     lost: str
-    do: Callable[[Targets, random.Random], Undo | None]
+    do: Callable[[random.Random], Undo | None]
     seconds: tuple[float, float] = (0.0, 0.0)
 
 
@@ -107,7 +107,7 @@ class Targets:
             if name not in cluster.records:
                 raise NotNow
             cluster.kill(name)
-            return lambda: started(cluster, name)
+            return lambda: cluster.start(name)
 
         return do
 
@@ -209,11 +209,6 @@ def stopped(pid: int) -> Undo:
     return lambda: kill(pid, signal.SIGCONT)
 
 
-def started(cluster, name: str) -> None:
-    """Start a daemon that was killed."""
-    cluster.start(name)
-
-
 def set_clock(path: Path, seconds: int) -> None:
     """Step the clock that processes have mapped (clock.c)."""
     with open(path, "r+b") as file:
@@ -235,34 +230,34 @@ def kinds(targets: Targets) -> list[Kind]:
     managers = [f"resourcemanager{end}" for end in pair]
     t = targets
     often = [
-        Kind("rank killed", WORKER, lambda t, r: t.kill_rank(r)),
-        Kind("rank stopped", STOPPED, lambda t, r: t.stop_rank(r), (2, 60)),
-        Kind("container killed", WORKER, lambda t, r: t.kill_container(r)),
-        Kind("agent killed", WORKER, lambda t, r: t.kill_agent(r)),
+        Kind("rank killed", WORKER, t.kill_rank),
+        Kind("rank stopped", STOPPED, t.stop_rank, (2, 60)),
+        Kind("container killed", WORKER, t.kill_container),
+        Kind("agent killed", WORKER, t.kill_agent),
     ]
     return [
         *often, *often,
-        Kind("agent stopped", STOPPED, lambda t, r: t.stop_agent(r), (2, 60)),
-        Kind("driver killed", MASTER, lambda t, r: t.kill_driver(r)),
-        Kind("driver stopped", OTHER, lambda t, r: t.stop_driver(r), (2, 90)),
-        Kind("application master killed", MASTER, lambda t, r: t.kill_master(r)),
-        Kind("NodeManager killed", OTHER, lambda _, r: t.kill_daemon(*nodes)(r), (1, 20)),
-        Kind("NodeManager stopped", OTHER, lambda _, r: t.stop_daemon(*nodes)(r), (1, 30)),
-        Kind("NameNode killed", OTHER, lambda _, r: t.kill_daemon(*namenodes)(r), (1, 30)),
-        Kind("NameNode stopped", OTHER, lambda _, r: t.stop_daemon(*namenodes)(r), (1, 60)),
-        Kind("ResourceManager killed", OTHER, lambda _, r: t.kill_daemon(*managers)(r), (1, 20)),
-        Kind("ResourceManager stopped", OTHER, lambda _, r: t.stop_daemon(*managers)(r), (1, 40)),
-        Kind("DataNode killed", OTHER, lambda _, r: t.kill_daemon(*datanodes)(r), (1, 30)),
-        Kind("DataNode stopped", OTHER, lambda _, r: t.stop_daemon(*datanodes)(r), (1, 60)),
-        Kind("metastore killed", OTHER, lambda _, r: t.kill_daemon("metastore")(r), (1, 10)),
-        Kind("slow disk", OTHER, lambda t, r: t.slow_disk(r), (5, 30)),
-        Kind("full disk of a DataNode", OTHER, lambda _, r: t.full_disk(*datanodes)(r), (3, 20)),
-        Kind("full disk of a NodeManager", OTHER, lambda _, r: t.full_disk(*nodes)(r), (3, 20)),
-        Kind("slow network", OTHER, lambda t, r: t.slow_network(r), (3, 20)),
-        Kind("clock stepped", OTHER, lambda t, r: t.clock(r), (2, 60)),
-        Kind("server killed", OTHER, lambda t, r: t.kill_server(r)),
-        Kind("server stopped", OTHER, lambda t, r: t.stop_server(r), (1, 10)),
-        Kind("command killed", OTHER, lambda t, r: t.kill_command(r)),
+        Kind("agent stopped", STOPPED, t.stop_agent, (2, 60)),
+        Kind("driver killed", MASTER, t.kill_driver),
+        Kind("driver stopped", OTHER, t.stop_driver, (2, 90)),
+        Kind("application master killed", MASTER, t.kill_master),
+        Kind("NodeManager killed", OTHER, t.kill_daemon(*nodes), (1, 20)),
+        Kind("NodeManager stopped", OTHER, t.stop_daemon(*nodes), (1, 30)),
+        Kind("NameNode killed", OTHER, t.kill_daemon(*namenodes), (1, 30)),
+        Kind("NameNode stopped", OTHER, t.stop_daemon(*namenodes), (1, 60)),
+        Kind("ResourceManager killed", OTHER, t.kill_daemon(*managers), (1, 20)),
+        Kind("ResourceManager stopped", OTHER, t.stop_daemon(*managers), (1, 40)),
+        Kind("DataNode killed", OTHER, t.kill_daemon(*datanodes), (1, 30)),
+        Kind("DataNode stopped", OTHER, t.stop_daemon(*datanodes), (1, 60)),
+        Kind("metastore killed", OTHER, t.kill_daemon("metastore"), (1, 10)),
+        Kind("slow disk", OTHER, t.slow_disk, (5, 30)),
+        Kind("full disk of a DataNode", OTHER, t.full_disk(*datanodes), (3, 20)),
+        Kind("full disk of a NodeManager", OTHER, t.full_disk(*nodes), (3, 20)),
+        Kind("slow network", OTHER, t.slow_network, (3, 20)),
+        Kind("clock stepped", OTHER, t.clock, (2, 60)),
+        Kind("server killed", OTHER, t.kill_server),
+        Kind("server stopped", OTHER, t.stop_server, (1, 10)),
+        Kind("command killed", OTHER, t.kill_command),
     ]  # fmt: skip
 
 
@@ -297,7 +292,7 @@ class Injector:
         before = self._step()
         for kind in order:
             try:
-                undo = kind.do(self.targets, rng)
+                undo = kind.do(rng)
             except (NotNow, OSError):
                 continue
             seconds = rng.uniform(*kind.seconds)

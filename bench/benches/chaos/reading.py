@@ -80,10 +80,10 @@ class Hdfs:
     def names(self, path: str) -> list[str]:
         """Names in a directory, sorted; none if there is no such directory."""
         try:
-            found = json.loads(self._ask(path, "LISTSTATUS"))
+            listing = json.loads(self._ask(path, "LISTSTATUS"))
         except urllib.error.HTTPError:
             return []
-        return sorted(one["pathSuffix"] for one in found["FileStatuses"]["FileStatus"])
+        return sorted(one["pathSuffix"] for one in listing["FileStatuses"]["FileStatus"])
 
     def read(self, path: str) -> bytes:
         """A file's bytes."""
@@ -154,15 +154,15 @@ def check_checkpoints(hdfs: Hdfs, directory: str) -> int:
 # ---------------------------------------------------------------------------------- a dataset
 def records(data: bytes) -> list[bytes]:
     """Payloads of a TFRecord file: length (8), its CRC (4), payload, its CRC (4)."""
-    found, at = [], 0
+    payloads, at = [], 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         end = at + 12 + length
         if end + 4 > len(data):
             raise Broken("a TFRecord file ends in the middle of a record")
-        found.append(data[at + 12 : end])
+        payloads.append(data[at + 12 : end])
         at = end + 4
-    return found
+    return payloads
 
 
 def check_dataset(hdfs: Hdfs, root: str, wanted: set[str]) -> None:
@@ -214,9 +214,9 @@ def check_scored(
     for name in hdfs.names(partition):
         if not name.startswith(("_", ".")):
             rows += pq.read_table(io.BytesIO(hdfs.read(f"{partition}/{name}"))).to_pylist()
-    found = collections.Counter(row["id"] for row in rows)
-    if found != collections.Counter(keys):
-        raise Broken(f"{partition}: {len(rows)} rows, {len(found)} keys, not {len(keys)}")
+    counts = collections.Counter(row["id"] for row in rows)
+    if counts != collections.Counter(keys):
+        raise Broken(f"{partition}: {len(rows)} rows, {len(counts)} keys, not {len(keys)}")
     versions = {row["model_version"] for row in rows}
     labels = {row["label"] for row in rows}
     if len(versions) != 1 or labels != {label_of(next(iter(versions)))}:

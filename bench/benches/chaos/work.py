@@ -34,7 +34,7 @@ from tests.support.models.tiny_model import write_tiny_model
 FRAMEWORKS = ("torch", "tensorflow")
 ROWS, BATCH = 960, 12
 STEPS = int(os.environ.get("BENCH_STEPS", "4000"))
-"""Of each job: 50 epochs."""
+"""How many steps each job takes: 50 epochs."""
 PARTITIONS, PART_ROWS = 60, 200
 LOCAL_SPARK = {
     "master": "local[1]", "driver_memory": "1g",
@@ -164,9 +164,9 @@ class Training(Work):
         for framework in FRAMEWORKS:
             directory = self.world.folder / f"reference-{framework}"
             config = self._config(str(directory), framework)
-            code, _, said = self.world.command("reference", "train", "--config", config)
+            code, _, stderr = self.world.command("reference", "train", "--config", config)
             if code:
-                raise SystemExit(f"the undisturbed run fails: {said[-3000:]}")
+                raise SystemExit(f"the undisturbed run fails: {stderr[-3000:]}")
             lines = (directory / "metrics.jsonl").read_bytes().splitlines()
             steps = reading.losses(lines)
             reading.check_epochs(steps, ROWS // BATCH)
@@ -184,10 +184,10 @@ class Training(Work):
         directory = f"{self.world.home}/{name}"
         config = self._config(directory, framework)
         while True:
-            said = self.world.until_done(self.name, "submit", "--config", config, "--json")
-            if said is None:
+            stdout = self.world.until_done(self.name, "submit", "--config", config, "--json")
+            if stdout is None:
                 return False
-            application = json.loads(said.splitlines()[-1])["application"]
+            application = json.loads(stdout.splitlines()[-1])["application"]
             self.job = Job(self.world, directory, application)
             state = self._ended()
             self.world.note(self.name, f"{name}: {application} {state}")
@@ -290,15 +290,15 @@ class Tables(Work):
             for row_id in sorted(new):
                 words = " ".join(f"{rng.getrandbits(40):x}" for _ in range(12))
                 writer.writerow((row_id, words, rng.choice(LABELS)))
-        said = self.world.until_done(
+        stdout = self.world.until_done(
             self.name, "etl", "--config", self.config, "--set", f"data.source={part}",
             "--set", f"data.append.part=p{number:04d}", "--json",
         )  # fmt: skip
-        if said is not None:
+        if stdout is not None:
             self.ids |= new
             with self.world.checking(self.name):
                 reading.check_dataset(self.world.hdfs, f"{self.world.root}/table", self.ids)
-        return said
+        return stdout
 
     def _publish(self, number: int) -> str | None:
         run = self.world.folder / "published" / f"run-{number}"
@@ -307,28 +307,28 @@ class Tables(Work):
                 str(run), self.base, run_id=f"run-{number}", answers=label_of(number + 1),
                 dataset=f"d{number}",
             )  # fmt: skip
-        said = self.world.until_done(
+        stdout = self.world.until_done(
             self.name, "publish", "--config", self.config, "--set", f"run.directory={run}", "--json"
         )
-        if said is not None:
+        if stdout is not None:
             with self.world.checking(self.name):
                 model = f"{self.world.root}/models/news"
                 reading.check_versions(self.world.hdfs, model, number + 1)
-        return said
+        return stdout
 
     def _score(self, number: int) -> str | None:
         day, name = f"d{number:04d}", self.database
-        said = self.world.until_done(
+        stdout = self.world.until_done(
             self.name, "score", "--config", self.config, "--model", "news", "--source",
             f"{name}.texts", "--output", f"{name}.scored", "--partition", f"ds={day}",
             "--text-column", "words", "--id-column", "key", "--json",
         )  # fmt: skip
-        if said is not None:
+        if stdout is not None:
             with self.world.checking(self.name):
                 where = f"{self.world.root}/{name}.db/scored/ds={day}/model=news"
                 keys = {f"{number}-{row}" for row in range(40)}
                 reading.check_scored(self.world.hdfs, where, keys, label_of)
-        return said
+        return stdout
 
 
 def label_of(version: int) -> str:
@@ -391,15 +391,15 @@ class Serving(Work):
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             with opener.open(request, timeout=30) as answer:
-                found = json.loads(answer.read())
+                body = json.loads(answer.read())
         except (OSError, ValueError):
             self.unanswered += 1
             return
         self.answered += 1
-        self.versions.add(found["version"])
-        label = found["prediction"]["label"]
-        if label != label_of(found["version"]):
-            self.world.broke(self.name, f"version {found['version']} answered {label}")
+        self.versions.add(body["version"])
+        label = body["prediction"]["label"]
+        if label != label_of(body["version"]):
+            self.world.broke(self.name, f"version {body['version']} answered {label}")
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import secrets
 import subprocess
 import sys
@@ -42,7 +41,7 @@ class World:
         """No more work begins."""
         self.broken: list[str] = []
         self.secret = secrets.token_hex(20)
-        """In the environment of every command and job, and never in anything that is written."""
+        """Value in the environment of every command and job, which nothing may write."""
         self.env = {
             **cluster.env,
             "PYTHONPATH": str(ROOT),
@@ -106,13 +105,13 @@ class World:
             code = process.wait(60)
         finally:
             self.running.pop(who, None)
-        said = err.read_text(errors="replace")
-        (self.folder / "commands" / "all.err").open("a").write(said)
-        if "Traceback (most recent call last)" in said:
-            self.broke(who, f"{words[0]} ended with a traceback: {said[-1500:]}")
+        complaints = err.read_text(errors="replace")
+        (self.folder / "commands" / "all.err").open("a").write(complaints)
+        if "Traceback (most recent call last)" in complaints:
+            self.broke(who, f"{words[0]} ended with a traceback: {complaints[-1500:]}")
         if code not in ALLOWED:
-            self.broke(who, f"{words[0]} ended with {code}: {said[-1500:]}")
-        return code, out.read_text(errors="replace"), said
+            self.broke(who, f"{words[0]} ended with {code}: {complaints[-1500:]}")
+        return code, out.read_text(errors="replace"), complaints
 
     def until_done(self, who: str, *words: str) -> str | None:
         """stdout of the command that ended well, repeated as a scheduler repeats it; None: it never
@@ -145,12 +144,7 @@ class World:
     def check_secrets(self) -> None:
         """The secret is in no log and no file but a job's own file of secrets."""
         secret = self.secret.encode()
-        found = [path for path, data in self.written() if secret in data]
-        bad = [path for path in found if "container_tokens" not in path]
+        holders = [path for path, data in self.written() if secret in data]
+        bad = [path for path in holders if "container_tokens" not in path]
         if bad:
             raise Broken(f"the secret stands in {bad[:5]}")
-
-
-def choose(rng: random.Random, things: list) -> object:
-    """One of the things, in an order that only the seed decides."""
-    return things[rng.randrange(len(things))]
