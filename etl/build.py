@@ -30,7 +30,7 @@ from howdah.etl.rows import images as image_rows
 from howdah.etl.sources import given, images, reading
 from howdah.etl.sources.source import Source
 from howdah.etl.workspace.kept import Kept, release
-from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.workspace.scratch import Scratch, local_table
 from howdah.etl.write import adopt
 from howdah.spark.errors import crossing, translated
 
@@ -149,7 +149,7 @@ def from_text(
     about = {"labels": names, "quality": quality, "samples": samples}
     if resumable:
         built.finish(scratch, final, rejects, about)
-    return built.of_rows(final, rejected, about, data, encoder, resumable=resumable)
+    return built.of_rows(final, rejected, about, data, encoder, scratch if resumable else None)
 
 
 def _sampled(good: DataFrame, task: Task, names: list[str]) -> DataFrame:
@@ -249,7 +249,7 @@ def from_images(
     kept.append(final)
     quality = counting.judged(read, at_gate + counting.by(final, "reason", "label"), data, progress)
     rejected = built.rejected(gated.where(F.col("reason").isNotNull()), final)
-    numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
+    numbers = local_table(spark, list(enumerate(names)), "number int, label string")
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
     encoded = (
         good.join(F.broadcast(numbers), "label")
@@ -414,7 +414,7 @@ def from_records(
     counting.refuse_rejects(read, counting.drops_of(counts), data)
     names = labels.names(data, passed)
     progress(f"read {read:,} records: {sum(passed.values()):,} are usable")
-    numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
+    numbers = local_table(spark, list(enumerate(names)), "number int, label string")
     good = rows.where(F.col("reason").isNull()).join(F.broadcast(numbers), "label")
     nothing = F.lit(None).cast("string")
     return Built(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,8 +38,9 @@ class Built:
     """The beginnings of a sample of the texts that stay."""
     kept: DataFrame | None = None
     """Rows of text that are encoded: id, text, label, key, split, group."""
-    resumable: bool = False
-    """They are kept whole for a run that takes this one's place."""
+    keep_encoded: Callable[[], DataFrame] | None = None
+    """Encodes the rows into files, which a run that takes this one's place goes on from; None: that
+    run begins anew."""
 
 
 def rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
@@ -76,7 +77,7 @@ def resumed(
     rows = about["quality"]["read"]
     progress(f"goes on from the {rows:,} rows that an unfinished run has read and divided")
     unusable = rejected(frames[_REJECTS], frames[FINAL])
-    return of_rows(frames[FINAL], unusable, about, data, encoder, resumable=True)
+    return of_rows(frames[FINAL], unusable, about, data, encoder, scratch)
 
 
 def of_rows(
@@ -85,32 +86,39 @@ def of_rows(
     about: Mapping[str, Any],
     data: DataSection,
     encoder: Encoder,
-    *,
-    resumable: bool,
+    scratch: Scratch | None,
 ) -> Built:
     """Encoded rows of rows with their splits.
 
     Args:
+        final: the intermediate data `FINAL`.
         unusable: rejected rows.
         about: labels, quality and samples.
+        scratch: keeps what is whole; None: nothing is kept for another run.
     """
-    good = final.where(F.col("reason").isNull())
-    samples = about["samples"]
-    return Built(
-        encoded=shards.encode(
-            good,
+
+    def encode(rows: DataFrame) -> DataFrame:
+        return shards.encode(
+            rows.where(F.col("reason").isNull()),
             encoder,
             about["labels"],
             data.max_length,
             task=data.task,
             pairs=data.columns.text_pair is not None,
-        ),
+        )
+
+    def keep_encoded() -> DataFrame:
+        return scratch.once_by_pieces(FINAL, final, encode, "encoded")
+
+    samples = about["samples"]
+    return Built(
+        encoded=encode(final),
         rejected=unusable,
         labels=about["labels"],
         quality=about["quality"],
         samples=samples["label"],
         reject_samples=samples["reason"],
         texts=samples["any"].get("any", []),
-        kept=good,
-        resumable=resumable,
+        kept=final.where(F.col("reason").isNull()),
+        keep_encoded=None if scratch is None else keep_encoded,
     )

@@ -243,8 +243,8 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
 def _balanced(task: Task, built: Built, scratch: Scratch, kept: Kept) -> tuple[DataFrame, Table]:
     """The encoded rows, balanced over the labels of the train split if asked, and their counts."""
     data = task.config.data
-    if built.resumable:
-        encoded = scratch.once(built.encoded, "encoded")
+    if built.keep_encoded is not None:
+        encoded = built.keep_encoded()
     else:
         encoded = built.encoded.persist()
         kept.append(encoded)

@@ -58,10 +58,13 @@ def check_quotes(spark: Any, files: Mapping[str, str], options: CsvOptions) -> S
     """
     if not options.multiline or not options.quote:
         return Strays()
-    rows = spark.createDataFrame(list(files.items()), "path string, delimiter string")
-    work = partial(_scan_batches, options=options)
     tasks = min(len(files), _MOST_SCANS)
-    rows = rows.repartition(tasks).mapInArrow(crossing(work), "path string, found string").collect()
+    # Not a DataFrame of the files: to make one of a list Spark starts Python workers of another
+    # kind, which takes seconds.
+    shares = [list(files.items())[number::tasks] for number in range(tasks)]
+    work = partial(_scan_batches, shares=shares, options=options)
+    numbers = spark.range(0, tasks, 1, tasks)
+    rows = numbers.mapInArrow(crossing(work), "path string, found string").collect()
     quotes_by_path = {}
     for row in sorted(rows):
         values = json.loads(row["found"])
@@ -80,14 +83,16 @@ def check_quotes(spark: Any, files: Mapping[str, str], options: CsvOptions) -> S
 
 
 def _scan_batches(
-    batches: Iterable[pa.RecordBatch], options: CsvOptions
+    batches: Iterable[pa.RecordBatch],
+    shares: Sequence[Sequence[tuple[str, str]]],
+    options: CsvOptions,
 ) -> Iterator[pa.RecordBatch]:
-    """mapInArrow: (path, delimiter) -> (path, Quotes as JSON)."""
+    """mapInArrow: the number of a share of (path, delimiter) -> (path, Quotes as JSON)."""
     import pyarrow as pa
 
     for batch in batches:
         results = []
-        for path, delimiter in zip(*batch.to_pydict().values(), strict=True):
+        for path, delimiter in (file for n in batch.column(0).to_pylist() for file in shares[n]):
             one = asdict(quotes.scan_file(path, options, delimiter))
             results.append({"path": path, "found": json.dumps(one)})
         schema = pa.schema([("path", pa.string()), ("found", pa.string())])

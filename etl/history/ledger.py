@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
@@ -31,6 +31,9 @@ from howdah.etl.rows.minhash import band_keys, equal_entries, signatures
 from howdah.etl.workspace import credentials
 from howdah.etl.workspace.staging import LEDGER, attempt_name
 from howdah.spark.errors import crossing
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS, BANDS = "rows", "bands"
 _VALUE = {ROWS: "node", BANDS: "band"}

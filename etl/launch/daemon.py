@@ -7,13 +7,37 @@ session's workers would do it again.
 from __future__ import annotations
 
 import gc
+import importlib
+import os
+import sys
+from importlib.machinery import PathFinder
 
-import pyspark.worker  # noqa: F401
-from pyspark import daemon
+_WORK = (
+    "howdah.data.spark.text_rows", "howdah.etl.rows.gate", "howdah.etl.rows.leakage",
+    "howdah.etl.rows.near", "howdah.etl.write.shards",
+)  # fmt: skip
+"""Modules of the functions that an ETL of texts gives to its workers."""
 
-import howdah.etl.version  # noqa: F401
+
+def without_archives(path: list[str]) -> list[str]:
+    """Python's search path without the archives of pyspark and py4j that Spark puts before the
+    packages that are installed, if they are theirs: a module of an archive is compiled each time.
+    """
+    others = [entry for entry in path if not entry.endswith(".zip")]
+    installed = PathFinder.find_spec("pyspark", others)
+    if installed is None or installed.origin is None:
+        return path
+    home = os.path.dirname(installed.origin)
+    theirs = [entry for entry in path if entry.startswith(os.path.join(home, "python", "lib"))]
+    return [entry for entry in path if entry not in theirs]
+
 
 if __name__ == "__main__":
+    sys.path[:] = without_archives(sys.path)
+    from pyspark import daemon
+
+    for module in ("pyspark.worker", *_WORK):
+        importlib.import_module(module)
     # A worker collects garbage after each task: not among all that was imported.
     gc.freeze()
     daemon.manager()

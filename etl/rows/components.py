@@ -16,15 +16,18 @@ each round (SPARK-39834), until the driver does nothing but multiply.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from howdah.errors import ClusterError
-from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.workspace.scratch import Scratch, local_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MOST_ROUNDS = 120  # for 1e9 nodes the chance of needing more is below 1e9 * (2/3) ** 120 = 1e-12
 _LABELS = "node bigint, root bigint"
@@ -105,7 +108,7 @@ def _distinct(edges: DataFrame) -> DataFrame:
 def _by_driver(spark: SparkSession, edges: pd.DataFrame, scratch: Scratch) -> DataFrame:
     nodes, root = roots(edges["a"].to_numpy(), edges["b"].to_numpy())
     if len(nodes) <= _FEW:
-        return spark.createDataFrame(pd.DataFrame({"node": nodes, "root": root}), _LABELS)
+        return local_table(spark, list(zip(nodes.tolist(), root.tolist(), strict=True)), _LABELS)
     roots_table = pa.table({"node": nodes, "root": root})
     return scratch.put(spark, roots_table, scratch.path("components") + "/roots")
 

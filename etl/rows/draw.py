@@ -22,6 +22,7 @@ from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.errors import DataError
 from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.scratch import local_table
 
 ROWS_PER_BUCKET = 50_000
 _HEX_DIGITS = 24
@@ -142,8 +143,10 @@ def _units(rows: DataFrame, options: SplitOptions, task: Task = "single_label") 
         classes = _classes(rows.select("group", "label"), task)
         counts = {r["label"]: r["count"] for r in classes.groupBy("label").count().collect()}
         rare = sorted(counts, key=lambda label: (counts[label], label))
-        numbers = rows.sparkSession.createDataFrame(
-            [(label, n) for n, label in enumerate(rare)], "label string, number int"
+        numbers = local_table(
+            rows.sparkSession,
+            [(label, n) for n, label in enumerate(rare)],
+            "label string, number int",
         )
         strata = classes.join(F.broadcast(numbers), "label").groupBy("group")
         units = units.join(strata.agg(F.min("number").alias("stratum")), "group", "left")
@@ -198,7 +201,7 @@ def _ranked(units: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
     """The units with `start`, the rows before them in their stratum, and `place`, the units."""
     spark = units.sparkSession
     table = [(n, one.limit, digits(one.units)) for n, one in strata.items()]
-    table = F.broadcast(spark.createDataFrame(table, "stratum int, most bigint, digits int"))
+    table = F.broadcast(local_table(spark, table, "stratum int, most bigint, digits int"))
     placed = units.join(table, "stratum").select(
         "group",
         "rows",
@@ -222,7 +225,7 @@ def _ranked(units: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
         "*",
         F.coalesce(F.sum("rows").over(earlier), F.lit(0)).alias("inside"),
         (F.row_number().over(inside) - 1).alias("number"),
-    ).join(F.broadcast(spark.createDataFrame(offsets, schema)), keys)
+    ).join(F.broadcast(local_table(spark, offsets, schema)), keys)
     return ranked.select(
         "group",
         "rows",
@@ -243,7 +246,7 @@ def _assigned(ranked: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
         (number, one.first, *ends(one, firsts.get(number, {}))) for number, one in strata.items()
     ]
     schema = "stratum int, first array<string>, taken bigint, test_end double, end double"
-    table = F.broadcast(ranked.sparkSession.createDataFrame(table, schema))
+    table = F.broadcast(local_table(ranked.sparkSession, table, schema))
     rows = ranked.join(table, "stratum")
     middle = F.col("start") - F.col("taken") + F.col("rows") / 2
     place = F.col("place").cast("int")

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from howdah.data.lineage.forgotten import Forgotten
+from howdah.etl.workspace.scratch import local_table
 
 REASON = "forgotten"
 _DIGITS = 32
@@ -26,9 +27,7 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
     """
     if not forgotten.ids:
         return rows
-    marks = rows.sparkSession.createDataFrame(
-        [(one,) for one in sorted(forgotten.ids)], "mark string"
-    )
+    marks = local_table(rows.sparkSession, [(one,) for one in sorted(forgotten.ids)], "mark string")
     marked = rows
     key = F.when(F.col("reason").isNotNull(), F.regexp_replace("id", r"#\d+$", ""))
     for n, row_id in enumerate((F.col("id"), key)):

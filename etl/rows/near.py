@@ -32,7 +32,7 @@ from howdah.errors import ClusterError
 from howdah.etl.rows.components import connected_components
 from howdah.etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
 from howdah.etl.workspace.kept import release
-from howdah.etl.workspace.scratch import Scratch
+from howdah.etl.workspace.scratch import Scratch, local_table
 from howdah.spark.errors import crossing
 
 _SIGNED = "id string, same binary, signature binary"
@@ -62,7 +62,7 @@ class Near:
 def none(rows: DataFrame) -> Near:
     """No near duplicates: they were not looked for."""
     schema = "id string, signature binary, cluster string, group string"
-    return Near(rows=rows.sparkSession.createDataFrame([], schema))
+    return Near(rows=local_table(rows.sparkSession, [], schema))
 
 
 def find(

@@ -17,6 +17,7 @@ from howdah.data.images import MAX_BYTES
 from howdah.errors import DataError
 from howdah.etl.sources import reading
 from howdah.etl.sources.source import Source
+from howdah.etl.workspace.scratch import local_table
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
@@ -67,7 +68,7 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         )
     )  # fmt: skip
     if unread:
-        sizes = spark.createDataFrame(unread, "path string, reason string, detail string")
+        sizes = local_table(spark, unread, "path string, reason string, detail string")
         table = table.unionByName(sizes.withColumn("image", F.lit(None).cast("binary")))
     below = F.expr(f"substring(path, {len(start) + 1})")
     parts = F.split("path", "/")

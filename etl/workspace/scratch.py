@@ -10,22 +10,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from howdah import __version__, storage
+from howdah.core.processes import limit
 from howdah.errors import DataError, NotFound, StorageError
 from howdah.etl.workspace.staging import scratch_name
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
 _ROW_GROUP = 500_000  # rows; several tasks can share a file
+_FILE_ROWS = limit("scratch_file_rows", 25_000)
+"""Most rows of a file: a piece is made of whole files, as many as can be read at once."""
+_MOST_PIECES = 16
+"""Each is a job, or two, of a second's own: what a kill costs at most is one piece of the work."""
 
 
 class Scratch:
@@ -71,7 +77,8 @@ class Scratch:
         path = storage.join(self._directory, name)
         written = f"file://{storage.local_path(path)}" if storage.is_local(path) else path
         with translated("keep intermediate data", writes=self._directory):
-            frame.write.mode("overwrite").parquet(written)
+            writer = frame.write.mode("overwrite").option("maxRecordsPerFile", _FILE_ROWS)
+            writer.parquet(written)
             return frame.sparkSession.read.schema(frame.schema).parquet(spark_path(path))
 
     def finish(self, name: str, frames: Mapping[str, DataFrame], **about: Any) -> None:
@@ -116,6 +123,29 @@ class Scratch:
         self.finish(name, {name: frame})
         return frame
 
+    def once_by_pieces(
+        self, name: str, rows: DataFrame, work: Callable[[DataFrame], DataFrame], kept: str
+    ) -> DataFrame:
+        """`keep` of each piece's result, but of those that an earlier run has done.
+
+        Args:
+            name: that of `rows`.
+            rows: a frame that `keep` or `finished` returned.
+            work: what is done with them; it looks at each row alone.
+            kept: the beginning of the results' names.
+        """
+        spark, files = rows.sparkSession, sorted(self._sizes(name))
+        at_once = max(spark.sparkContext.defaultParallelism, -(-len(files) // _MOST_PIECES))
+        names = []
+        for first in range(0, len(files), at_once):
+            some = files[first : first + at_once]
+            paths = [spark_path(storage.join(self._directory, name, file)) for file in some]
+            # Other cores than the earlier run's make other pieces.
+            names.append(f"{kept}-{first}-{first + len(some)}")
+            done = self.once(work(spark.read.schema(rows.schema).parquet(*paths)), names[-1])
+        paths = [spark_path(storage.join(self._directory, piece)) for piece in names]
+        return spark.read.schema(done.schema).parquet(*paths)
+
     def _file(self, name: str) -> str:
         return storage.join(self._directory, f"{name}.json")
 
@@ -149,12 +179,16 @@ class Scratch:
 
 def local_table(spark: SparkSession, rows: Sequence[tuple], schema: str) -> DataFrame:
     """A data frame of rows that the driver has, as a part of the plan: it is broadcast without a
-    job, which a frame from a list would need.
+    job. For a frame from a list Spark would start Python workers of a kind that nothing else here
+    needs, which takes a second or two.
 
     Args:
         schema: "name type, name type".
     """
     import pandas as pd  # late: it takes half a second, in which Spark starts
 
-    names = [column.split()[0] for column in schema.split(", ")]
-    return spark.createDataFrame(pd.DataFrame(list(rows), columns=names), schema)
+    kinds = dict(column.split(" ", 1) for column in schema.split(", "))
+    if not rows:  # of no rows Spark makes a list's frame in any case
+        columns = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
+        return spark.range(0).select(*columns)
+    return spark.createDataFrame(pd.DataFrame(list(rows), columns=list(kinds)), schema)

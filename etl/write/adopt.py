@@ -24,6 +24,7 @@ from howdah.data.record import Columns, RecordLayout, decode_example, ids_dtype_
 from howdah.errors import DataError
 from howdah.etl.rows.split import split_of
 from howdah.etl.sources.source import Source
+from howdah.etl.workspace.scratch import local_table
 from howdah.etl.write.shards import ids_type
 from howdah.spark.errors import crossing
 
@@ -104,7 +105,7 @@ def read_records(
         (entry.path, splits[entry.path] if splits else None, _key_prefix(source, entry.path))
         for entry in source.files
     ]
-    table = spark.createDataFrame(files, "path string, split string, prefix string")
+    table = local_table(spark, files, "path string, split string, prefix string")
     work = partial(
         _read_batches, data=data, names=names, vocab_size=encoder.vocab_size, pad_id=encoder.pad_id
     )

@@ -205,9 +205,7 @@ def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFra
         offsets.append((name, bucket, before.get(name, 0)))
         before[name] = before.get(name, 0) + count
     kind = rows.schema[group].dataType.simpleString()
-    table = rows.sparkSession.createDataFrame(
-        offsets, f"{group} {kind}, bucket string, before bigint"
-    )
+    table = local_table(rows.sparkSession, offsets, f"{group} {kind}, bucket string, before bigint")
     inside = F.row_number().over(Window.partitionBy(group, "bucket").orderBy("order", "id")) - 1
     ranked = rows.withColumn("inside", inside).join(F.broadcast(table), [group, "bucket"])
     return ranked.withColumn("rank", F.col("before") + F.col("inside")).drop(
@@ -227,7 +225,7 @@ def balance(
     goal = balance_goal(how, ratio, counts)
     spark = encoded.sparkSession
     goals = [(label, counts[label], goal[label]) for label in counts]
-    table = F.broadcast(spark.createDataFrame(goals, "label int, n int, goal int"))
+    table = F.broadcast(local_table(spark, goals, "label int, n int, goal int"))
     order = F.sha2(F.concat(F.lit(f"balance:{seed}:"), F.col("id")), 256)
     train = encoded.where(F.col("split") == TRAIN)
     train = _ranked(train, "label", order, max(counts.values())).join(table, "label")

@@ -130,6 +130,40 @@ def test_a_run_goes_on_from_what_a_killed_one_had_whole(
     assert not [e for e in storage.list_dir(result.path) if e.is_dir and "scratch" in e.name]
 
 
+@pytest.mark.parametrize("most", [16, 2])
+def test_a_run_encodes_only_the_pieces_that_a_killed_one_had_not(
+    spark, tmp_path, tiny_model_dir, monkeypatch, many, most
+):
+    """`most`: pieces of the second run. Where they are other ones, none is taken for its own."""
+    source = some_rows(tmp_path)
+    whole, _ = run(
+        make_config(tmp_path, tiny_model_dir, source=source, dataset=str(tmp_path / "undisturbed"))
+    )
+    monkeypatch.setattr("howdah.etl.workspace.scratch._FILE_ROWS", 4)
+    config = make_config(tmp_path, tiny_model_dir, source=source)
+    kept, keep = [], Scratch.keep
+
+    def count(self, frame, name):
+        kept.append(name)
+        return keep(self, frame, name)
+
+    def die_at_the_third_piece(self, frame, name):
+        if len([name for name in kept if name.startswith("encoded-")]) == 2:
+            die()
+        return count(self, frame, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scratch, "keep", die_at_the_third_piece)
+        killed(config, monkeypatch, version, "_table")
+    before, kept[:] = [name for name in kept if name.startswith("encoded-")], []
+    monkeypatch.setattr(Scratch, "keep", count)
+    monkeypatch.setattr("howdah.etl.workspace.scratch._MOST_PIECES", most)
+    result, _ = run(config)
+    assert len(before) == 2 and len(kept) >= (3 if most == 16 else 1)
+    assert not set(before) & set(kept)
+    assert content(result) == content(whole)
+
+
 def test_an_interrupt_keeps_what_is_whole_and_bad_data_does_not(
     spark, tmp_path, tiny_model_dir, monkeypatch, many
 ):
