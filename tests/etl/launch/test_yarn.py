@@ -22,7 +22,7 @@ from howdah.etl.launch import submit
 from howdah.etl.workspace import staging
 from howdah.spark import applications, shipping
 from howdah.spark.errors import translated
-from tests.fixtures.etl_yarn import wait_for
+from tests.fixtures.etl_yarn import wait_for, whole
 
 on_yarn = [pytest.mark.hadoop, pytest.mark.spark]
 CLUSTER = {"deploy_mode": "cluster"}
@@ -119,6 +119,57 @@ def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
     assert returned == code and answer["exit_code"] == code, err
     assert yarn_etl.state(application) == "KILLED"
     assert yarn_etl.left() == []
+
+
+@marked(pytest.mark.full)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", ["cluster", "client"])
+def test_a_run_goes_on_from_what_a_killed_driver_had_kept(yarn_etl, mode):
+    """On HDFS, by another application; the first one's driver was killed with -9."""
+    limits = json.dumps({"many_rows": 1, "scratch_file_rows": 500})
+    conf = {"spark.yarn.appMasterEnv.HOWDAH_TEST_LIMITS": limits}
+    source = yarn_etl.put_rows(4000)
+    config = yarn_etl.config(source=source, spark={"deploy_mode": mode, "conf": conf})
+
+    def kept():
+        for version in storage.list_dir(yarn_etl.dataset) if yarn_etl.left() else []:
+            for entry in storage.list_dir(version.path):
+                if entry.name.startswith("scratch-"):
+                    names = [one.name for one in storage.list_dir(entry.path)]
+                    if [n for n in names if n.startswith("encoded-") and n.endswith(".json")]:
+                        return names
+        return []
+
+    process = yarn_etl.start(config, HOWDAH_TEST_LIMITS=limits)
+    try:
+        names = wait_for(kept, process)
+        (application,) = yarn_etl.applications()
+        if mode == "cluster":
+            for pid in drivers(application):
+                os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+    finally:
+        process.kill()
+    yarn_etl.cluster.end_applications()
+    assert "rows.json" in names
+    code, answer, err = yarn_etl.run(config, HOWDAH_TEST_LIMITS=limits)
+    assert code == 0, err
+    assert "goes on from the 4,000 rows that an unfinished run has read and divided" in err
+    assert answer["application"] != application
+    whole(answer["dataset"], 4000)
+
+
+def drivers(application):
+    """Pids of the processes in an application's first container, in which the driver runs."""
+    pids = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if f"{application.removeprefix('application')}_01_000001" in os.readlink(
+                f"/proc/{pid}/cwd"
+            ):
+                pids.append(int(pid))
+    return pids
 
 
 @marked(pytest.mark.full)
