@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from howdah.core.processes import silence_filtered
 from howdah.errors import HowdahError, Interrupted, Terminated
 
 _ERRORS: dict[int, tuple[type[HowdahError], str]] = {
@@ -38,6 +39,7 @@ def interrupts(what: str = "the ETL", *, remedy: str = "nothing was committed") 
     """
 
     def stop(number: int, frame: object) -> None:
+        silence_filtered()  # the JVM's stack traces of what is cancelled now
         _leave_connection()
         _cancel_jobs()
         raise _Stop(number)

@@ -7,9 +7,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +20,7 @@ from typing import Any
 from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.core import threads
-from howdah.core.processes import environ, stderr_without
+from howdah.core.processes import environ, marked, stderr_without
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
@@ -28,6 +31,8 @@ from howdah.spark.interrupts import sigint_kept
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
+_MARK = "HOWDAH_JVM"
+"""Environment variable of a JVM: which of this machine's starts it belongs to."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
 
@@ -109,6 +114,7 @@ def session(
         ready: called with the application once it runs.
         name: of the application.
     """
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if is_active():
@@ -122,18 +128,17 @@ def session(
             settings.setdefault(_JAVA_OPTIONS, classes.options(home, java))
         defaults = properties.defaults_of(home, os.environ)
         settings = properties.in_utc(properties.redacting(settings, defaults), defaults)
-    builder = SparkSession.builder.master(options.master).appName(name)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
     if hive:
-        builder = builder.enableHiveSupport()
+        settings["spark.sql.catalogImplementation"] = "hive"
+    conf = SparkConf().setMaster(options.master).setAppName(name).setAll(list(settings.items()))
     with _environment(options):
         try:
             with environ(_acting_for(options, user)):
                 if not in_container():
                     _launch(options, settings, name)
                 with sigint_kept():
-                    spark = builder.getOrCreate()
+                    SparkContext.getOrCreate(conf)
+                spark = SparkSession.builder.config(map=settings).getOrCreate()
         except Exception as error:
             raise not_started(options, user, error) from error
         over = False
@@ -145,7 +150,7 @@ def session(
             if ready is not None:
                 ready(Application(id=context.applicationId, ui=context.uiWebUrl))
             if short:
-                threads.start(_warm_up, spark, name="spark-warm", failed=lambda error: None)
+                threads.start(_warm_up, spark, name="spark-warm", failed=threads.REPORT)
             yield spark
             over = True
         finally:
@@ -162,15 +167,16 @@ def _warm_up(spark: Any) -> None:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    columns = [F.col("id").cast("string").alias("name"), F.xxhash64("id").alias("hash")]
-    rows = spark.range(0, 8, 1, 2).select(*columns, (F.col("id") > 3).alias("label"))
-    counts = rows.groupBy("label").agg(F.count("*").alias("n"), F.min("name").alias("first"))
-    rank = F.row_number().over(Window.partitionBy("label").orderBy("hash"))
-    joined = rows.withColumn("rank", rank).join(F.broadcast(counts), "label", "left")
-    sorted_rows = joined.repartition(1, "hash").sortWithinPartitions("hash").persist()
-    sorted_rows.write.format("noop").mode("overwrite").save()
-    sorted_rows.unionByName(sorted_rows).distinct().collect()
-    sorted_rows.unpersist()
+    with contextlib.suppress(Exception):  # it is stopped with the session
+        columns = [F.col("id").cast("string").alias("name"), F.xxhash64("id").alias("hash")]
+        rows = spark.range(0, 8, 1, 2).select(*columns, (F.col("id") > 3).alias("label"))
+        counts = rows.groupBy("label").agg(F.count("*").alias("n"), F.min("name").alias("first"))
+        rank = F.row_number().over(Window.partitionBy("label").orderBy("hash"))
+        joined = rows.withColumn("rank", rank).join(F.broadcast(counts), "label", "left")
+        sorted_rows = joined.repartition(1, "hash").sortWithinPartitions("hash").persist()
+        sorted_rows.write.format("noop").mode("overwrite").save()
+        sorted_rows.unionByName(sorted_rows).distinct().collect()
+        sorted_rows.unpersist()
 
 
 def is_active() -> bool:
@@ -189,9 +195,32 @@ def _launch(options: SparkOptions, settings: Mapping[str, str], name: str) -> No
     from pyspark import SparkContext
 
     initial = {"spark.master": options.master, "spark.app.name": name, **settings}
-    with properties.launching(initial, spark_home(options)) as variables, environ(variables):
-        with stderr_without(_NOTICE):
-            SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
+    with _jvm_start(initial, spark_home(options)):
+        SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
+
+
+@contextlib.contextmanager
+def _jvm_start(settings: Mapping[str, str], home: str) -> Iterator[None]:
+    """Around PySpark's start of a JVM: its settings are in a file, and a start that does not come
+    to its end leaves no process.
+
+    A JVM that cannot tell its port, since the file for it is gone, would stay for ever.
+    """
+    mark = uuid.uuid4().hex
+    with (
+        stderr_without(_NOTICE),
+        properties.launching(settings, home) as variables,
+        environ({**variables, _MARK: mark}),
+    ):
+        try:
+            yield
+        except BaseException:
+            for _ in range(2):  # a process that was just forked has its environment a moment later
+                for pid in marked(_MARK, mark):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.1)
+            raise
 
 
 @contextlib.contextmanager
@@ -218,9 +247,7 @@ def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[An
         try:
             with (
                 environ(_acting_for(options, user)),
-                properties.launching(settings, home) as variables,
-                environ(variables),
-                stderr_without(_NOTICE),
+                _jvm_start(settings, home),
             ):
                 gateway = launch_gateway()
         except Exception as error:

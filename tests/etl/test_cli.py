@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +13,11 @@ import pyspark
 import pytest
 
 from howdah.config import loader as config_module
+from howdah.core.processes import marked
 from howdah.errors import ClusterError
 from howdah.spark import session as etl_spark
 from tests.fixtures.spark import FEW_JOBS, etl
+from tests.support.waiting import wait_until
 
 
 def _config(tmp_path, base, **data):
@@ -121,9 +125,79 @@ def test_a_signal_ends_it_and_leaves_nothing(tmp_path, tiny_model_dir, number, c
     finally:
         process.kill()
     assert process.returncode == code, err
-    assert "Traceback (most recent call last)" not in err.split("the ETL was")[-1]
+    quiet(err)
     assert "nothing was committed" in err
     assert list(dataset.iterdir()) == []
+
+
+def quiet(err):
+    """Nothing of Python's, Py4J's or the JVM's own comes between Howdah's lines."""
+    assert not re.search(r"Traceback|Exception|ERROR|^\s+at ", err, re.MULTILINE), err
+
+
+SLOW_JAVA = """#!/bin/sh
+case "$*" in
+*launcher.Main*) ;;
+*deploy.SparkSubmit*) touch {begun}; sleep 1; touch {goes_on} ;;
+esac
+exec {java} "$@"
+"""
+
+
+@pytest.mark.spark
+def test_a_signal_while_the_jvm_starts_leaves_no_jvm(tmp_path, tiny_model_dir):
+    """One that starts late finds no file for its port, and would stay without a parent."""
+    home, begun, goes_on = tmp_path / "java", tmp_path / "begun", tmp_path / "goes-on"
+    (home / "bin").mkdir(parents=True)
+    java = os.path.realpath(shutil.which("java"))
+    slow = home / "bin" / "java"
+    slow.write_text(SLOW_JAVA.format(begun=begun, goes_on=goes_on, java=java))
+    slow.chmod(0o755)
+    rows = [(f"text of row {n} and {n * 7919}", "ab"[n % 2]) for n in range(40)]
+    config = _config(tmp_path, tiny_model_dir, source=_csv(tmp_path, rows))
+    mark = str(tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", "etl", "--config", config],
+        env={**os.environ, "JAVA_HOME": str(home), "MARK": mark},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(begun.exists)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    quiet(err)
+    wait_until(lambda: not marked("MARK", mark))
+    assert not goes_on.exists()
+
+
+@pytest.mark.spark
+@pytest.mark.full
+def test_a_signal_at_any_moment_is_one_message(tmp_path, tiny_model_dir):
+    rows = [(f"text of row {n} and {n * 7919}", "ab"[n % 2]) for n in range(400)]
+    config = _config(tmp_path, tiny_model_dir, source=_csv(tmp_path, rows))
+    command = [sys.executable, "-m", "howdah.cli", "etl", "--config", config]
+    mark = str(tmp_path)
+    for tenths in range(4, 120, 3):
+        process = subprocess.Popen(
+            command, env={**os.environ, "MARK": mark}, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            try:
+                process.wait(tenths / 10)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        quiet(err)
+        wait_until(lambda: not marked("MARK", mark))
+        if process.returncode == 0:
+            break
+        assert process.returncode == 130, err
 
 
 def test_java_that_is_missing_or_old_is_named(tmp_path, monkeypatch):

@@ -99,7 +99,8 @@ def _ids(path: str) -> list[str]:
     for entries in dataset.manifest.splits.values():
         for entry in entries:
             data = storage.read_bytes(dataset.shard_path(entry))
-            ids += [decode_example(p, layout).id for _, p in read_frames(data, entry.name)]
+            frames = read_frames(data, entry.name)
+            ids += [decode_example(frame, layout).id.decode() for _, frame in frames]
     return sorted(ids)
 
 
