@@ -172,9 +172,9 @@ def run(
         local = is_local_master(data.spark.master) and not is_active()
         if local and not data.append.enabled and not needs_hive(config):
             fast = sizing.for_small(source.size)
-            if fast:
-                fast["spark.python.daemon.module"] = _DAEMON
             shipped, short = fast | shipped, bool(fast)
+        if local:
+            shipped = {"spark.python.daemon.module": _DAEMON} | shipped
         started: list[Application] = []
 
         def announce(application: Application) -> None:
@@ -211,7 +211,7 @@ def run(
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
                 result = unchanged or _make(spark, config, source, encoder, application, stages)
         except BaseException:
-            if shipped:
+            if shipped and not local:
                 sweep_until_quiet(data.dataset)
             raise
     if started:
@@ -390,7 +390,8 @@ def _make(
         history.say(progress, past)
     gone = _gone(config)
     hash_ = dataset_hash(config, source, encoder, past, gone)
-    path = _version(config, hash_)
+    # Executors may have another working directory.
+    path = storage.absolute(_version(config, hash_))
     task = Task(
         spark=spark, config=config, source=source, encoder=encoder, progress=progress,
         hash=hash_, directory=path, past=past, gone=gone,

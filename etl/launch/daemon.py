@@ -1,7 +1,8 @@
-"""The parent of Spark's Python workers in a short local session (`spark.python.daemon.module`).
+"""The parent of Spark's Python workers in a local session (`spark.python.daemon.module`).
 
 It imports what they run before it forks them: a worker would need seconds for it, and each of a
-session's workers would do it again.
+session's workers would do it again. A worker whose task has failed ends without a word: PySpark's
+own would print a traceback between the command's lines, since nobody reads its answer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
+from typing import Any
 
 _WORK = (
     "howdah.data.spark.text_rows", "howdah.etl.rows.gate", "howdah.etl.rows.leakage",
@@ -32,10 +35,23 @@ def without_archives(path: list[str]) -> list[str]:
     return [entry for entry in path if entry not in theirs]
 
 
+def quiet(work: Callable[..., int]) -> Callable[..., int]:
+    """PySpark's `worker`, with exit code 1 where the JVM has closed the connection."""
+
+    def worker(*args: Any) -> int:
+        try:
+            return work(*args)
+        except (BrokenPipeError, ConnectionResetError):
+            return 1
+
+    return worker
+
+
 if __name__ == "__main__":
     sys.path[:] = without_archives(sys.path)
     from pyspark import daemon
 
+    daemon.worker = quiet(daemon.worker)
     for module in ("pyspark.worker", *_WORK):
         importlib.import_module(module)
     # A worker collects garbage after each task: not among all that was imported.

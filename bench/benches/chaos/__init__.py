@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -55,14 +56,22 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--ha", action="store_true", help="two NameNodes, two ResourceManagers")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args(list(arguments))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    asked = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(number, signal.default_int_handler)
+        asked.set()
+        print("no more faults after this one; once more: at once", flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     print(f"seed {options.seed}, in {folder}", flush=True)
     broken, injected = ["it did not begin"], []
     try:
         with _cluster(folder / "cluster", ha=options.ha) as cluster:
             world = World(folder, cluster, options.seed)
-            injected, facts = _run(world, options)
+            injected, facts = _run(world, options, asked)
             broken = world.broken
             cluster.restore()
     finally:
@@ -119,7 +128,9 @@ def _clocked(world: World) -> str:
 
 
 # ------------------------------------------------------------------------------------ the run
-def _run(world: World, options: argparse.Namespace) -> tuple[list[Injected], dict]:
+def _run(
+    world: World, options: argparse.Namespace, asked: threading.Event
+) -> tuple[list[Injected], dict]:
     world.note("bench", "making what the work needs", seed=world.seed)
     data = work.make_data(world)
     python = _clocked(world)
@@ -136,7 +147,7 @@ def _run(world: World, options: argparse.Namespace) -> tuple[list[Injected], dic
     end = time.monotonic() + 3600 * options.hours
     try:
         for number in range(options.first, options.first + options.faults):
-            if time.monotonic() > end or world.over.is_set():
+            if time.monotonic() > end or world.over.is_set() or asked.is_set():
                 break
             injector.inject(number)
     except BaseException:  # an interrupt leaves no process behind

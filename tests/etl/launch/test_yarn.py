@@ -127,7 +127,8 @@ def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
 def test_a_run_goes_on_from_what_a_killed_driver_had_kept(yarn_etl, mode):
     """On HDFS, by another application; the first one's driver was killed with -9."""
     limits = json.dumps({"many_rows": 1, "scratch_file_rows": 500})
-    conf = {"spark.yarn.appMasterEnv.HOWDAH_TEST_LIMITS": limits}
+    in_a_script = limits.replace('"', '\\"')  # YARN writes it between double quotes
+    conf = {"spark.yarn.appMasterEnv.HOWDAH_TEST_LIMITS": in_a_script}
     source = yarn_etl.put_rows(4000)
     config = yarn_etl.config(source=source, spark={"deploy_mode": mode, "conf": conf})
 
