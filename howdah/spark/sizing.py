@@ -45,9 +45,6 @@ _SMALL = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Spark's pages of 64 MiB, one or more an operator, would be cleared and collected all the time.
     "spark.buffer.pageSize": "1m",
-    # PySpark tells the JVM before each function of a column from which line it was called, for the
-    # messages of errors: half of its calls.
-    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # No page shows the queries' plans as text.
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.maxPlanStringLength": "0",
