@@ -33,8 +33,8 @@ from howdah.spark.errors import crossing
 
 PERMUTATIONS = 64
 BANDS, ROWS = 21, 3
-"""Pairs that are 0.6 alike meet in a bucket with a probability of 0.994, those that are 0.5 alike
-with 0.94."""
+"""A pair with a similarity of 0.6 meets in a bucket with a probability of 0.994, one of 0.5 with
+0.94."""
 SIMILARITY = 0.6
 """Jaccard similarity from which a looked-up row counts as a near copy: below the threshold of near
 duplicates (0.7), and no lower than the bands above find."""

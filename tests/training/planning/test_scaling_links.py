@@ -26,7 +26,7 @@ pytestmark = [
 _BITS = {"mbit": 1e6, "gbit": 1e9}
 
 
-def wide_config(directory: str, framework: str):
+def wide_config(directory: str, framework: str, compression: str = "none"):
     """A training whose gradient is large for its compute: 3 M parameters, a few rows."""
     base = write_tiny_model(os.path.join(directory, "base"), n_layers=4, dim=256, hidden_dim=1024)
     dataset = build_dataset(
@@ -39,7 +39,12 @@ def wide_config(directory: str, framework: str):
             "run": {"directory": os.path.join(directory, "run")},
             "data": {"dataset": dataset.path, "max_length": 64},
             "model": {"base": base},
-            "training": {"framework": framework, "global_batch_size": 32, "precision": "fp32"},
+            "training": {
+                "framework": framework,
+                "global_batch_size": 32,
+                "precision": "fp32",
+                "gradient_compression": compression,
+            },
         }
     )
 
@@ -67,9 +72,10 @@ def measured_step(config, directory: str, ranks: int, rate: str, calibration: Ca
     return statistics.median(32 / rates[step] for step in calibration.steps)
 
 
+@pytest.mark.parametrize("compression", ["none", "bf16", "int8"])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_predicted_steps_over_slow_links_are_within_a_fifth(tmp_path, framework):
-    config = wide_config(str(tmp_path), framework)
+def test_predicted_steps_over_slow_links_are_within_a_fifth(tmp_path, framework, compression):
+    config = wide_config(str(tmp_path), framework, compression)
     calibration = calibrate.measure(config, print)
     off = {}
     for rate in ("200mbit", "1gbit"):
