@@ -1,8 +1,9 @@
 """The parent of Spark's Python workers in a local session (`spark.python.daemon.module`).
 
 It imports what they run before it forks them: a worker would need seconds for it, and each of a
-session's workers would do it again. A worker whose task has failed ends without a word: PySpark's
-own would print a traceback between the command's lines, since nobody reads its answer.
+session's workers would do it again. When a task has failed, the JVM closes the connection to
+its worker. The worker then ends quietly; PySpark's own prints a traceback among the command's
+lines.
 """
 
 from __future__ import annotations

@@ -185,10 +185,10 @@ def local_table(spark: SparkSession, rows: Sequence[tuple], schema: str) -> Data
     Args:
         schema: "name type, name type".
     """
-    import pandas as pd  # late: it takes half a second, in which Spark starts
-
     kinds = dict(column.split(" ", 1) for column in schema.split(", "))
     if not rows:  # of no rows Spark makes a list's frame in any case
         columns = [F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()]
         return spark.range(0).select(*columns)
+    import pandas as pd  # late: it takes half a second, in which Spark starts
+
     return spark.createDataFrame(pd.DataFrame(list(rows), columns=list(kinds)), schema)

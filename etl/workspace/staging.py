@@ -188,7 +188,7 @@ def adopt(version: str, token: str) -> bool:
 
 
 def _is_whole(entry: Entry) -> bool:
-    """Whether an entry is a directory of intermediate data that another run can go on from."""
+    """Return True if an entry is a directory of intermediate data that another run can resume."""
     scratch = entry.is_dir and _SCRATCH.fullmatch(entry.name)
     return bool(scratch and storage.exists(storage.join(entry.path, WHOLE)))
 

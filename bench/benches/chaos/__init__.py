@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] = ()) -> int:
     parser.add_argument("--ha", action="store_true", help="two NameNodes, two ResourceManagers")
     parser.add_argument("--keep", action="store_true", help="leave the folder")
     options = parser.parse_args(list(arguments))
-    asked = threading.Event()
+    ending = threading.Event()
 
     def stop(number: int, frame: object) -> None:
         signal.signal(number, signal.default_int_handler)
-        asked.set()
+        ending.set()
         print("no more faults after this one; once more: at once", flush=True)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     try:
         with _cluster(folder / "cluster", ha=options.ha) as cluster:
             world = World(folder, cluster, options.seed)
-            injected, facts = _run(world, options, asked)
+            injected, facts = _run(world, options, ending)
             broken = world.broken
             cluster.restore()
     finally:
@@ -129,7 +129,7 @@ def _clocked(world: World) -> str:
 
 # ------------------------------------------------------------------------------------ the run
 def _run(
-    world: World, options: argparse.Namespace, asked: threading.Event
+    world: World, options: argparse.Namespace, ending: threading.Event
 ) -> tuple[list[Injected], dict]:
     world.note("bench", "making what the work needs", seed=world.seed)
     data = work.make_data(world)
@@ -147,7 +147,7 @@ def _run(
     end = time.monotonic() + 3600 * options.hours
     try:
         for number in range(options.first, options.first + options.faults):
-            if time.monotonic() > end or world.over.is_set() or asked.is_set():
+            if time.monotonic() > end or world.over.is_set() or ending.is_set():
                 break
             injector.inject(number)
     except BaseException:  # an interrupt leaves no process behind
