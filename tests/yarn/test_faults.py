@@ -18,6 +18,7 @@ from tests.runs import fault_table
 from tests.runs.jobs.cluster_jobs import ClusterJob, command, runs, stop
 from tests.runs.jobs.local_jobs import kill, parent
 from tests.support.waiting import wait_until
+from tools.minicluster.settings import PREEMPTION
 
 pytestmark = pytest.mark.hadoop
 
@@ -279,16 +280,6 @@ def _hosts(job, daemon):
     if any(name.endswith("_000001") for name in folders):
         return "the driver"
     return "a worker" if folders else "nothing"
-
-
-PREEMPTION = {
-    "yarn.resourcemanager.scheduler.monitor.enable": "true",
-    "yarn.resourcemanager.monitor.capacity.preemption.monitoring_interval": "500",
-    "yarn.resourcemanager.monitor.capacity.preemption.max_wait_before_kill": "2000",
-    "yarn.resourcemanager.monitor.capacity.preemption.total_preemption_per_round": "1.0",
-    "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
-    "yarn.resourcemanager.monitor.capacity.preemption.max_ignored_over_capacity": "0.0",
-}
 
 
 @full

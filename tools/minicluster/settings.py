@@ -123,6 +123,17 @@ def mapred_site(plan: Plan) -> dict[str, str]:
     }
 
 
+PREEMPTION = {
+    "yarn.resourcemanager.scheduler.monitor.enable": "true",
+    "yarn.resourcemanager.monitor.capacity.preemption.monitoring_interval": "500",
+    "yarn.resourcemanager.monitor.capacity.preemption.max_wait_before_kill": "2000",
+    "yarn.resourcemanager.monitor.capacity.preemption.total_preemption_per_round": "1.0",
+    "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
+    "yarn.resourcemanager.monitor.capacity.preemption.max_ignored_over_capacity": "0.0",
+}
+"""Of the ResourceManager: a queue gets its guaranteed half back within seconds."""
+
+
 def capacity_scheduler(plan: Plan) -> dict[str, str]:
     """Two queues, `default` and `batch`; either may take the whole cluster while it is free."""
     root = "yarn.scheduler.capacity"

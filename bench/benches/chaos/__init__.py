@@ -39,6 +39,7 @@ from bench.benches.chaos import reading, work
 from bench.benches.chaos.faults import MASTER, STOPPED, WORKER, Injected, Injector, Targets, tc
 from bench.benches.chaos.world import World
 from tools.minicluster import MiniCluster
+from tools.minicluster.settings import PREEMPTION
 
 WIND_UP = 900.0  # seconds for the pieces of work that have begun
 FILE_SYSTEMS = {"datanode-0": "700m", "nodemanager-0": "1500m"}
@@ -90,7 +91,7 @@ def _cluster(directory: Path, *, ha: bool) -> Iterator[MiniCluster]:
     cluster = MiniCluster(directory, say=lambda line: print(line, file=sys.stderr))
     mounted: list[str] = []
     try:
-        cluster.start(ha=ha)
+        cluster.start(ha=ha, extra={"yarn-site": PREEMPTION})
         cluster.stop()
         for name, size in FILE_SYSTEMS.items():
             place = directory / name
@@ -100,7 +101,7 @@ def _cluster(directory: Path, *, ha: bool) -> Iterator[MiniCluster]:
                 mounted.append(str(place))
             else:
                 print(f"no full disk of {name}: no file system can be mounted", file=sys.stderr)
-        cluster.start(ha=ha)
+        cluster.start(ha=ha, extra={"yarn-site": PREEMPTION})
         yield cluster
     finally:
         with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):

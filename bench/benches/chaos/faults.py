@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.benches.chaos import reading
 from bench.benches.chaos.work import Serving, Training, when
 from bench.benches.chaos.world import World
 from tests.runs.jobs.local_jobs import kill, parent
 
 RECOVERY_LIMIT = 240.0  # seconds that new steps are waited for
+GREEDY_LIMIT = 120  # seconds; ends the application that preempts if nobody kills it
 WORKER, STOPPED, MASTER, OTHER = "worker", "stopped worker", "master", "other"
 Undo = Callable[[], None]
 
@@ -96,6 +98,24 @@ class Targets:
     def kill_master(self, rng: random.Random) -> None:
         """SIGKILL to the application master."""
         kill(self._one(self._job().of("ApplicationMaster"), rng))
+
+    def preempt(self, rng: random.Random) -> Undo:
+        """The other queue asks for most of a node, its guaranteed half, and gets a worker's."""
+        self._job()
+        cluster = self.world.cluster
+        address = cluster.plan.address(f"{cluster.active('resourcemanager')}-http")
+        apps = f"http://{address}/ws/v1/cluster/apps"
+        user = f"?user.name={cluster.plan.user}"
+        application = reading.send("POST", f"{apps}/new-application{user}")["application-id"]
+        request = {
+            "application-id": application, "application-name": "preempts",
+            "application-type": "YARN", "queue": "batch", "max-app-attempts": 1,
+            "am-container-spec": {"commands": {"command": f"sleep {GREEDY_LIMIT}"}},
+            "resource": {"memory": cluster.plan.node_memory_mb - 1024, "vCores": 1},
+        }  # fmt: skip
+        reading.send("POST", apps + user, request)
+        state = f"{apps}/{application}/state{user}"
+        return lambda: reading.send("PUT", state, {"state": "KILLED"})
 
     # ------------------------------------------------------------------------------- daemons
     def kill_daemon(self, *names: str) -> Callable[[random.Random], Undo]:
@@ -237,6 +257,7 @@ def kinds(targets: Targets) -> list[Kind]:
     ]
     return [
         *often, *often,
+        Kind("container preempted", OTHER, t.preempt, (10, 40)),
         Kind("agent stopped", STOPPED, t.stop_agent, (2, 60)),
         Kind("driver killed", MASTER, t.kill_driver),
         Kind("driver stopped", OTHER, t.stop_driver, (2, 90)),
@@ -293,7 +314,10 @@ class Injector:
         for kind in order:
             try:
                 undo = kind.do(rng)
-            except (NotNow, OSError):
+            except NotNow:
+                continue
+            except OSError as error:  # a process has just ended, a daemon is away
+                self.world.note("fault", f"no {kind.name}: {error!r:.200}", number=number)
                 continue
             seconds = rng.uniform(*kind.seconds)
             self.world.note("fault", kind.name, number=number, seconds=round(seconds, 1))

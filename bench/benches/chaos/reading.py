@@ -39,6 +39,19 @@ def get(url: str, timeout: float = 20.0) -> bytes:
         return answer.read()
 
 
+def send(method: str, url: str, body: object = None) -> dict:
+    """The JSON that the ResourceManager answers to a request; {}: none.
+
+    Raises:
+        OSError: no answer, or an error's status.
+    """
+    data = json.dumps(body).encode() if body is not None else b""
+    header = {"Content-Type": "application/json", "Accept": "application/json"}
+    request = urllib.request.Request(url, data, header, method=method)
+    with _OPENER.open(request, timeout=20.0) as answer:
+        return json.loads(answer.read() or b"{}")
+
+
 def again(read: Callable[[], T]) -> T:
     """What `read` gives, once it does not fail for a daemon that is away."""
     deadline = time.monotonic() + LIMIT

@@ -81,7 +81,8 @@ def settings(directory: str, framework: str, data: dict[str, str], python: str) 
         "evaluation.splits": [], "checkpoint.every_steps": 200, "checkpoint.keep": 3,
         "job.hang_seconds": 10, "job.commit_every": 20, "job.max_restarts": 1000,
         "job.min_workers": 1, "job.max_workers": 2,
-        "job.worker.memory": "1536 MiB", "yarn.python": python,
+        "job.worker.memory": "4 GiB",  # one fits on a node; two are more than the queue's half
+        "yarn.python": python,
         "yarn.driver.memory": "512 MiB",
     }  # fmt: skip
     return _nested(values)
