@@ -71,6 +71,7 @@ def write_private(directory: str, name: str, text: str) -> str:
         name: the file's name; a leading dot is removed.
     """
     path = os.path.join(directory, name.lstrip("."))
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
     return path

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -42,6 +43,14 @@ def check(config: Config, progress: Progress) -> None:
     from howdah.etl import pipeline
 
     pipeline.prepare(config, progress)
+
+
+def log(line: str) -> None:
+    """Write a line into the driver's log.
+
+    It goes to stderr, which escapes what the locale's encoding lacks; stdout would raise an error.
+    """
+    print(line, file=sys.stderr, flush=True)
 
 
 def make(config: Config, path: str, application: str) -> None:
@@ -81,7 +90,7 @@ class _Stage:
 
     def say(self, line: str) -> None:
         """Log a line as an event of the job and in the driver's log."""
-        print(line, flush=True)
+        log(line)
         self._events.append({"time": time.time(), "what": line})
         self._file.touch()
 

@@ -93,12 +93,12 @@ class SparkCluster(DriverCluster):
     def containers(
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> Iterator[DriverBackend]:
-        from howdah.jobs.clusters.dataset import make, needs_hive
+        from howdah.jobs.clusters.dataset import log, make, needs_hive
         from howdah.jobs.clusters.spark_place import SparkDriver
         from howdah.spark.session import session
 
         config, etl = self.config, self.etl
-        shipped = shipped_for_spark(config, etl=etl, progress=print)
+        shipped = shipped_for_spark(config, etl=etl, progress=log)
         hive = etl and needs_hive(config)
         name = f"howdah {config.run.name}"
         with session(config.data.spark, shipped=shipped, hive=hive, name=name) as spark:

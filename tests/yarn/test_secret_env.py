@@ -3,6 +3,8 @@
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from howdah.config import loader
 from howdah.errors import ConfigError
 from howdah.jobs import secret_file
+from tests import ROOT
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.support.waiting import wait_until
 
@@ -51,6 +54,25 @@ def test_the_file_keeps_any_value_and_its_object_prints_none():
 def test_names_that_can_be_no_secret_are_refused(names, more, text):
     with pytest.raises(ConfigError, match=text):
         settings_with(names, **more)
+
+
+IN_ASCII = """
+import sys
+from howdah.jobs import secret_file
+from howdah.jobs.clusters import dataset
+print(secret_file.write_private(sys.argv[1], "text", "m\\xf6bel \\u65e5"))
+dataset.log("m\\xf6bel")
+"""
+
+
+def test_files_and_the_log_of_a_job_do_not_depend_on_the_locale(tmp_path):
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ASCII, str(tmp_path)],
+        env=env, cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).read_text("utf-8") == "m\xf6bel \u65e5"
+    assert done.stderr == "m\\xf6bel\n"
 
 
 # ------------------------------------------------------------------------------ in processes
