@@ -172,6 +172,16 @@ class TrainingProcess:
         self._on_end(self.number, self._process.wait())
 
 
+def how_ended(code: int) -> str:
+    """An exit code for users: "exit code 3", "signal SIGKILL"; a real-time signal has no name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
 def parse_message(line: bytes) -> dict[str, Any] | None:
     """The message in a line; None for other lines, since libraries may write to the channel."""
     try:

@@ -219,8 +219,7 @@ class _Agent:
         process = self._process
         if process is None or process.number != number:
             return
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        _say(f"training process {number} has ended: {how}")
+        _say(f"training process {number} has ended: {training_process.how_ended(code)}")
         self._driver.event(
             {
                 "type": "exited",

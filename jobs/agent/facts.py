@@ -162,9 +162,12 @@ def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
         if now > before and now == size:
             break  # the file has stopped growing: the stacks are complete
         size = now
-    with open(path, encoding="utf-8", errors="replace") as file:
-        file.seek(before)
-        return file.read(20_000).splitlines()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(before)
+            return file.read(20_000).splitlines()
+    except OSError:  # the node's disk fails, or its logs were removed
+        return []
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -40,6 +40,7 @@ from howdah.jobs.clusters.application import ProcessApplication, listed
 from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB, LOG, VERDICT
 from howdah.jobs.record import Record
 from howdah.jobs.status import status_file
+from howdah.jobs.training_process import how_ended
 from howdah.packaging import cluster_paths
 from howdah.process import isolation
 from howdah.storage import directories, is_local
@@ -323,5 +324,5 @@ def _not_started(record: Record, code: int) -> HowdahError:
     return ClusterError(
         "the job's driver ended before it wrote a status",
         where=os.path.join(record.directory, LOG),
-        got=f"exit code {code}" if code >= 0 else signal.Signals(-code).name,
+        got=how_ended(code),
     )

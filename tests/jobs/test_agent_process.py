@@ -1,8 +1,13 @@
 """An agent's training process, and what becomes of it when the agent cannot hear it any more."""
 
+import signal
+import subprocess
 import sys
 
-from howdah.jobs.training_process import TrainingProcess
+import pytest
+
+from howdah.jobs.agent import facts
+from howdah.jobs.training_process import TrainingProcess, how_ended
 from tests.support.waiting import wait_until
 
 SAYS = """
@@ -29,3 +34,36 @@ def test_a_process_whose_listener_fails_is_ended_and_its_end_reported(tmp_path, 
     assert ended == [(3, -9)]
     assert not process.alive
     assert "thread channel-3 failed: KeyError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(signal.SIGKILL, "signal SIGKILL"), (signal.SIGRTMIN + 3, "signal 37")]
+)
+def test_an_end_by_any_signal_has_a_description(number, text):
+    """SIGRTMIN + 3 asks for stacks, and ends a process that has no handler for it yet."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        process.send_signal(number)
+    assert how_ended(process.returncode) == text
+    assert how_ended(3) == "exit code 3"
+
+
+FORGETS = """
+import faulthandler, os, signal, sys, time
+file = open(sys.argv[1], "w")
+faulthandler.register(signal.SIGRTMIN + 3, file=file)
+os.remove(sys.argv[1])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_stacks_whose_file_was_removed_are_none(tmp_path):
+    path = str(tmp_path / "stacks")
+    words = [sys.executable, "-c", FORGETS, path]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        try:
+            diagnosis = facts.diagnose(process.pid, path)
+        finally:
+            process.kill()
+    assert diagnosis["stacks"] == []
