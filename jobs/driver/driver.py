@@ -33,7 +33,7 @@ from howdah.jobs.mpi.launch import Mpirun
 from howdah.jobs.net import rendezvous, wire
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.page import page
-from howdah.jobs.status.status_file import StatusFile, status_path
+from howdah.jobs.status.status_file import StatusFile, as_json, status_path
 
 _TICK_SECONDS = 0.2
 _TICK_SHARE = 4.0
@@ -411,14 +411,13 @@ class _Driver:
     # ------------------------------------------------------------------- clients' requests
     def _page(self, path: str) -> wire.Answer:
         if path == self._page_path + "status.json":
-            text = json.dumps(self._status(), ensure_ascii=False)
-            return 200, "application/json", text.encode()
+            return 200, "application/json", as_json(self._status())
         if path != self._page_path:
             return 404, "text/plain", b"no such page\n"
         with self._lock:
             curve = self._job_status.curve()
         text = page(self._status(), curve, self._config.run.name)
-        return 200, "text/html; charset=utf-8", text.encode()
+        return 200, "text/html; charset=utf-8", text.encode(errors="replace")
 
     def _status(self) -> dict[str, Any]:
         with self._lock:

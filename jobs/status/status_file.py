@@ -78,6 +78,11 @@ def read(run_directory: str, application: str) -> dict[str, Any]:
     return status if status.get("application") == application else {}
 
 
+def as_json(value: Mapping[str, Any]) -> bytes:
+    """JSON in UTF-8; a lone surrogate, which UTF-8 cannot encode, is escaped as JSON allows it."""
+    return json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace")
+
+
 class StatusFile:
     """Writes status.json and reads requests.
 
@@ -119,6 +124,8 @@ class StatusFile:
         self._over = False
         """True once the last status is written, or another driver has the run."""
         self._closed_well = False
+        self._away = False
+        """True while the run directory cannot be written or read."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -166,7 +173,9 @@ class StatusFile:
                 self._on_superseded(later)
                 self._end(well=False)
             except HowdahError as error:
-                self._say(f"the run directory cannot be written or read: {error.what}")
+                if not self._away:  # a line a second would displace the job's own events
+                    self._say(f"the run directory cannot be written or read: {error.what}")
+                self._away = True
                 time.sleep(1.0)
 
     def _turn(self, closing: bool, touched: bool) -> bool:
@@ -184,8 +193,11 @@ class StatusFile:
             storage.make_dirs(self._requests)
             self._ready = True
         if status_due:
-            self._claim.write(self._status_path, self._text().encode())
+            self._claim.write(self._status_path, self._text())
             self._written = time.monotonic()
+            if self._away:
+                self._away = False
+                self._say("the run directory can be written again")
         if requests_due:
             self._requests_read = time.monotonic()
             self._take_requests()
@@ -198,9 +210,8 @@ class StatusFile:
             self._over, self._closed_well = True, well
             self._looked.notify_all()
 
-    def _text(self) -> str:
-        payload = {**self._status(), **self._claim.attempt.to_dict()}
-        return json.dumps(payload, ensure_ascii=False)
+    def _text(self) -> bytes:
+        return as_json({**self._status(), **self._claim.attempt.to_dict()})
 
     # ------------------------------------------------------------------------------ requests
     def _take_requests(self) -> None:
@@ -233,7 +244,7 @@ class StatusFile:
             try:
                 self._on_request(request)
             except HowdahError as error:
-                self._say(f"a request was refused: {error.what} ({error.expected})")
+                self._say(f"a request was refused: {error.what} ({error.expected or error.got})")
 
     @staticmethod
     def _read_request(entry: storage.Entry) -> dict[str, Any]:
@@ -263,9 +274,9 @@ class StatusFile:
         if not isinstance(values, dict) or values.get("status") != "running":
             return
         status, error = self._ended
-        text = json.dumps({**values, "status": status, "error": error}, ensure_ascii=False)
+        after = as_json({**values, "status": status, "error": error})
         if storage.read_bytes(self._run_file) == before and self._ours():
-            self._claim.write(self._run_file, text.encode())
+            self._claim.write(self._run_file, after)
 
     def _ours(self) -> bool:
         """True if no attempt later than ours has trained."""

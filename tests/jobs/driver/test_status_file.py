@@ -10,6 +10,7 @@ import pytest
 from howdah import storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
+from howdah.errors import UsageError
 from howdah.jobs import record, secret_file
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.status_file import StatusFile, status_path
@@ -162,6 +163,46 @@ def test_a_request_for_another_application_is_not_carried_out(driver):
     assert driver.requests == [{"type": "scale"}]
     assert not late.exists()
     assert any(LATER_APP in line and "1.json" in line for line in driver.lines)
+
+
+def test_a_request_that_is_refused_is_said_with_what_was_wrong(driver):
+    def refuse(request):
+        raise UsageError("unknown request", got=str(request))
+
+    driver.file._on_request = refuse
+    driver.ask("1.json", of(APP, type="dance"))
+    wait_until(lambda: driver.lines)
+    assert driver.lines == ["a request was refused: unknown request ({'type': 'dance'})"]
+
+
+def test_an_outage_and_its_end_are_an_event_each(driver):
+    folder, moved = driver.run / "job", driver.run / "moved"
+    for count in (1, 2):
+        folder.rename(moved)
+        folder.write_text("a file where the directory was")
+        asked, right = [], driver.file._turn
+
+        def turn(closing, touched, asked=asked, right=right):
+            asked.append(True)
+            return right(closing, touched)
+
+        driver.file._turn = turn
+        driver.file.touch()
+        wait_until(lambda asked=asked: len(asked) > 3)
+        assert len(driver.lines) == 2 * count - 1
+        folder.unlink()
+        moved.rename(folder)
+        wait_until(lambda count=count: len(driver.lines) == 2 * count)
+        assert driver.lines[-2].startswith("the run directory cannot be written or read: ")
+        assert driver.lines[-1] == "the run directory can be written again"
+
+
+def test_a_text_that_utf8_cannot_encode_is_written_and_read_back(driver):
+    driver.state = "a row has \ud83d"
+    (driver.run / "run.json").write_text('{"status": "running"}')
+    assert driver.file.close(30.0, ("failed", driver.state))
+    assert driver.on_storage()["state"] == driver.state
+    assert json.loads((driver.run / "run.json").read_text())["error"] == driver.state
 
 
 # ---------------------------------------------------------------------------- later attempts
