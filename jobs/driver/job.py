@@ -215,6 +215,10 @@ class Job:
         Raises:
             UsageError: the number is outside the job's limits.
         """
+        if self.over:
+            raise UsageError(
+                "the job is ending and takes no more workers", got=f"{workers} workers"
+            )
         low, high = self.limits.fewest, self.limits.most
         if not self.limits.elastic or not low <= workers <= high:
             raise UsageError(
@@ -223,7 +227,9 @@ class Job:
             )
         self._actions.event(f"changing from {self.workers.target} to {workers} workers")
         self.nodes.accepted()
-        self.workers.set_target(workers)
+        self.workers.target = workers
+        if not self.worlds.pausing:  # the end of the pause requests them
+            self._actions.keep(workers)
 
     def stop(self, save: bool, now: float) -> None:
         """End all processes in good order; `save`: ranks save first."""

@@ -225,6 +225,26 @@ def test_impossible_sizes_are_refused():
         World().job.scale(2, 0.0)
 
 
+def test_a_job_that_is_scaled_while_it_pauses_takes_no_containers_before_the_pause_is_over():
+    w = elastic(fewest=2)
+    w.come("a")
+    w.pass_time(62)
+    assert w.job.worlds.pausing and w.actions.kept == [2, 0]
+    w.job.scale(3, w.now)
+    assert w.actions.kept == [2, 0]  # else they would be released as soon as they register
+    w.pass_time(10)
+    assert w.actions.kept == [2, 0, 3]
+
+
+def test_a_job_that_ends_is_not_scaled():
+    w = elastic()
+    w.train("a", "b")
+    w.job.stop(True, w.now)
+    with pytest.raises(UsageError, match="is ending"):
+        w.job.scale(3, w.now)
+    assert w.actions.kept == [2, 0]
+
+
 def test_rank_0_s_end_is_the_job_s_whatever_becomes_of_the_rest():
     w = World()
     w.train("a", "b")
