@@ -7,6 +7,7 @@ Java and without a route to the application's containers.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ from howdah.yarn import logs, registry, server, spec
 
 KILL_SECONDS = 30.0
 """How long YARN may take to confirm a kill."""
+_TRAINING_LOG = re.compile(r"training\.(\d+)\.log")
+"""The log of a container's Nth training process (jobs/training_process.py)."""
 
 
 class YarnApplication(Application):
@@ -130,8 +133,10 @@ class YarnApplication(Application):
         ranks = self.driver_status().get("ranks") or []
         container = next((r.get("container") for r in ranks if r.get("rank") == rank), None)
         files = self.container_logs(lambda line: None).get(container or "", {})
-        names = sorted(name for name in files if name.startswith("training."))
-        return files[names[-1]].rstrip("\n").split("\n") if names else []
+        numbers = [int(match[1]) for name in files if (match := _TRAINING_LOG.fullmatch(name))]
+        if not numbers:
+            return []
+        return files[f"training.{max(numbers)}.log"].rstrip("\n").split("\n")
 
     # --------------------------------------------------------------------------------- end
     def end(self) -> str:

@@ -106,10 +106,17 @@ def _aggregated(
     argv += ["-size", str(-TAIL_BYTES)]
     until = time.monotonic() + _AGGREGATION_SECONDS
     while True:
-        result = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", check=False,
-            timeout=_CALL_SECONDS, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        try:
+            result = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", check=False,
+                timeout=_CALL_SECONDS, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise ClusterError(
+                f"`yarn logs` has not ended within {_CALL_SECONDS:.0f} s",
+                where=application,
+                remedy=f"{' '.join(argv)} > FILE; --rank N reads the run directory",
+            ) from None
         if result.returncode == 0 and "LogContents:" in result.stdout:
             return _parsed(result.stdout)
         if time.monotonic() > until:

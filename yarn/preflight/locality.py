@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from howdah import storage
@@ -63,12 +62,10 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
 
     conf = settings.load()
     sizes: Counter[str] = Counter()
-    url = ""
     for path in paths:
         scheme, _, rest = path.partition("://")
         authority, _, file = rest.partition("/")
         authority = authority or conf.default_authority() or ""
-        answer: Any = None
         causes = []
         for url in _web_urls(conf, scheme.lower(), authority):
             try:
@@ -78,17 +75,20 @@ def block_hosts(paths: Sequence[str]) -> Counter[str]:
                     timeout=_SECONDS,
                 )
                 if answer.status_code == 200:
+                    locations = answer.json()["BlockLocations"] or {}
                     break
                 causes.append(f"{url}: HTTP {answer.status_code}")
             except requests.RequestException as error:
                 causes.append(f"{url}: {error}")
-        if answer is None or answer.status_code != 200:
+            except (KeyError, TypeError):  # a gateway's own answer
+                causes.append(f"{url}: an answer without BlockLocations")
+        else:
             raise ClusterError(
                 "the NameNode's web interface does not give block locations",
                 where=path,
                 got="; ".join(causes),
             )
-        for block in (answer.json().get("BlockLocations") or {}).get("BlockLocation") or []:
+        for block in locations.get("BlockLocation") or []:
             for host in block.get("hosts") or []:
                 sizes[host] += int(block.get("length") or 0)
     return sizes

@@ -332,7 +332,8 @@ def test_a_ranks_log_is_followed_to_the_end(job):
 
 def test_a_rank_without_a_published_log_is_looked_for_in_its_container(job, monkeypatch):
     write_status(job, **RUNNING)
-    files = {"c2": {"training.1.log": "old", "training.2.log": "new\nlast\n", "worker.log": "x"}}
+    files = {"c2": {f"training.{number}.log": "old" for number in range(1, 10)}}
+    files["c2"] |= {"training.10.log": "new\nlast\n", "worker.log": "x"}
     monkeypatch.setattr(logs, "of_containers", lambda manager, application, progress: files)
     seen = []
     job.rank_log(1, follow=False, out=seen.append)
@@ -364,3 +365,15 @@ End of LogType:prelaunch.out
     parsed = logs._parsed(text)
     assert parsed == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
     assert log_lines(parsed)[0] == "==== container_1_0001_01_000002 worker.log"
+
+
+def test_a_hadoop_that_does_not_end_is_an_error(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "yarn"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HADOOP_HOME", str(tmp_path))
+    monkeypatch.setattr(logs, "_CALL_SECONDS", 0.2)
+    with pytest.raises(ClusterError, match="has not ended") as caught:
+        logs.of_containers(Manager("FINISHED"), APP, print)
+    assert f"-applicationId {APP}" in caught.value.remedy
