@@ -22,7 +22,7 @@ from typing import Any, Literal
 from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, process_start
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, NotFound, StorageError
 from howdah.jobs.status import status_file
 from howdah.jobs.status.status_file import directory, status_path
 from howdah.storage import lease
@@ -151,7 +151,7 @@ def submitted_here() -> list[Record]:
     names = os.listdir(root) if os.path.isdir(root) else []
     records: list[Record] = []
     for name in names:
-        with contextlib.suppress(DataError):  # a damaged record must not hide the others
+        with contextlib.suppress(DataError, StorageError):  # one of them must not hide the others
             record = _read(os.path.join(root, name, _FILE))
             records += [] if record is None else [record]
     return sorted(records, key=lambda record: -record.submitted)

@@ -108,7 +108,8 @@ class ProcessApplication(Application):
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self.record.driver_lives:
                 self._require_ours("its process can be signalled")
-                os.kill(self.record.pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(self.record.pid, number)
                 self._wait(_SIGNAL_SECONDS)
         return self.look()[0]
 

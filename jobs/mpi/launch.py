@@ -191,5 +191,6 @@ def _serve(listener: socket.socket, answer: Callable[[dict[str, Any]], bool]) ->
             except OSError:  # shut down
                 return
             with connection.makefile("rb") as lines:
-                if not answer(json.loads(lines.readline(2**20))):
+                line = lines.readline(2**20)  # empty: the shell ended before it sent its request
+                if not line or not answer(json.loads(line)):
                     connection.close()

@@ -50,7 +50,10 @@ def follow(
             growth = growing.read(path, shown.get(path, 0))
             if growth is None:
                 continue
-            data, shown[path] = growth
+            data, end = growth
+            if end < shown.get(path, 0):  # begun anew
+                rest.pop(path, None)
+            shown[path] = end
             *whole, rest[path] = (rest.get(path, b"") + data).split(b"\n")
             if over and rest[path]:
                 whole.append(rest[path])

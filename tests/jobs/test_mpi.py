@@ -85,6 +85,21 @@ def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(knows):
     assert requests == [{"host": "w1", "argv": ["orted", "-mca", "x", "a b; $(id)"]}]
 
 
+def test_a_remote_shell_that_ends_before_it_has_asked_costs_no_other_one():
+    desk, name = local_socket.listen(2)
+    requests = []
+    with desk:
+        serving = threading.Thread(target=mpi._serve, args=(desk, requests.append))
+        serving.start()
+        local_socket.connect(name).close()
+        with local_socket.connect(name) as shell:
+            shell.sendall(b'{"host": "w0"}\n')
+            wait_until(lambda: requests)
+        desk.shutdown(socket.SHUT_RDWR)
+        serving.join()
+    assert requests == [{"host": "w0"}]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
 def test_another_user_s_connection_is_not_taken():
     listener, name = local_socket.listen(4)

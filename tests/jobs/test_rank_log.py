@@ -65,6 +65,20 @@ def test_what_grows_is_shown_once_and_a_later_attempt_under_its_name(run):
     assert out == ["a", "bc", "d", "==> rank.0.2-1 <==", "again", "and on", "to the end"]
 
 
+def test_an_unfinished_line_of_a_log_that_is_begun_anew_is_dropped(run):
+    def rounds():
+        put(run, "rank.0", "one\ntw")
+        yield
+        put(run, "rank.0", "anew\n")
+        yield
+
+    steps, out = rounds(), []
+    assert rank_log.follow(
+        run, 0, lambda: next(steps, "over") == "over", out.append, poll_seconds=0
+    )
+    assert out == ["one", "anew"]
+
+
 def test_no_log_is_none(run):
     assert not rank_log.follow(run, 0, lambda: True, print, poll_seconds=0)
     put(run, "rank.1", "another rank's\n")

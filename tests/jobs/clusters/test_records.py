@@ -75,6 +75,20 @@ def test_kill_signals_the_process_of_the_private_record(tmp_path, victim, monkey
     assert victim.wait(20) == -signal.SIGTERM
 
 
+def test_a_driver_that_ends_just_before_its_signal_is_over(tmp_path, victim, monkeypatch):
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True)
+    job = named(tmp_path, victim, monkeypatch, directory=str(directory))
+    job.record.write(private=True)
+
+    def ends(what):
+        victim.kill()
+        victim.wait()
+
+    job._require_ours = ends
+    assert job.kill(save=False, save_seconds=1, progress=print) == "LOST"
+
+
 def test_logs_of_another_directory_are_not_read(tmp_path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "driver.log").symlink_to("/etc/hostname")
@@ -109,6 +123,15 @@ def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
     (tmp_path / "run" / "job" / "application.json").write_text(text)
     with pytest.raises(DataError, match=r"application\.json|JSON|not whole"):
         commands.find(str(tmp_path / "run"), None)
+
+
+def test_a_file_beside_the_jobs_hides_none(tmp_path):
+    fields = letter(tmp_path)
+    folder = tmp_path / "cache" / "jobs" / "local-1"
+    folder.mkdir(parents=True)
+    (folder / "application.json").write_text(json.dumps(fields))
+    (folder.parent / "README").write_text("what these directories are")
+    assert [one["application"] for one in listed(finished=True)] == ["local-1"]
 
 
 def test_a_record_writes_nowhere_that_it_points_to(tmp_path):
