@@ -22,7 +22,8 @@ _PATH = re.compile(r"/[!-~]*")
 _STATUS = re.compile(r"[1-9][0-9]{2}")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _LINGER_BYTES = 2**16
-_LINGER_SECONDS = 1.0
+LINGER_SECONDS = 1.0
+"""How long a refused connection is still read: closed with unread data it would lose the answer."""
 
 
 class BadMessage(Exception):
@@ -204,7 +205,7 @@ class Connection:
     def refuse(self, refusal: RequestRefused) -> None:
         """Answer with a refusal, and read a little of what still comes: closing a connection with
         unread data would discard the answer."""
-        deadline = time.monotonic() + _LINGER_SECONDS
+        deadline = time.monotonic() + LINGER_SECONDS
         self.send(refusal.answer(), deadline)
         self.end.shutdown(socket.SHUT_WR)
         budget = _LINGER_BYTES
@@ -212,7 +213,6 @@ class Connection:
             budget -= self.drop_received()
 
     def close(self) -> None:
-        """Close the connection."""
         self.end.close()
 
     # ------------------------------------------------------------------------------- inside

@@ -21,15 +21,17 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from howdah.core import threads
 from howdah.errors import ClusterError
 from howdah.jobs.net.http_connection import (
     HEAD_LIMIT,
+    LINGER_SECONDS,
     BadMessage,
     Connection,
     Request,
@@ -42,8 +44,6 @@ UNVERIFIED = 2048
 job may connect in one moment; with a head of HEAD_LIMIT bytes each, this many take 16 MiB."""
 HEAD_SECONDS = 10.0
 """How long an unverified connection may take to send its request's head."""
-_LINGER_SECONDS = 1.0
-"""How long a refused connection is still read: closed with unread data it would lose the answer."""
 _LINGER_BYTES = 2 * HEAD_LIMIT
 _BACKLOG = 2048
 """Connections that the kernel holds until they are accepted; further ones are slow or fail."""
@@ -83,24 +83,6 @@ class Lane:
             self._count -= 1
 
 
-class Service(Protocol):
-    """The rules for which connections a listener admits, and how they are served."""
-
-    def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
-        """Check a new connection before any byte of it is read.
-
-        Raises:
-            RequestRefused: the connection is refused.
-        """
-
-    def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
-        """Check the head of a connection's first request; called in the listener's thread.
-
-        Raises:
-            RequestRefused: the request is refused.
-        """
-
-
 @dataclass
 class _Unverified:
     connection: Connection
@@ -115,22 +97,19 @@ class _Unverified:
     """True while it is registered with the selector."""
 
 
-class Listener:
+class Listener(ABC):
     """Listens on one address, on any free port or on one of a range.
 
     Args:
         address: IP address to listen on, never the wildcard.
         ports: the ports to choose from, at random; None: the kernel's choice.
-        service: admits and answers requests.
-        refusals: counts refused requests.
+        refused: logs refusals, at most a line a minute.
     Raises:
         ClusterError: all ports of the range are in use, or the address is not this machine's.
     """
 
-    def __init__(
-        self, address: str, ports: range | None, service: Service, refusals: Refusals
-    ) -> None:
-        self._service, self._refusals = service, refusals
+    def __init__(self, address: str, ports: range | None, refused: Callable[[str], None]) -> None:
+        self._refusals = Refusals(refused)
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         unlimited = files == resource.RLIM_INFINITY
         self._most = UNVERIFIED if unlimited else max(8, min(UNVERIFIED, files // 4))
@@ -149,6 +128,21 @@ class Listener:
         self._resume = 0.0
         """Time when connections are accepted again; 0: they are accepted now."""
         self._thread: threading.Thread | None = None
+
+    def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:  # noqa: B027
+        """Check a new connection before any byte of it is read.
+
+        Raises:
+            RequestRefused: the connection is refused.
+        """
+
+    @abstractmethod
+    def admit(self, request: Request) -> tuple[Lane, Serve]:
+        """Check the head of a connection's first request, in the listener's thread.
+
+        Raises:
+            RequestRefused: the request is refused.
+        """
 
     def start(self) -> None:
         """Start a thread that accepts connections."""
@@ -246,7 +240,7 @@ class Listener:
         try:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._service.welcome(end, peer)
+            self.welcome(end, peer)
         except RequestRefused as refusal:
             self._refuse(entry, refusal)
             refused = True
@@ -298,7 +292,7 @@ class Listener:
                 if not more:
                     self._drop(entry)
                 return False
-            lane, serve = self._service.admit(request, entry.address)
+            lane, serve = self.admit(request)
             self._admit(entry, lane, serve)
             return lane.public
         except BlockingIOError:
@@ -317,7 +311,7 @@ class Listener:
         return False
 
     def _fault(self, entry: _Unverified, error: Exception) -> None:
-        """Drop the connection that met a defect of the service, so that the thread survives: one
+        """Drop the connection that met a defect, so that the thread survives: one
         request must not block all others."""
         if self._refusals.add(f"closed a connection from {entry.address}: {error!r}"):
             traceback.print_exception(error, file=sys.stderr)
@@ -331,7 +325,7 @@ class Listener:
             self._served.add(entry.connection)
         try:
             threads.start(
-                self._serve, entry, lane, serve, name=f"http-{lane.name}", failed=_fault_reported
+                self._serve, entry, lane, serve, name=f"http-{lane.name}", failed=threads.REPORT
             )
         except RuntimeError as error:  # the system cannot start another thread
             self._done(entry, lane)
@@ -344,7 +338,7 @@ class Listener:
         descriptor = entry.connection.end.fileno()
         self._refused[descriptor] = self._waiting.pop(descriptor)
         self._count_out(entry)
-        entry.refused, entry.deadline = True, time.monotonic() + _LINGER_SECONDS
+        entry.refused, entry.deadline = True, time.monotonic() + LINGER_SECONDS
         try:
             entry.connection.end.send(refusal.answer())  # does not block: it fits into the buffer
             entry.connection.end.shutdown(socket.SHUT_WR)
@@ -459,7 +453,3 @@ def _shut(connection: Connection) -> None:
         connection.end.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass
-
-
-def _fault_reported(_: Exception) -> None:
-    """Ignore a defect in serving one connection: it is reported, and the connection is closed."""

@@ -31,8 +31,8 @@ class _Mesh:
         self.rank: int | None = None
         self.value = b""
         """The addresses that this process has stored."""
-        self.names: list[bytes | None] = []
-        self.has_names = False
+        self.names: list[bytes | None] | None = None
+        """What each rank has stored under its name; None: not requested yet."""
         self.column: bytes | None = None
         self.whole = True
         """True if the addresses have the expected form; otherwise each key is requested alone."""
@@ -69,12 +69,12 @@ class Meshes:
             number = key.removeprefix("rank_")
             if method != "GET" or mesh is None or number == key or not number.isdecimal():
                 return self._request(method, f"{path}/{key}", body)
-            return self._value(mesh, path, int(number))
+            return self._named(mesh, path, int(number), again=True)
         if method == "GET" and mesh is not None and mesh.size > 1:
             number = key.removeprefix("rank_")
             is_rank = number.isdecimal() and len(number) < 10 and int(number) < mesh.size
             if is_rank and number != key:
-                return self._name(mesh, path, int(number))
+                return self._named(mesh, path, int(number), again=False)
             if is_rank and mesh.whole and mesh.rank is not None and int(number) != mesh.rank:
                 answer = self._addresses(mesh, path, int(number))
                 if answer is not None:
@@ -110,26 +110,21 @@ class Meshes:
             cut = mesh.size > 1 and len(value) == (mesh.size - 1) * self._width > 0
             mesh.whole = cut and rank < mesh.size
 
-    def _name(self, mesh: _Mesh, path: str, rank: int) -> tuple[int, bytes]:
-        """The host name of a rank; Gloo requests it once, and goes on without a missing one."""
-        with mesh.lock:
-            if not mesh.has_names:
-                status, body = self._request("GET", f"{path}/names/{mesh.size}", b"")
-                if status != 200:
-                    return status, body
-                mesh.names, mesh.has_names = rendezvous.unpack(body), True
-            name = mesh.names[rank] if rank < len(mesh.names) else None
-        return (200, name) if name is not None else (404, b"")
+    def _named(self, mesh: _Mesh, path: str, rank: int, *, again: bool) -> tuple[int, bytes]:
+        """What a rank has stored under its name, for all of its peers.
 
-    def _value(self, mesh: _Mesh, path: str, rank: int) -> tuple[int, bytes]:
-        """The value that a rank has stored for all its peers, which cannot do without it."""
+        Args:
+            again: request a missing value again: torch's ranks cannot do without it. Gloo requests
+                a host name once, and goes on without a missing one.
+        """
         with mesh.lock:
-            if rank >= len(mesh.names) or mesh.names[rank] is None:
+            value = _at(mesh.names, rank)
+            if mesh.names is None or (again and value is None):
                 status, body = self._request("GET", f"{path}/names/{mesh.size}", b"")
                 if status != 200:
                     return status, body
                 mesh.names = rendezvous.unpack(body)
-            value = mesh.names[rank] if rank < len(mesh.names) else None
+                value = _at(mesh.names, rank)
         return (200, value) if value is not None else (404, b"")
 
     def _addresses(self, mesh: _Mesh, path: str, peer: int) -> tuple[int, bytes] | None:
@@ -149,3 +144,7 @@ class Meshes:
             length = len(mesh.value)
         at = (rank if rank < peer else rank - 1) * width
         return 200, bytes(at) + address + bytes(length - at - width)
+
+
+def _at(values: list[bytes | None] | None, rank: int) -> bytes | None:
+    return values[rank] if values is not None and rank < len(values) else None

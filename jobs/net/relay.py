@@ -23,7 +23,6 @@ from howdah.jobs.net.http_connection import Connection, Request, RequestRefused,
 from howdah.jobs.net.listener import Lane, Listener, Serve
 from howdah.jobs.net.meshes import Meshes
 from howdah.jobs.net.peer_socket import owner_of_peer
-from howdah.jobs.net.refusals import Refusals
 
 HOST = "127.0.0.1"
 _CALL_SECONDS = 10.0
@@ -36,7 +35,7 @@ _CONNECTIONS = 64
 _PATH = re.compile(r"/([^/]+)/([^/]+)")
 
 
-class Relay:
+class Relay(Listener):
     """A listener on loopback for one agent.
 
     Args:
@@ -45,8 +44,6 @@ class Relay:
         assignment: () -> (generation, "rank,size,local rank,local size,cross rank,cross size") of
             the process's world, or (0, "") without one.
         refused: logs refusals, at most a line a minute.
-    Raises:
-        ClusterError: it cannot listen on any port.
     """
 
     def __init__(
@@ -60,21 +57,12 @@ class Relay:
         def request(method: str, path: str, body: bytes) -> tuple[int, bytes]:
             return client.request(method, path, body, _CALL_SECONDS)
 
+        super().__init__(HOST, ports, refused)
         self._assignment, self._meshes = assignment, Meshes(assignment, request)
         self._user = os.geteuid()
         self._lane = Lane("the training process", _CONNECTIONS)
-        self._listener = Listener(HOST, ports, self, Refusals(refused))
-        self.port = self._listener.port
 
-    def start(self) -> None:
-        """Start to answer requests."""
-        self._listener.start()
-
-    def stop(self) -> None:
-        """Stop listening, and close the connections."""
-        self._listener.stop()
-
-    # ------------------------------------------------------------------- the listener's service
+    # ------------------------------------------------------------------ in the listener's thread
     def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
         """Accept only processes of our own user; the owner of a connection cannot change."""
         owner = owner_of_peer((peer[0], peer[1]), end.getsockname())
@@ -82,12 +70,12 @@ class Relay:
             why = "its process has ended" if owner is None else f"it belongs to user {owner}"
             raise RequestRefused(403, "refused", why)
 
-    def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
+    def admit(self, request: Request) -> tuple[Lane, Serve]:
         """Admit all requests of an accepted process."""
-        return self._lane, partial(self._serve, request)
+        return self._lane, partial(self._serve_process, request)
 
     # ------------------------------------------------------------------------------ in threads
-    def _serve(self, request: Request, connection: Connection) -> None:
+    def _serve_process(self, request: Request, connection: Connection) -> None:
         while True:
             deadline = time.monotonic() + _REQUEST_SECONDS
             body = connection.read(request.length(rendezvous.VALUE_LIMIT), deadline)

@@ -63,48 +63,49 @@ class Client:
             ClusterError: the driver cannot be reached, or the answer is not signed with the job's
                 key and therefore does not count, even if it is an error.
         """
-        for last in (False, True):
-            with self._lock:
-                self._counter += 1
-                counter = self._counter
-            headers = signing.request_headers(self._key, method, path, self._session, counter, body)
-            stamp = headers[signing.SIGNATURE]
-            deadline = time.monotonic() + timeout
-            fresh = False
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        if idle is not None:
             try:
-                if connection is None:
-                    end = socket.create_connection(self._where, timeout)
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    connection, fresh = Connection(end), True
-                connection.send(self._head(method, path, headers, body) + body, deadline)
-                status, received, answer = connection.answer(_ANSWER_LIMIT, deadline)
-            except (OSError, BadMessage) as error:
-                if connection is not None:
-                    connection.close()
-                self.close()
-                if last or fresh:  # the other side may have closed an idle connection
-                    raise ClusterError(
-                        "the job's driver cannot be reached",
-                        where=f"{self._where[0]}:{self._where[1]}",
-                        got=str(error) or type(error).__name__,
-                    ) from error
-                continue
+                return self._exchange(idle, method, path, body, timeout)
+            except (OSError, BadMessage):
+                self.close()  # the other side may have closed all idle connections
+        try:
+            end = socket.create_connection(self._where, timeout)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return self._exchange(Connection(end), method, path, body, timeout)
+        except (OSError, BadMessage) as error:
+            raise ClusterError(
+                "the job's driver cannot be reached",
+                where=f"{self._where[0]}:{self._where[1]}",
+                got=str(error) or type(error).__name__,
+            ) from error
+
+    def _exchange(
+        self, connection: Connection, method: str, path: str, body: bytes, timeout: float
+    ) -> tuple[int, bytes]:
+        """Make a signed request on a connection, which is kept afterwards unless it fails."""
+        with self._lock:
+            self._counter += 1
+            counter = self._counter
+        headers = signing.request_headers(self._key, method, path, self._session, counter, body)
+        deadline = time.monotonic() + timeout
+        keep = False
+        try:
+            connection.send(self._head(method, path, headers, body) + body, deadline)
+            status, received, answer = connection.answer(_ANSWER_LIMIT, deadline)
+            stamp = headers[signing.SIGNATURE]
             right = signing.answer_signature(self._key, stamp, status, answer)
             if not signing.is_same(right, received.get(signing.SIGNATURE.lower(), "")):
-                connection.close()
                 raise ClusterError(
                     "the job's driver does not accept our key, or it is not the job's driver",
                     where=f"{self._where[0]}:{self._where[1]}",
                     got=f"{status} {answer[:80].decode(errors='replace')}",
                 )
-            if received.get("connection", "").lower() == "close":
-                connection.close()
-            else:
-                self._keep(connection)
+            keep = received.get("connection", "").lower() != "close"
             return status, answer
-        raise AssertionError("unreachable")
+        finally:
+            self._put_back(connection, keep)
 
     def call(self, path: str, message: Any, timeout: float) -> dict[str, Any]:
         """POST a JSON value; the JSON object in the answer.
@@ -145,9 +146,9 @@ class Client:
         ]
         return "\r\n".join([*lines, "", ""]).encode("ascii")
 
-    def _keep(self, connection: Connection) -> None:
+    def _put_back(self, connection: Connection, keep: bool) -> None:
         with self._lock:
-            keep = len(self._idle) < _IDLE_CONNECTIONS
+            keep = keep and len(self._idle) < _IDLE_CONNECTIONS
             if keep:
                 self._idle.append(connection)
         if not keep:

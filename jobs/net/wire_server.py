@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import resource
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from howdah.jobs.net import signing
 from howdah.jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
 from howdah.jobs.net.listener import Lane, Listener, Serve
-from howdah.jobs.net.refusals import Refusals
 
 BODY_LIMIT = 2**20
 """Most bytes of a request's body; the longest are a rank's addresses and a batch of events."""
@@ -34,7 +31,7 @@ Answer = tuple[int, str, bytes]
 """Status, content type, body."""
 
 
-class Server:
+class Server(Listener):
     """The driver's end.
 
     Args:
@@ -43,8 +40,6 @@ class Server:
         signed: (method, path, body) -> Answer to a signed request; called in many threads at once.
         page: path -> Answer with a page, without a signature.
         refused: logs refusals, at most a line a minute.
-    Raises:
-        ClusterError: it cannot listen on any port.
     """
 
     def __init__(
@@ -57,28 +52,15 @@ class Server:
         page: Callable[[str], Answer],
         refused: Callable[[str], None],
     ) -> None:
+        _allow_descriptors()  # first: the listener's own limit depends on it
+        super().__init__(address, ports, refused)
         self._key, self._signed, self._page = key, signed, page
         self._sessions = signing.Sessions()
         self._agents = Lane("agents", _AGENT_CONNECTIONS)
         self._pages = Lane("pages", _PAGE_CONNECTIONS, public=True)
-        self._refusals = Refusals(refused)
-        _allow_descriptors()
-        self._listener = Listener(address, ports, self, self._refusals)
-        self.port = self._listener.port
 
-    def start(self) -> None:
-        """Start to answer requests."""
-        self._listener.start()
-
-    def stop(self) -> None:
-        """Stop listening, and close the connections."""
-        self._listener.stop()
-
-    # ------------------------------------------------------------------- the listener's service
-    def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
-        """Accept every host, since the request's signature decides."""
-
-    def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
+    # ------------------------------------------------------------------ in the listener's thread
+    def admit(self, request: Request) -> tuple[Lane, Serve]:
         """Admit requests with the job's signature, and those for a page."""
         if request.method == "GET" and request.path.startswith(_PAGES):
             return self._pages, partial(self._serve_page, request)
