@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from howdah.attempts import Attempt
@@ -149,22 +149,11 @@ class TrainingProcess:
         return True
 
     def _listen(self) -> None:
-        with self._channel.makefile("rb") as lines:
-            while True:
-                try:
-                    line = lines.readline(_LINE_LIMIT)
-                except OSError:
-                    break
-                if not line:
-                    break
-                message = parse_message(line)
-                if message is None:
-                    continue
-                if message["type"] == "failed":
-                    self.failure = message
-                self._on_message(self.number, message)
-        code = self._process.wait()
-        self._on_end(self.number, code)
+        for message in messages(self._channel):
+            if message["type"] == "failed":
+                self.failure = message
+            self._on_message(self.number, message)
+        self._on_end(self.number, self._process.wait())
 
     def _listener_failed(self, error: Exception) -> None:
         """Kill the process and report its end: without its listener it cannot be controlled."""
@@ -180,6 +169,20 @@ def how_ended(code: int) -> str:
         return f"signal {signal.Signals(-code).name}"
     except ValueError:
         return f"signal {-code}"
+
+
+def messages(channel: socket.socket) -> Iterator[dict[str, Any]]:
+    """The messages of a training process, until its end of the channel is closed."""
+    with channel.makefile("rb") as lines:
+        while True:
+            try:
+                line = lines.readline(_LINE_LIMIT)
+            except OSError:
+                return
+            if not line:
+                return
+            if (message := parse_message(line)) is not None:
+                yield message
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from howdah.errors import ClusterError, HowdahError, Terminated, render
 from howdah.jobs import training_process, world
 from howdah.jobs.agent import facts
 from howdah.jobs.agent.driver_connection import DriverConnection
-from howdah.jobs.backend import AgentBackend
+from howdah.jobs.backend import AgentBackend, DriverAddress
 from howdah.jobs.hang import CONTACT_SECONDS
 from howdah.jobs.mpi import node as mpi_node
 from howdah.jobs.net.relay import Relay
@@ -79,17 +79,13 @@ class _Agent:
             gpus=config.job.worker.gpus,
         )
         client = _WatchedClient(
-            Client(driver.address, driver.port, driver.key),
+            driver,
             on_gone=lambda: self._inbox.put(("driver gone", None)),
             seconds=min(_DRIVER_GONE_SECONDS, CONTACT_SECONDS),
         )
         ports = config.job.port_range
-        self._relay = Relay(
-            client,
-            None if ports is None else range(ports[0], ports[1] + 1),
-            assignment=self._assignment,
-            refused=_say,
-        )
+        self._ports = None if ports is None else range(ports[0], ports[1] + 1)
+        self._relay = Relay(client, self._ports, assignment=self._assignment, refused=_say)
         self._driver = DriverConnection(
             client,
             self._me,
@@ -179,14 +175,12 @@ class _Agent:
         )
         argv = training_process.command(self._config_path)
         calls = {
-            "on_message": lambda n, message: self._driver.forward(n, message),
+            "on_message": self._driver.forward,
             "on_end": lambda n, code: self._inbox.put(("ended", (n, code))),
         }
         if "argv" in order:  # mpirun's daemon, which starts the training process
-            ports = self._config.job.port_range
-            span = None if ports is None else range(ports[0], ports[1] + 1)
             interface, address = self._facts["interface"], self._facts["address"]
-            env |= mpi_node.mpi_environment(interface, span, address)
+            env |= mpi_node.mpi_environment(interface, self._ports, address)
             daemon = order["argv"]
             self._process = mpi_node.OrtedProcess(number, daemon, argv, env, self._logs, **calls)
         else:
@@ -245,27 +239,26 @@ class _Agent:
             time.sleep(_SAMPLE_SECONDS)
 
 
-class _WatchedClient:
+class _WatchedClient(Client):
     """A client that notices when the driver's process has ended.
 
     Args:
-        client: makes the requests.
+        driver: where it listens.
         on_gone: called once, when every connection has been refused for `seconds`.
         seconds: how long refusals must last.
     """
 
-    def __init__(self, client: Client, *, on_gone: Callable[[], None], seconds: float) -> None:
-        self._client, self._on_gone, self._seconds = client, on_gone, seconds
+    def __init__(
+        self, driver: DriverAddress, *, on_gone: Callable[[], None], seconds: float
+    ) -> None:
+        super().__init__(driver.address, driver.port, driver.key)
+        self._on_gone, self._seconds = on_gone, seconds
         self._refused_since: float | None = None
         self._reported = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a request like Client.call, and note whether the connection was refused."""
+    def call(self, path: str, message: Any, timeout: float) -> dict[str, Any]:
         try:
-            answer = self._client.call(*args, **kwargs)
+            answer = super().call(path, message, timeout)
         except ClusterError as error:
             self._note(_is_refusal(error))
             raise

@@ -63,8 +63,8 @@ class Mpirun:
     """Starts all training processes of a try together with mpirun.
 
     Args:
-        members: () -> names of the workers of the next world, in the order of their ranks.
-        size: () -> number of workers in the next world.
+        members: () -> names of the workers of the next world, in the order of their ranks; []: not
+            all of them have come.
         send: gives an agent an order.
         failed: called with mpirun's error, unless mpirun ended because a rank has.
         say: logs an event of the job.
@@ -77,7 +77,6 @@ class Mpirun:
         self,
         *,
         members: Callable[[], Sequence[str]],
-        size: Callable[[], int],
         send: Callable[[str, dict[str, Any]], None],
         failed: Callable[[HowdahError], None],
         say: Callable[[str], None],
@@ -86,8 +85,7 @@ class Mpirun:
         ports: range | None,
         grace_seconds: float,
     ) -> None:
-        self._members, self._size, self._send = members, size, send
-        self._failed, self._say = failed, say
+        self._members, self._send, self._failed, self._say = members, send, failed, say
         self._interface, self._address, self._ports = interface, address, ports
         self._grace_seconds = grace_seconds
         self._lock = threading.Lock()
@@ -98,8 +96,8 @@ class Mpirun:
         """Order a worker's process; mpirun starts all of them once the last one is ordered."""
         with self._lock:
             self._waiting[member] = order
-            ranks = list(self._members())
-            if len(ranks) < self._size() or not set(ranks) <= set(self._waiting):
+            ranks = self._members()
+            if not ranks or not set(ranks) <= set(self._waiting):
                 return
             orders = {host_name(n): (name, self._waiting[name]) for n, name in enumerate(ranks)}
             self._waiting = {}

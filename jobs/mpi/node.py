@@ -20,10 +20,9 @@ from howdah.core import threads
 from howdah.errors import ClusterError
 from howdah.jobs.mpi import local_socket
 from howdah.jobs.mpi import rank as mpi_rank
-from howdah.jobs.training_process import parse_message
+from howdah.jobs.training_process import messages
 from howdah.process import isolation
 
-_LINE_LIMIT = 2**20
 _POLL_SECONDS = 0.2
 
 
@@ -168,24 +167,7 @@ class OrtedProcess:
             with contextlib.suppress(TimeoutError):
                 self._channel = local_socket.accept(self._listener)
         self._listener.close()
-        if self._channel is not None:
-            with self._channel.makefile("rb") as lines:
-                self._read(lines)
-        if self._code is None:  # the rank ended without a message, or never connected
-            self._code = self._daemon.wait() or 1
-        self._on_end(self.number, self._code)
-
-    def _read(self, lines: Any) -> None:
-        while True:
-            try:
-                line = lines.readline(_LINE_LIMIT)
-            except OSError:
-                return
-            if not line:
-                return
-            message = parse_message(line)
-            if message is None:
-                continue
+        for message in messages(self._channel) if self._channel is not None else ():
             if message["type"] == "mpi-pid":
                 self.pid = self._rank = message["pid"]
                 self._on_message(self.number, {"type": "started", "pid": self.pid})
@@ -195,3 +177,6 @@ class OrtedProcess:
                 if message["type"] == "failed":
                     self.failure = message
                 self._on_message(self.number, message)
+        if self._code is None:  # the rank ended without a message, or never connected
+            self._code = self._daemon.wait() or 1
+        self._on_end(self.number, self._code)
