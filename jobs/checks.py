@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Sequence
 
 from howdah import storage
 from howdah.config.model import Config
@@ -30,33 +30,48 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.models.version import open_version
+from howdah.packaging import cluster_paths
 
 _TENSORS = 3  # a checkpoint holds each parameter and Adam's two moments of it
 
 
-@contextlib.contextmanager
-def gathered(problems: list[HowdahError]) -> Iterator[None]:
-    """Collect the errors of a check in `problems`."""
-    try:
-        yield
-    except HowdahError as error:
-        if isinstance(error, NotAuthenticated):
-            raise  # the other checks would fail for the same reason
-        problems.extend(error.problems or [error])
+def problems_of(parts: Iterable[Callable[[], None]]) -> list[HowdahError]:
+    """Run all checks, and return the errors that they have raised.
+
+    Raises:
+        NotAuthenticated: the checks that follow would fail for the same reason.
+    """
+    problems: list[HowdahError] = []
+    for part in parts:
+        try:
+            part()
+        except NotAuthenticated:
+            raise
+        except HowdahError as error:
+            problems.extend(error.problems or [error])
+    return problems
 
 
-def raise_all(problems: list[HowdahError]) -> None:
-    """Raise what `gathered` has collected: the one error, or a ClusterError with all of them."""
+def raise_all(problems: Sequence[HowdahError]) -> None:
+    """Raise the one problem, or a ClusterError with all of them; nothing if there is none."""
     if len(problems) == 1:
         raise problems[0]
     if problems:
-        first = ClusterError(
+        together = ClusterError(
             f"this job has {len(problems)} problems",
             remedy="nothing was submitted; fix them and submit again",
             problems=problems,
         )
-        first.exit_code = problems[0].exit_code
-        raise first
+        together.exit_code = problems[0].exit_code
+        raise together
+
+
+def paths_of_ranks(config: Config) -> dict[str, str]:
+    """Paths that ranks use, by their keys, without a model's name on the hub."""
+    paths = cluster_paths.of_ranks(config)
+    if not os.path.isdir(config.model.base):
+        paths.pop("model.base", None)
+    return paths
 
 
 def batch(config: Config) -> None:

@@ -20,7 +20,7 @@ from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import APPLICATION, LIVE, OVER, ResourceManager
-from howdah.jobs import secret_file
+from howdah.jobs import checks, secret_file
 from howdah.jobs.application import Application
 from howdah.jobs.cluster import Cluster
 from howdah.jobs.record import Record
@@ -50,7 +50,6 @@ class YarnCluster(Cluster):
 
     @cached_property
     def manager(self) -> ResourceManager:
-        """The cluster's ResourceManager."""
         return ResourceManager(user=self.config.run.user)
 
     def session(self) -> contextlib.AbstractContextManager[None]:
@@ -60,8 +59,7 @@ class YarnCluster(Cluster):
     def check(self, progress: Progress) -> None:
         secret_file.values(self.config, os.environ)
         loader.require_secrets(self.config)
-        local_model = os.path.isdir(self.config.model.base)
-        spec.refuse_local_paths(self.config, local_model=local_model)
+        cluster_paths.refuse_local(checks.paths_of_ranks(self.config))
         preflight.check(self.config, self.manager, progress)
 
     def plan(self, progress: Progress) -> dict[str, Any]:

@@ -229,20 +229,6 @@ def file_systems(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(urls)
 
 
-def refuse_local_paths(config: Config, *, local_model: bool) -> None:
-    """Refuse paths on this machine, which containers cannot read.
-
-    Args:
-        local_model: True if model.base is a directory here; otherwise it is a name on the hub.
-    Raises:
-        ConfigError: paths are local; it names all their keys.
-    """
-    paths = cluster_paths.of_ranks(config)
-    if not local_model:
-        paths.pop("model.base", None)
-    cluster_paths.refuse_local(paths)
-
-
 def file_names(config: Config) -> dict[str, str]:
     """{name in a container: path} of `yarn.files`.
 
@@ -264,17 +250,13 @@ def file_names(config: Config) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------- scripts
-def python(config: Config) -> str:
-    """The interpreter's path in a container's script."""
-    return {
+def words(config: Config, name: str, *arguments: str) -> str:
+    """The command in a container's script that runs one of Howdah's modules."""
+    python = {
         "archive": f"./{ENVIRONMENT}/bin/python",
         "path": shlex.quote(config.yarn.python or ""),
     }[config.yarn.environment]
-
-
-def words(config: Config, name: str, *arguments: str) -> str:
-    """The command in a container's script that runs one of Howdah's modules."""
-    return " ".join(isolation.module(name, *arguments, python=python(config)))
+    return " ".join(isolation.module(name, *arguments, python=python))
 
 
 def preamble(shipment: Shipment) -> str:

@@ -41,7 +41,6 @@ from howdah.jobs.clusters.settings import ATTENDED, CONFIG, ETL, JOB, LOG, VERDI
 from howdah.jobs.record import Record
 from howdah.jobs.status import status_file
 from howdah.jobs.training_process import how_ended
-from howdah.packaging import cluster_paths
 from howdah.process import isolation
 from howdah.storage import directories, is_local
 
@@ -120,7 +119,6 @@ class DriverCluster(Cluster):
                 remedy="leave it out",
             )
         self.config = config = _with_absolute_paths(self.config, self.keeps_schemes)
-        problems: list[HowdahError] = []
         parts: tuple[Callable[[], None], ...] = (
             lambda: self.check_cluster(progress),
             lambda: _writable(config),
@@ -131,10 +129,7 @@ class DriverCluster(Cluster):
             lambda: checks.begins(config),
             lambda: checks.free_space(config),
         )
-        for part in parts:
-            with checks.gathered(problems):
-                part()
-        checks.raise_all(problems)
+        checks.raise_all(checks.problems_of(parts))
 
     @property
     def keeps_schemes(self) -> bool:
@@ -183,9 +178,10 @@ class DriverCluster(Cluster):
                 stdout=output, stderr=output, start_new_session=True,
                 env=isolation.environment(),
             )  # fmt: skip
-        start = process_start(process.pid) or 0
-        running = replace(claim, application=application, directory=directory, pid=process.pid)
-        running = replace(running, start=start)
+        running = replace(
+            claim, application=application, directory=directory, pid=process.pid,
+            start=process_start(process.pid) or 0,
+        )  # fmt: skip
         running.write(private=True)
         self._started = running, process
         if pipe is None:  # the output of a command that waits is the job's
@@ -271,17 +267,9 @@ class DriverCluster(Cluster):
 
 def say_what_is_shared(config: Config, progress: Progress) -> None:
     """Tell the user which local paths every machine must have, on a shared file system."""
-    local = [key for key, path in paths_of_ranks(config).items() if is_local(path)]
+    local = [key for key, path in checks.paths_of_ranks(config).items() if is_local(path)]
     if local:
         progress(f"{', '.join(local)}: every machine must have this path (a shared file system)")
-
-
-def paths_of_ranks(config: Config) -> dict[str, str]:
-    """Paths that ranks use, by their keys, without a model's name on the hub."""
-    paths = cluster_paths.of_ranks(config)
-    if not os.path.isdir(config.model.base):
-        del paths["model.base"]
-    return paths
 
 
 def _with_absolute_paths(config: Config, keeps_schemes: bool) -> Config:
@@ -304,11 +292,10 @@ def _with_absolute_paths(config: Config, keeps_schemes: bool) -> Config:
 
 
 def _writable(config: Config) -> None:
-    for key, directory in {
-        "run.directory": config.run.directory,
-        "checkpoint.directory": config.checkpoint_directory,
-    }.items():
-        below = directories.BELOW if key == "run.directory" else ()
+    for key, directory, below in (
+        ("run.directory", config.run.directory, directories.BELOW),
+        ("checkpoint.directory", config.checkpoint_directory, ()),
+    ):
         directories.take(directory, config.run.mode, key=key, below=below)
         storage.make_dirs(directory)
 

@@ -27,13 +27,6 @@ _EVENTS = 50
 _LAST_STATUS_SECONDS = 30.0
 
 
-def needs_hive(config: Config) -> bool:
-    """True if the ETL needs a session with Hive's tables."""
-    from howdah.etl import pipeline
-
-    return pipeline.needs_hive(config)
-
-
 def check(config: Config, progress: Progress) -> None:
     """Check the source and the tokenizer as far as that is possible without Spark.
 

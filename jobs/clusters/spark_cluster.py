@@ -13,8 +13,9 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
+from howdah.jobs import checks
 from howdah.jobs.backend import DriverBackend
-from howdah.jobs.clusters.cluster import DriverCluster, paths_of_ranks, say_what_is_shared
+from howdah.jobs.clusters.cluster import DriverCluster, say_what_is_shared
 from howdah.jobs.driver.workers import GANG_ATTEMPTS
 from howdah.packaging import cluster_paths
 from howdah.spark import connectors, shipping, sizing
@@ -93,13 +94,14 @@ class SparkCluster(DriverCluster):
     def containers(
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> Iterator[DriverBackend]:
-        from howdah.jobs.clusters.dataset import log, make, needs_hive
+        from howdah.etl import pipeline
+        from howdah.jobs.clusters.dataset import log, make
         from howdah.jobs.clusters.spark_place import SparkDriver
         from howdah.spark.session import session
 
         config, etl = self.config, self.etl
         shipped = shipped_for_spark(config, etl=etl, progress=log)
-        hive = etl and needs_hive(config)
+        hive = etl and pipeline.needs_hive(config)
         name = f"howdah {config.run.name}"
         with session(config.data.spark, shipped=shipped, hive=hive, name=name) as spark:
             if etl:
@@ -142,7 +144,7 @@ def _on_yarn(config: Config) -> None:
             where="hadoop.security.authentication",
             remedy="use howdah submit --on yarn, which renews them",
         )
-    cluster_paths.refuse_local(paths_of_ranks(config))
+    cluster_paths.refuse_local(checks.paths_of_ranks(config))
 
 
 def _fits(config: Config) -> None:

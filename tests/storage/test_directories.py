@@ -103,12 +103,12 @@ def test_howdah_submit_refuses_each_of_them(tmp_path):
         {section: {"directory": str(places[name])} for section, name in sections.items()}
         | {"yarn": {"staging": str(places["staging"])}}
     )
-    preflight._directories(config, None, print)
+    preflight._directories(config)
     for name in sections.values():
         assert places[name].stat().st_mode & 0o777 == 0o750
         give_away(places[name])
     with pytest.raises(HowdahError) as caught:
-        preflight._directories(config, None, print)
+        preflight._directories(config)
     text = render(caught.value)
     assert "run.directory" in text and "checkpoint.directory" in text and "chown" in text
 

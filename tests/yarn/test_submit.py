@@ -10,6 +10,8 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.jobs import checks
+from howdah.packaging import cluster_paths
 from howdah.yarn import registry, shipping, spec
 from howdah.yarn.cluster import YarnCluster
 from howdah.yarn.preflight import capacity
@@ -165,7 +167,9 @@ def test_a_run_directory_has_one_tag_however_it_is_written():
     assert spec.tag("hdfs://nn:8020/runs/a") == spec.tag("hdfs://nn:8020/runs/a").lower()
 
 
-def test_local_paths_are_refused_all_at_once():
+def test_local_paths_are_refused_all_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
     settings = loader.from_dict(
         {
             "run": {"directory": "runs/x"}, "data": {"dataset": "data/x"},
@@ -174,11 +178,11 @@ def test_local_paths_are_refused_all_at_once():
         }
     )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
-        spec.refuse_local_paths(settings, local_model=True)
+        cluster_paths.refuse_local(checks.paths_of_ranks(settings))
     assert caught.value.where == (
         "run.directory, data.dataset, model.base, model.init_from, checkpoint.resume"
     )
-    spec.refuse_local_paths(job(), local_model=False)
+    cluster_paths.refuse_local(checks.paths_of_ranks(job()))
 
 
 def test_files_keep_their_names_and_never_take_a_used_one(tmp_path):

@@ -7,7 +7,7 @@ request wait for ever that it cannot grant; here it is refused with the request 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,26 +80,24 @@ def problems(
         labels: the cluster's node labels.
     """
     label = _label(config, queue)
-    errors = _label_problems(config.yarn.node_label, queue, labels)
-    if errors:
+    if errors := list(_label_problems(config.yarn.node_label, queue, labels)):
         return errors
     sizes = [_node(node) for node in nodes if label in _labels(node)]
     if not sizes:
-        return [
-            ClusterError(
-                "no node can run the job",
-                where="yarn.node_label" if label else "YARN's nodes",
-                expected=f"a running NodeManager{f' with label {label}' if label else ''}",
-                got=f"{len(nodes)} nodes (`yarn node -list -all` shows them)",
-            )
-        ]
+        no_node = ClusterError(
+            "no node can run the job",
+            where="yarn.node_label" if label else "YARN's nodes",
+            expected=f"a running NodeManager{f' with label {label}' if label else ''}",
+            got=f"{len(nodes)} nodes (`yarn node -list -all` shows them)",
+        )
+        return [no_node]
     worker = _worker(config)
     driver = Size(mib(config.yarn.driver.memory), 1)
-    errors += _too_large("worker", worker, sizes, queue)
-    errors += _too_large("driver", driver, sizes, queue)
-    if errors:
-        return errors
-    return [
+    errors = [
+        *_too_large("worker", worker, sizes, queue),
+        *_too_large("driver", driver, sizes, queue),
+    ]
+    return errors or [
         *_too_many(config, worker, driver, sizes),
         *_over_limit(config, worker, driver, sizes, queue),
     ]
@@ -123,7 +121,11 @@ def slots_by_host(
 
 
 def _label(config: Config, queue: Mapping[str, Any]) -> str:
-    return config.yarn.node_label or _text(queue.get("defaultNodeLabelExpression"))
+    """The label of the nodes that the job runs on; "" for the default partition."""
+    if config.yarn.node_label:
+        return config.yarn.node_label
+    label = str(queue.get("defaultNodeLabelExpression") or "").strip()
+    return "" if label == "<DEFAULT_PARTITION>" else label
 
 
 def _worker(config: Config) -> Size:
@@ -133,62 +135,53 @@ def _worker(config: Config) -> Size:
 
 def _label_problems(
     label: str | None, queue: Mapping[str, Any], labels: Sequence[str]
-) -> list[ClusterError]:
+) -> Iterator[ClusterError]:
     if label is None:
-        return []
-    if label not in labels:
-        return [
-            ClusterError(
-                "this node label does not exist",
-                where="yarn.node_label",
-                expected=f"one of {', '.join(labels)}" if labels else "no labels on this cluster",
-                got=label,
-            )
-        ]
+        return
     allowed = queue.get("nodeLabels") or []
-    if allowed and "*" not in allowed and label not in allowed:
-        return [
-            ClusterError(
-                f"queue {queue.get('queueName')} may not use nodes with this label",
-                where="yarn.node_label",
-                expected=f"one of {', '.join(allowed)}, or another queue",
-                got=label,
-            )
-        ]
-    return []
+    if label not in labels:
+        yield ClusterError(
+            "this node label does not exist",
+            where="yarn.node_label",
+            expected=f"one of {', '.join(labels)}" if labels else "no labels on this cluster",
+            got=label,
+        )
+    elif allowed and "*" not in allowed and label not in allowed:
+        yield ClusterError(
+            f"queue {queue.get('queueName')} may not use nodes with this label",
+            where="yarn.node_label",
+            expected=f"one of {', '.join(allowed)}, or another queue",
+            got=label,
+        )
 
 
 def _too_large(
     role: str, request: Size, nodes: Sequence[Size], queue: Mapping[str, Any]
-) -> list[ClusterError]:
+) -> Iterator[ClusterError]:
+    where = "yarn.driver" if role == "driver" else "job.worker"
     largest = max(nodes, key=lambda node: (request.within(node), node.gpus, node.memory))
-    if not request.within(largest):
-        return [
-            ClusterError(
-                f"a {role} is larger than any node",
-                where="yarn.driver" if role == "driver" else "job.worker",
-                expected=f"at most {largest} (the largest node)",
-                got=str(request),
-            )
-        ]
     limit = queue.get("maximumAllocation") or {}
     memory = int(limit.get("memory") or request.memory)
     vcores = int(limit.get("vCores") or request.vcores)
-    if request.memory > memory or request.vcores > vcores:
-        return [
-            ClusterError(
-                f"a {role} is larger than queue {queue.get('queueName')} gives in one container",
-                where="yarn.driver" if role == "driver" else "job.worker",
-                expected=f"at most {memory:,} MiB, {vcores} vcores",
-                got=str(request),
-            )
-        ]
-    return []
+    if not request.within(largest):
+        yield ClusterError(
+            f"a {role} is larger than any node",
+            where=where,
+            expected=f"at most {largest} (the largest node)",
+            got=str(request),
+        )
+    elif request.memory > memory or request.vcores > vcores:
+        yield ClusterError(
+            f"a {role} is larger than queue {queue.get('queueName')} gives in one container",
+            where=where,
+            expected=f"at most {memory:,} MiB, {vcores} vcores",
+            got=str(request),
+        )
 
 
 def _too_many(
     config: Config, worker: Size, driver: Size, nodes: Sequence[Size]
-) -> list[ClusterError]:
+) -> Iterator[ClusterError]:
     """The error if even the empty cluster cannot hold all workers and the driver at once."""
     slots = sum(_slots(worker, node) for node in nodes)
     # The driver runs where it displaces the fewest workers.
@@ -198,17 +191,14 @@ def _too_many(
         for node in nodes
         if driver.memory <= node.memory
     )
-    if config.job.fewest <= slots - displaced:
-        return []
-    return [
-        ClusterError(
+    if config.job.fewest > slots - displaced:
+        yield ClusterError(
             "the workers do not fit on the cluster even when it is empty",
             where=_count_key(config),
             expected=f"at most {slots - displaced} beside the driver, each of {worker}, on"
             f" {len(nodes)} nodes",
             got=str(config.job.fewest),
         )
-    ]
 
 
 def _slots(worker: Size, node: Size) -> int:
@@ -221,33 +211,26 @@ def _slots(worker: Size, node: Size) -> int:
 
 def _over_limit(
     config: Config, worker: Size, driver: Size, nodes: Sequence[Size], queue: Mapping[str, Any]
-) -> list[ClusterError]:
+) -> Iterator[ClusterError]:
     """Errors if the job needs more memory than the queue ever gives one user."""
-    total = sum(node.memory for node in nodes)
-    limit, why = _queue_limit(queue, total)
+    limit, why = _queue_limit(queue, sum(node.memory for node in nodes))
     request = driver.memory + config.job.fewest * worker.memory
-    errors = []
     if limit is not None and request > limit:
-        errors.append(
-            ClusterError(
-                f"queue {queue.get('queueName')} never gives one user this much memory",
-                where=_count_key(config),
-                expected=f"at most {limit:,} MiB in all ({why})",
-                got=f"{request:,} MiB: {config.job.fewest} workers of {worker.memory:,} MiB, and"
-                f" the driver's {driver.memory:,} MiB",
-            )
+        yield ClusterError(
+            f"queue {queue.get('queueName')} never gives one user this much memory",
+            where=_count_key(config),
+            expected=f"at most {limit:,} MiB in all ({why})",
+            got=f"{request:,} MiB: {config.job.fewest} workers of {worker.memory:,} MiB, and"
+            f" the driver's {driver.memory:,} MiB",
         )
     masters = int((queue.get("AMResourceLimit") or {}).get("memory") or 0)
     if masters and driver.memory > masters:
-        errors.append(
-            ClusterError(
-                f"queue {queue.get('queueName')} never gives a driver this much memory",
-                where="yarn.driver.memory",
-                expected=f"at most {masters:,} MiB (the queue's share for application masters)",
-                got=f"{driver.memory:,} MiB",
-            )
+        yield ClusterError(
+            f"queue {queue.get('queueName')} never gives a driver this much memory",
+            where="yarn.driver.memory",
+            expected=f"at most {masters:,} MiB (the queue's share for application masters)",
+            got=f"{driver.memory:,} MiB",
         )
-    return errors
 
 
 def _queue_limit(queue: Mapping[str, Any], total: int) -> tuple[int | None, str]:
@@ -286,12 +269,6 @@ def _labels(node: Mapping[str, Any]) -> Iterable[str]:
     """A node's labels; "" stands for the default partition."""
     labels = node.get("nodeLabels") or []
     return [labels] if isinstance(labels, str) else list(labels) or [""]
-
-
-def _text(value: Any) -> str:
-    return (
-        value.strip() if isinstance(value, str) and value.strip() != "<DEFAULT_PARTITION>" else ""
-    )
 
 
 def _is_parent(queue: Mapping[str, Any]) -> bool:

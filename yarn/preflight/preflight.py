@@ -9,17 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.data.manifest import load_dataset
-from howdah.errors import (
-    ClusterError,
-    ConfigError,
-    HowdahError,
-    NotAuthenticated,
-)
+from howdah.data.modelfiles import base_config
+from howdah.errors import ClusterError, ConfigError, HowdahError, NotAuthenticated
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.jobs import checks
@@ -44,10 +41,9 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         HowdahError: the problem, or a ClusterError with all of them in `problems`.
     """
     _clock(manager, progress)  # first, since it fails if the cluster does not accept this user
-    problems: list[HowdahError] = []
     parts: tuple[Callable[[], None], ...] = (
         lambda: _queue(config, manager, progress),
-        lambda: _directories(config, manager, progress),
+        lambda: _directories(config),
         lambda: checks.batch(config),
         lambda: checks.carrier(config, here=False),  # the environment that is shipped has Horovod
         lambda: checks.dataset(config),
@@ -56,9 +52,7 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         lambda: _memory(config),
         lambda: checks.free_space(config),
     )
-    for part in parts:
-        with checks.gathered(problems):
-            part()
+    problems = checks.problems_of(parts)
     _report_limits(config, manager.conf, progress)
     if (line := isolation.warning(manager, cluster_paths.user(config, config.yarn))) is not None:
         progress(line)
@@ -81,8 +75,7 @@ def _clock(manager: ResourceManager, progress: Progress) -> None:
 
 
 def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    options = config.yarn
-    queue = capacity.find_queue(manager.queues(), options.queue or "default")
+    queue = capacity.find_queue(manager.queues(), config.yarn.queue or "default")
     user = cluster_paths.user(config, config.yarn)
     refusal = manager.refused_submission(str(queue.get("queueName")), user)
     if refusal is not None:
@@ -93,49 +86,42 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
             got=refusal or "refused by the queue's access list",
         )
     nodes = manager.nodes()
-    problems = capacity.problems(config, queue, nodes, manager.labels())
-    if problems:
-        both = ClusterError("YARN can never grant this request", problems=problems)
-        raise both if len(problems) > 1 else problems[0]
+    checks.raise_all(capacity.problems(config, queue, nodes, manager.labels()))
     slots = capacity.slots_by_host(config, queue, nodes)
-    too_few = ports.problem(config.job, slots)
-    if too_few is not None:
+    if (too_few := ports.problem(config.job, slots)) is not None:
         raise too_few
-    line = ports.warning(config.job, slots)
-    if line is not None:
+    if (line := ports.warning(config.job, slots)) is not None:
         progress(line)
 
 
-def _directories(config: Config, manager: ResourceManager, progress: Progress) -> None:
+def _directories(config: Config) -> None:
     """Check that the run, checkpoint and staging directories are writable."""
-    problems: list[HowdahError] = []
     outputs = {
         "run.directory": config.run.directory,
         "checkpoint.directory": config.checkpoint_directory,
         "yarn.staging": cluster_paths.staging(config, config.yarn),
     }
-    for key, directory in outputs.items():
-        probe = storage.join(directory, f".howdah-{secrets.token_hex(6)}")
-        try:
-            if key == "yarn.staging":
-                ready(directory, key)  # refuses a directory that other users own or may write to
-                continue
-            below = directories.BELOW if key == "run.directory" else ()
-            directories.take(directory, config.run.mode, key=key, below=below)
-            storage.make_dirs(directory)
-            storage.write_whole(probe, b"")
-            storage.remove(probe)
-        except NotAuthenticated:
-            raise
-        except HowdahError as error:
-            if not (error.where or "").startswith(key):
-                error.where = f"{key}: {error.where or directory}"
-            problems.append(error)
-    if len(problems) > 1:
-        what = f"{len(problems)} problems with directories that the job writes to"
-        raise ClusterError(what, problems=problems)
-    if problems:
-        raise problems[0]
+    parts = [partial(_writable, config, key, directory) for key, directory in outputs.items()]
+    checks.raise_all(checks.problems_of(parts))
+
+
+def _writable(config: Config, key: str, directory: str) -> None:
+    probe = storage.join(directory, f".howdah-{secrets.token_hex(6)}")
+    try:
+        if key == "yarn.staging":
+            ready(directory, key)  # refuses a directory that other users own or may write to
+            return
+        below = directories.BELOW if key == "run.directory" else ()
+        directories.take(directory, config.run.mode, key=key, below=below)
+        storage.make_dirs(directory)
+        storage.write_whole(probe, b"")
+        storage.remove(probe)
+    except NotAuthenticated:
+        raise
+    except HowdahError as error:
+        if not (error.where or "").startswith(key):
+            error.where = f"{key}: {error.where or directory}"
+        raise
 
 
 def _memory(config: Config) -> None:
@@ -144,7 +130,7 @@ def _memory(config: Config) -> None:
         return  # weights and activations are on the GPU, and host memory was not measured
     try:
         checks.model(config, lambda line: None)
-        base = checks.base_config(config.model.base)
+        base = base_config(config.model.base)
         manifest = load_dataset(config.data.dataset).manifest
     except HowdahError:
         return  # the checks of both report it
