@@ -27,15 +27,6 @@ class DriverAddress:
     key: str
     """Hexadecimal secret, new for each driver process, which only the job's agents may have."""
 
-    def to_dict(self) -> dict[str, str]:
-        """The fields as text, for a key-value store."""
-        return {"address": self.address, "port": str(self.port), "key": self.key}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, str]) -> DriverAddress:
-        """The address in what `to_dict` returned."""
-        return cls(values["address"], int(values["port"]), values["key"])
-
 
 @dataclass(frozen=True)
 class Container:

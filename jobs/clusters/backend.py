@@ -105,7 +105,6 @@ class CallsDriver(DriverBackend, Generic[Call]):
         write_verdict(self._directory, status, diagnostics)
 
     def end_all(self) -> None:
-        """End every call."""
         with self._lock:
             self._count = 0
             for name in self._calls:
@@ -119,7 +118,7 @@ class CallsDriver(DriverBackend, Generic[Call]):
         name = f"{self.application}_{self._begun:04}"
         self._calls[name] = self.begin(
             Assignment(
-                container=name, driver=self._driver.to_dict(), config=self._config,
+                container=name, driver=self._driver, config=self._config,
                 secret_env=self._secret_env, directory=self._directory, host=os.uname().nodename,
             )
         )  # fmt: skip
@@ -143,13 +142,13 @@ class StdinAgent(AgentBackend):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.container_id, self.node = values["container"], os.uname().nodename
-        self._driver, self._secrets = values["driver"], values["secret_env"]
+        self._driver, self._secrets = DriverAddress(**values["driver"]), values["secret_env"]
 
     def secret_env(self) -> Mapping[str, str]:
         return self._secrets
 
     def find_driver(self, timeout: float) -> DriverAddress:
-        return DriverAddress.from_dict(self._driver)
+        return self._driver
 
 
 def write_verdict(

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from howdah.jobs.backend import DriverAddress
+
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
@@ -23,8 +25,7 @@ class Assignment:
     agent's process only on its standard input."""
 
     container: str
-    driver: Mapping[str, str]
-    """The driver's address and key, from DriverAddress.to_dict()."""
+    driver: DriverAddress
     config: str
     """The configuration as YAML."""
     secret_env: Mapping[str, str]

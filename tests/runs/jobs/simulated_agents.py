@@ -8,6 +8,7 @@ one thread (`Swarm`); ranks that connect are threads (`connect`).
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import http.client
 import json
 import os
@@ -228,7 +229,7 @@ class NoCluster(DriverBackend):
 
     def publish(self, address):
         path = os.path.join(self._directory, "driver.json")
-        Path(path + ".new").write_text(json.dumps(address.to_dict()))
+        Path(path + ".new").write_text(json.dumps(dataclasses.asdict(address)))
         os.rename(path + ".new", path)
 
     def containers(self):
@@ -262,7 +263,7 @@ class DriverProcess:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=ROOT)
         path = directory / "driver.json"
         wait_until(lambda: path.exists() or self.process.poll() is not None)
-        self.address = DriverAddress.from_dict(json.loads(path.read_text()))
+        self.address = DriverAddress(**json.loads(path.read_text()))
 
     def cpu_seconds(self) -> float:
         """Processor time that the driver has used so far."""

@@ -12,6 +12,7 @@ driver's own in the one it runs in.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -64,7 +65,7 @@ class StandInDriver(DriverBackend):
         return self._key
 
     def publish(self, driver):
-        _write_private(self._driver_file, driver.to_dict())
+        _write_private(self._driver_file, dataclasses.asdict(driver))
 
     def containers(self):
         folder = os.path.join(self._directory, "preempt")
@@ -180,7 +181,7 @@ class StandInAgent(AgentBackend):
         while time.monotonic() < deadline:
             try:
                 with open(self._driver_file, encoding="ascii") as file:
-                    return DriverAddress.from_dict(json.load(file))
+                    return DriverAddress(**json.load(file))
             except FileNotFoundError:
                 time.sleep(0.1)
         raise ClusterError(
