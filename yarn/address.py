@@ -107,9 +107,8 @@ def _verified(secret: str, subject: str, data: bytes) -> Any:
         ValueError: it is unsigned, altered, or signed with another secret or subject.
     """
     parts = json.loads(data)
-    text, signature = (
-        (parts.get("value"), parts.get("seal")) if isinstance(parts, dict) else (None, None)
-    )
+    parts = parts if isinstance(parts, dict) else {}
+    text, signature = parts.get("value"), parts.get("seal")
     if not isinstance(text, str) or not isinstance(signature, str):
         raise ValueError("not a signed file")
     expected = _signature(secret, subject, text)

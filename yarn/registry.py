@@ -27,9 +27,7 @@ def announce(config: Config, application: str, directory: str) -> str | None:
         A line for the user if the home does not exist (commands then need `--config`); else None.
     """
     try:
-        register(
-            cluster_paths.home(config, config.yarn), application, directory or config.run.directory
-        )
+        register(cluster_paths.home(config, config.yarn), application, directory)
     except (ConfigError, PermissionDenied) as error:
         return f"howdah status, logs and kill of {application} need --config: {error.what}"
     return None
@@ -37,8 +35,8 @@ def announce(config: Config, application: str, directory: str) -> str | None:
 
 def register(staging: str, application: str, directory: str) -> None:
     """Record an application's run directory, and remove the oldest entries beyond the limit."""
-    entry = json.dumps({"application": application, "run_directory": directory}).encode()
-    storage.write_whole(_path(staging, application), entry)
+    data = json.dumps({"application": application, "run_directory": directory}).encode()
+    storage.write_whole(_path(staging, application), data)
     entries = storage.list_dir(storage.join(staging, "applications"))
     for entry in sorted(entries, key=lambda entry: -entry.modified)[_MOST_ENTRIES:]:
         storage.remove(entry.path)

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.processes import environ
 from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
 from howdah.hadoop import conf as settings
 from howdah.jobs import record, secret_file
@@ -255,17 +256,6 @@ def _routed_from(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _pauses() -> Iterator[float]:
-    """Seconds between two reads of the driver's file.
-
-    The pauses grow and differ between agents, since all agents of a job read from one NameNode.
-    """
-    pause = _FIRST_PAUSE_SECONDS
-    while True:
-        yield pause * random.uniform(0.5, 1.5)
-        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
-
-
 class SkeinAgent(AgentBackend):
     """An agent's backend: it needs the run directory and YARN's variables, not skein."""
 
@@ -282,8 +272,8 @@ class SkeinAgent(AgentBackend):
     def find_driver(self, timeout: float) -> DriverAddress:
         application, attempt = application_of(self.container_id), attempt_of(self.container_id)
         directory = status_file.directory(self._config.run.directory)
-        until = time.monotonic() + timeout
-        for pause in _pauses():
+        until, pause = time.monotonic() + timeout, _FIRST_PAUSE_SECONDS
+        while True:
             try:
                 return address.read(directory, application, attempt, self._secret)
             except NotFound:
@@ -297,8 +287,9 @@ class SkeinAgent(AgentBackend):
                     got=cause,
                     remedy=f"read its log: howdah logs, or yarn logs -applicationId {application}",
                 )
-            time.sleep(pause)
-        raise AssertionError("unreachable")
+            # Pauses grow and differ between agents, since all of a job's read from one NameNode.
+            time.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 # ---------------------------------------------------------------------------------- submission
@@ -341,11 +332,12 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
 
     def files(request: spec.ContainerRequest) -> dict[str, Any]:
         return {
-            name: skein.File(source=source.url, type=source.kind, visibility="application")
-            if source.url.startswith("file://")
-            else skein.File(source=source.url, type=source.kind, visibility="private")
+            name: skein.File(
+                source=source.url, type=source.kind,
+                visibility="application" if source.url.startswith("file://") else "private",
+            )
             for name, source in request.files.items()
-        }
+        }  # fmt: skip
 
     def resources(request: spec.ContainerRequest) -> Any:
         return skein.Resources(f"{request.memory_mib} MiB", request.vcores, gpus=request.gpus)
@@ -390,25 +382,16 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
     )
 
 
-@contextlib.contextmanager
-def _client_environment() -> Iterator[None]:
+def _client_environment() -> contextlib.AbstractContextManager[None]:
     """The environment of skein's client.
 
     HADOOP_HOME/bin is appended to PATH, since skein runs `yarn` for the class path. The
     specification has the proxied user; HADOOP_PROXY_USER would impersonate a second time.
     """
-    before = {name: os.environ.get(name) for name in ("PATH", "HADOOP_PROXY_USER")}
     home = os.environ.get("HADOOP_HOME")
-    if home:
-        directories = filter(None, [before["PATH"], os.path.join(home, "bin")])
-        os.environ["PATH"] = os.pathsep.join(directories)
-    os.environ.pop("HADOOP_PROXY_USER", None)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is not None:
-                os.environ[name] = value
+    directories = [os.environ.get("PATH"), os.path.join(home, "bin") if home else None]
+    path = os.pathsep.join(filter(None, directories))
+    return environ({"PATH": path or None, "HADOOP_PROXY_USER": None})
 
 
 def _no_proxy(host: str) -> None:
