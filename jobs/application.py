@@ -24,6 +24,7 @@ from howdah.errors import (
     TrainingError,
 )
 from howdah.job_log import Position, new_lines
+from howdah.jobs.record import OVER
 from howdah.jobs.status import rank_log, status_file
 from howdah.jobs.status.text import run_summary
 
@@ -31,7 +32,6 @@ TAIL_BYTES = 262_144
 """How many bytes at the end of each log file are shown."""
 _TRAINS = ("running", "resizing", "restarting")
 """States of a driver that can save a checkpoint."""
-_ENDED = ("finished", "failed", "killed")
 _POLL_SECONDS = 0.5
 
 
@@ -187,7 +187,7 @@ class Application(ABC):
         """Wait until the driver has saved and stopped the job, for at most `seconds`."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not self.is_over:
-            if self.driver_status().get("state") in _ENDED:
+            if self.driver_status().get("state") in OVER:
                 break
             time.sleep(_POLL_SECONDS)
         status = self.driver_status()

@@ -12,9 +12,9 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from howdah.core.processes import limit
+from howdah.core import processes
 
-CONTACT_SECONDS = limit("contact_seconds", 60.0)
+CONTACT_SECONDS = processes.limit("contact_seconds", 60.0)
 """How long a job's driver and a worker's agent tolerate lost contact: a switch fails over, a
 machine migrates or swaps. After that the driver drops the worker, and the agent ends its
 training. It is less than the ten minutes after which YARN itself expires a master or a node."""
@@ -78,7 +78,12 @@ def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
     """
     verdicts = []
     for view in views:
-        why = _standstill(view, hang_seconds)
+        limit = hang_seconds
+        if view.busy or view.phase in _OTHERS:
+            limit *= _BUSY_FACTOR
+        if view.phase == "compute":
+            limit = max(limit, view.step_seconds * _STEP_FACTOR)
+        why = _stands_still(view, hang_seconds, limit)
         if why is not None:
             verdicts.append(Verdict(view.member, view.rank, why))
     return verdicts
@@ -106,16 +111,6 @@ def held_up(view: View, seconds: float) -> str | None:
         seconds: how long it must have made no progress; may be less than `hang_seconds`.
     """
     return _stands_still(view, seconds, seconds)
-
-
-def _standstill(view: View, hang_seconds: float) -> str | None:
-    """Why a rank is considered to hang; None if it is not."""
-    limit = hang_seconds
-    if view.busy or view.phase in _OTHERS:
-        limit *= _BUSY_FACTOR
-    if view.phase == "compute":
-        limit = max(limit, view.step_seconds * _STEP_FACTOR)
-    return _stands_still(view, hang_seconds, limit)
 
 
 def _stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str | None:

@@ -16,7 +16,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from howdah import storage
@@ -34,12 +34,6 @@ _FILE = "application.json"
 _UNHEARD_SECONDS = 120.0
 """A driver on another machine counts as dead once its status has not changed for this long; it
 writes its status every few seconds."""
-_TEXTS = ("token", "kind", "on", "run_directory", "application", "fingerprint", "user", "directory",
-          "host", "boot")  # fmt: skip
-_SHAPE = Fields(
-    {**dict.fromkeys(_TEXTS, TEXT), "submitted": NUMBER, "pid": COUNT, "start": COUNT},
-    needed=(*_TEXTS, "submitted", "pid", "start"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +65,11 @@ class Record:
     """When that process began, in clock ticks since the boot: its id may be used again."""
 
     @classmethod
-    def of_this_process(cls, **fields: Any) -> Record:
+    def of_this_process(cls, **values: Any) -> Record:
         """The record of a submission that this process begins."""
         pid = os.getpid()
-        fields |= {"pid": pid, "start": process_start(pid) or 0}
-        return cls(**fields, submitted=time.time(), host=socket.gethostname(), boot=boot())
+        values |= {"pid": pid, "start": process_start(pid) or 0}
+        return cls(**values, submitted=time.time(), host=socket.gethostname(), boot=boot())
 
     def as_json(self) -> bytes:
         """The file's contents."""
@@ -125,6 +119,13 @@ class Record:
             storage.write_whole(os.path.join(self.directory, _FILE), self.as_json())
 
 
+_NUMBERS = {"submitted": NUMBER, "pid": COUNT, "start": COUNT}
+_SHAPE = Fields(
+    {one.name: _NUMBERS.get(one.name, TEXT) for one in fields(Record)},
+    needed=tuple(one.name for one in fields(Record)),
+)
+
+
 def path_of(run_directory: str) -> str:
     """Path of a run directory's record."""
     return storage.join(directory(run_directory), _FILE)
@@ -148,13 +149,11 @@ def read(run_directory: str) -> Record | None:
 def submitted_here() -> list[Record]:
     """The jobs that were submitted from this machine and have files here, newest first."""
     root = jobs_directory()
-    names = os.listdir(root) if os.path.isdir(root) else []
-    records: list[Record] = []
-    for name in names:
+    records = []
+    for name in os.listdir(root) if os.path.isdir(root) else []:
         with contextlib.suppress(DataError, StorageError):  # one of them must not hide the others
-            record = _read(os.path.join(root, name, _FILE))
-            records += [] if record is None else [record]
-    return sorted(records, key=lambda record: -record.submitted)
+            records.append(_read(os.path.join(root, name, _FILE)))
+    return sorted(filter(None, records), key=lambda record: -record.submitted)
 
 
 def of_application(application: str) -> Record | None:
@@ -174,10 +173,10 @@ def _private(application: str) -> str:
 def _read(path: str) -> Record | None:
     try:
         remedy = "it is not an application's record: remove it, and submit the run again"
-        fields = storage.read_object(path, _SHAPE, remedy=remedy)
+        values = storage.read_object(path, _SHAPE, remedy=remedy)
     except NotFound:
         return None
-    return Record(**{name: fields[name] for name in Record.__dataclass_fields__})
+    return Record(**{one.name: values[one.name] for one in fields(Record)})
 
 
 def boot() -> str:

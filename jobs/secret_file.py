@@ -27,7 +27,6 @@ class Secrets:
     """Variables for the training processes."""
 
     def text(self) -> str:
-        """The contents as text."""
         return json.dumps({"secret": self.secret, "env": dict(self.env)})
 
 

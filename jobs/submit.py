@@ -96,9 +96,11 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
             user=cluster.submitter(),
         )  # fmt: skip
         record = claims.acquire(ours)
-        if record is not ours and record.on == cluster.name and _is_ending(record):
-            _wait_for_end(cluster, record, progress)
-            record = claims.acquire(ours)
+        if record is not ours and record.on == cluster.name:
+            status = status_file.read(record.run_directory, record.application)
+            if status_file.is_ending(status):
+                _wait_for_end(cluster, record, progress)
+                record = claims.acquire(ours)
         attached = record is not ours
         if attached:
             application = _attached(cluster, record, ours)
@@ -153,10 +155,6 @@ def _undo(cluster: Cluster, claims: Claims, ours: Record, progress: Progress) ->
     if cluster.undo(ours, progress):
         with contextlib.suppress(HowdahError):
             claims.release(ours)
-
-
-def _is_ending(record: Record) -> bool:
-    return status_file.is_ending(status_file.read(record.run_directory, record.application))
 
 
 def _wait_for_end(cluster: Cluster, record: Record, progress: Progress) -> None:

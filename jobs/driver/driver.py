@@ -146,22 +146,16 @@ class _Driver:
             signal.signal(number, self._note_signal)
         key = backend.session_key()
         ports = config.job.port_range
+        self._ports = None if ports is None else range(ports[0], ports[1] + 1)
         self._server = wire.Server(
-            backend.listen_address(),
-            None if ports is None else range(ports[0], ports[1] + 1),
-            key,
-            signed=self._answer,
-            page=self._page,
-            refused=_say,
-        )
+            backend.listen_address(), self._ports, key,
+            signed=self._answer, page=self._page, refused=_say,
+        )  # fmt: skip
         self._address = DriverAddress(backend.listen_address(), self._server.port, key)
         # The path cannot be guessed, so that users reach the page only through the cluster's pages.
         self._page_path = f"/page/{wire.new_key()[:32]}/"
         self._reconciler = Reconciler(
-            backend,
-            listed=self._listed,
-            progress=self._progress,
-            say=self.event,
+            backend, listed=self._listed, progress=self._progress, say=self.event
         )
         claim = Claim(
             status_path(config.run.directory),
@@ -185,9 +179,8 @@ class _Driver:
             config, step=self._due_step, page=lambda: self._job_status.page, say=_say
         )
 
-    # ---------------------------------------------------------------- what the job can do
+    # ---------------------------------------------------------------------- DriverActions
     def order(self, member: str, order: dict[str, Any]) -> None:
-        """DriverActions: send an order to an agent."""
         if order["type"] == "start":  # attempts order training's fences (howdah/attempts.py)
             order = {**order, "attempt": self._attempt.to_dict()}
         if self._mpirun is not None and order["type"] == "start":
@@ -202,20 +195,17 @@ class _Driver:
         return self._mail.setdefault(member, _Mailbox(self._lock))
 
     def keep(self, count: int) -> None:
-        """DriverActions: keep `count` containers."""
         self._reconciler.keep(count)
 
     def release(self, member: str) -> None:
-        """DriverActions: end a container."""
         self._reconciler.release(member)
 
     def begin(self, generation: int) -> None:
-        """DriverActions: open the rendezvous of a generation."""
         self._rendezvous.begin(generation)
 
     def event(self, what: str, *, routine: bool = False) -> None:
-        """DriverActions: log an event and show it in the job's status. Secrets are removed, since
-        the text of an error may contain them."""
+        """Log an event and show it in the job's status. Secrets are removed, since the text of an
+        error may contain them."""
         what = redact.text(what)
         with self._lock:
             self._job_status.event(what, routine=routine)
@@ -224,11 +214,13 @@ class _Driver:
 
     def _mpi(self) -> Mpirun:
         """The launcher of an MPI job's processes."""
-        address, ports = self._backend.listen_address(), self._config.job.port_range
+        address = self._backend.listen_address()
 
         def members() -> list[str]:
             alive = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]
-            return [slot.member for slot in world.assign(alive, self._job.workers.target)]
+            target = self._job.workers.target
+            slots = world.assign(alive, target) if len(alive) >= target else []
+            return [slot.member for slot in slots]
 
         def send(member: str, order: dict[str, Any]) -> None:
             with self._lock:
@@ -240,13 +232,12 @@ class _Driver:
 
         return Mpirun(
             members=members,
-            size=lambda: self._job.workers.target,
             send=send,
             failed=failed,
             say=self.event,
             interface=facts.interface_of(address),
             address=address,
-            ports=None if ports is None else range(ports[0], ports[1] + 1),
+            ports=self._ports,
             grace_seconds=self._config.checkpoint.grace_seconds,
         )
 

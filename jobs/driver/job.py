@@ -74,7 +74,6 @@ class Job:
 
     @property
     def mode(self) -> Mode:
-        """The job's present mode."""
         return self.worlds.phase if self._stage == "training" else self._stage
 
     @property
@@ -123,13 +122,11 @@ class Job:
         member = self.members.get(name)
         return None if member is None else member.refused
 
-    def contact(self, name: str, now: float) -> bool:
-        """Record contact with an agent; False if it is not (any longer) a worker of this job."""
+    def contact(self, name: str, now: float) -> None:
+        """Record contact with an agent, unless it is not (any longer) a worker of this job."""
         member = self.members.get(name)
-        if member is None or not member.alive:
-            return False
-        member.contact = now
-        return True
+        if member is not None and member.alive:
+            member.contact = now
 
     def happened(self, name: str, event: dict[str, Any], now: float) -> None:
         """Handle an event that an agent reports; each comes once, in the agent's order."""

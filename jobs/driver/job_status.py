@@ -35,7 +35,6 @@ class JobStatus:
         self._lines: deque[tuple[int, str]] = deque(maxlen=_LINES)
         self._serial = 0
         self._curve: list[tuple[int, float]] = []
-        self._every = 1
         self._step: dict[str, Any] = {}
         self._speed, self._clock, self._looked = Speed(), 0.0, time.monotonic()
         self._checkpoint: dict[str, Any] | None = None
@@ -212,6 +211,5 @@ def _state(job: Job) -> str:
     if job.worlds.generation == 0 and job.mode == "waiting":
         present = sum(member.alive for member in job.members.values())
         return "starting" if present >= job.workers.target else "waiting"
-    if any(member.phase in ("in", "left") for member in job.members.values()):
-        return "resizing" if job.limits.elastic else "restarting"
-    return "restarting"
+    in_a_world = any(member.phase in ("in", "left") for member in job.members.values())
+    return "resizing" if job.limits.elastic and in_a_world else "restarting"

@@ -29,7 +29,8 @@ class NodeLedger:
         self._failures: dict[str, list[tuple[str, float, str]]] = {}
         """{node: (container, time, reason) of each failure}."""
         self._nodes: set[str] = set()
-        self._refused: set[str] = set()
+        self.refused: set[str] = set()
+        """Every container that was released because of its node."""
         self._in_a_row = 0
         self.held = 0
         """Number of containers that are not requested again yet."""
@@ -80,19 +81,14 @@ class NodeLedger:
     # ------------------------------------------------------------------- released containers
     def refuse(self, container: str, now: float) -> bool:
         """Record the release of a container on an excluded node; False if it was known before."""
-        if container in self._refused:
+        if container in self.refused:
             return False
-        self._refused.add(container)
+        self.refused.add(container)
         self._in_a_row += 1
         self.held += 1
         pause = _PAUSES[min(self._in_a_row, len(_PAUSES)) - 1]
         self._ask_at = now + pause
         return True
-
-    @property
-    def refused(self) -> set[str]:
-        """Every container that was released because of its node."""
-        return self._refused
 
     @property
     def enough(self) -> bool:

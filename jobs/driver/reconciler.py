@@ -48,7 +48,6 @@ class Reconciler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threads.start(
             self._run, name="cluster", failed=threads.RESTART, say=self._say
         )

@@ -106,17 +106,13 @@ class Worlds:
         """True if the reason why the newest world was left is known."""
         self._loss_since: float | None = None
         """Time when the newest world was known to have lost a rank; None: it has not."""
-        self._concluding = False
+        self.concluding = False
+        """True once the newest world's steps are over: it evaluates, exports and ends."""
 
     @property
     def pausing(self) -> bool:
         """True while all containers are released; workers are requested again after a pause."""
         return self._gang.pausing
-
-    @property
-    def concluding(self) -> bool:
-        """True once the newest world's steps are over: it evaluates, exports and ends."""
-        return self._concluding
 
     @property
     def broken(self) -> bool:
@@ -166,7 +162,7 @@ class Worlds:
 
     def conclude(self) -> None:
         """Record that the steps are over, and cancel a change that came too late for them."""
-        self._concluding = True
+        self.concluding = True
         if self.phase == "changing" and self._loss_since is None:
             self.phase = "running"
 
@@ -219,7 +215,7 @@ class Worlds:
             return
         if self.phase != "running" or not self._limits.elastic:
             return
-        if self._concluding:
+        if self.concluding:
             return  # a change would repeat the last evaluation and the export
         target = self._workers.target
         if target < len(self.slots):
@@ -281,7 +277,7 @@ class Worlds:
             if member.id not in chosen:
                 self._workers.dismiss(member, "the job needs fewer workers")
         self.phase = "running"
-        self._explained, self._loss_since, self._concluding = False, None, False
+        self._explained, self._loss_since, self.concluding = False, None, False
         survivors = [slot for slot in self.slots if slot.keep]
         state = "the state of the newest checkpoint, if there is one"
         if survivors:

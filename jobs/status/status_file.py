@@ -128,7 +128,6 @@ class StatusFile:
         """True while the run directory cannot be written or read."""
 
     def start(self) -> None:
-        """Start the thread."""
         threads.start(self._run, name="status-file", failed=threads.RESTART, say=self._say)
 
     def touch(self) -> None:
@@ -193,7 +192,8 @@ class StatusFile:
             storage.make_dirs(self._requests)
             self._ready = True
         if status_due:
-            self._claim.write(self._status_path, self._text())
+            status = {**self._status(), **self._claim.attempt.to_dict()}
+            self._claim.write(self._status_path, as_json(status))
             self._written = time.monotonic()
             if self._away:
                 self._away = False
@@ -209,9 +209,6 @@ class StatusFile:
         with self._looked:
             self._over, self._closed_well = True, well
             self._looked.notify_all()
-
-    def _text(self) -> bytes:
-        return as_json({**self._status(), **self._claim.attempt.to_dict()})
 
     # ------------------------------------------------------------------------------ requests
     def _take_requests(self) -> None:

@@ -39,13 +39,17 @@ def status_lines(status: Mapping[str, Any]) -> list[str]:
     lines = [f"{status['application']}  {as_cell(status['name'] or '')}  {status['state']}{final}"]
     if status.get("where"):
         lines.append(f"{status['where']}, {duration(status['elapsed_seconds'])}")
-    lines += [f"run directory: {status['run_directory']}"] if status["run_directory"] else []
-    lines += [f"driver's log: {status['log']}"] if status.get("log") else []
-    lines += [f"page: {status['tracking_url']}"] if status["tracking_url"] else []
+    for label, key in (
+        ("run directory", "run_directory"), ("driver's log", "log"), ("page", "tracking_url"),
+    ):  # fmt: skip
+        if status.get(key):
+            lines.append(f"{label}: {status[key]}")
     if status["state"] == "LOST":
         lines.append("its driver has died; submit it again to go on from its checkpoint")
-    lines += [f"diagnostics: {status['diagnostics']}"] if status["diagnostics"] else []
-    lines += [f"used: {shown(status['hours'])}"] if status.get("hours") else []
+    if status["diagnostics"]:
+        lines.append(f"diagnostics: {status['diagnostics']}")
+    if status.get("hours"):
+        lines.append(f"used: {shown(status['hours'])}")
     server = status.get("server")
     return lines + (job_lines(status["job"] or {}) if server is None else _server_lines(server))
 
