@@ -17,16 +17,17 @@ import os
 import socket
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from howdah import storage
+from howdah.config.job import Place
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, process_start
 from howdah.errors import DataError, NotFound, StorageError
 from howdah.jobs.status import status_file
 from howdah.jobs.status.status_file import directory, status_path
 from howdah.storage import lease
-from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, one_of
 
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
 """{the last state in status.json: its final status in YARN's words}."""
@@ -119,11 +120,14 @@ class Record:
             storage.write_whole(os.path.join(self.directory, _FILE), self.as_json())
 
 
-_NUMBERS = {"submitted": NUMBER, "pid": COUNT, "start": COUNT}
+_NAMES = tuple(one.name for one in fields(Record))
 _SHAPE = Fields(
-    {one.name: _NUMBERS.get(one.name, TEXT) for one in fields(Record)},
-    needed=tuple(one.name for one in fields(Record)),
-)
+    {
+        **dict.fromkeys(_NAMES, TEXT), "submitted": NUMBER, "pid": COUNT, "start": COUNT,
+        "on": one_of(get_args(Place)), "kind": one_of(("training", "server")),
+    },
+    needed=_NAMES,
+)  # fmt: skip
 
 
 def path_of(run_directory: str) -> str:
@@ -176,7 +180,7 @@ def _read(path: str) -> Record | None:
         values = storage.read_object(path, _SHAPE, remedy=remedy)
     except NotFound:
         return None
-    return Record(**{one.name: values[one.name] for one in fields(Record)})
+    return Record(**{name: values[name] for name in _NAMES})
 
 
 def boot() -> str:

@@ -27,6 +27,7 @@ from howdah.errors import (
 )
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.run_files import RUN_JSON
+from howdah.storage.shapes import COUNT, TEXT, Fields, Items, Kind
 
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
@@ -36,6 +37,26 @@ APPLICATION = "application"
 """Key of a request: the id of the application that it is for."""
 ETL = "etl"
 """State of a job while it makes its dataset."""
+_FIGURE = Kind("a number", lambda value: isinstance(value, int | float))  # a loss may not be finite
+_LINE = Kind(
+    "[a number, a text]",
+    lambda value: isinstance(value, list) and [type(part) for part in value] == [int, str],
+)
+_BYTES = dict.fromkeys(("local_bytes", "remote_bytes", "fetches"), _FIGURE)
+_SHAPE = Fields(
+    {
+        "state": TEXT,
+        **dict.fromkeys(("attempt", "step", "total_steps", "exit_code", "saving"), COUNT),
+        **dict.fromkeys(("epoch", "loss", "examples_per_second", "eta_seconds"), _FIGURE),
+        "last_checkpoint": Fields({"step": COUNT, "path": TEXT}),
+        "ranks": Items(Fields({"data": Fields(_BYTES)})),
+        "events": Items(Fields({"time": _FIGURE, "what": TEXT}, needed=("time", "what"))),
+        "lines": Items(_LINE),
+        "error": Fields({"what": TEXT, "exit_code": COUNT}),
+    },
+    needed=("state",),
+)
+"""What readers rely on: any user who may write to the run directory can replace the file."""
 
 
 def directory(run_directory: str) -> str:
@@ -70,12 +91,19 @@ def is_ending(status: Mapping[str, Any]) -> bool:
 
 
 def read(run_directory: str, application: str) -> dict[str, Any]:
-    """The status that an application's driver last wrote; {}: none, or another application's."""
+    """The status that an application's driver last wrote; {}: none, or another application's.
+
+    Raises:
+        DataError: the file is malformed.
+    """
+    path = status_path(run_directory)
     try:
-        status = storage.read_object(status_path(run_directory))
+        status = storage.read_object(path)
     except NotFound:
         return {}
-    return status if status.get("application") == application else {}
+    if status.get("application") != application:
+        return {}
+    return storage.checked_object(status, path, _SHAPE)
 
 
 def as_json(value: Mapping[str, Any]) -> bytes:

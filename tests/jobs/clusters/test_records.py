@@ -125,6 +125,44 @@ def test_another_shape_is_said_and_ps_lists_the_others(tmp_path, text):
         commands.find(str(tmp_path / "run"), None)
 
 
+@pytest.mark.parametrize(("key", "value"), [("on", "slurm"), ("kind", "notebook")])
+def test_a_record_of_an_unknown_cluster_or_kind_is_malformed(tmp_path, key, value):
+    letter(tmp_path, **{key: value})
+    with pytest.raises(DataError, match="is not whole") as caught:
+        commands.find(str(tmp_path / "run"), None)
+    assert key in caught.value.where and value in caught.value.got
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        {"state": "running", "step": "x", "total_steps": 5},
+        {"state": "running", "loss": "high"},
+        {"state": "running", "events": [{"what": "no time"}]},
+        {"state": "running", "lines": [1]},
+        {"state": "running", "ranks": [1]},
+        {"state": "running", "ranks": [{"data": {"fetches": "x"}}]},
+        {"state": "failed", "error": {"what": "x", "exit_code": "y"}},
+        {"state": "running", "last_checkpoint": "step-3"},
+    ],
+)
+def test_a_status_of_another_shape_is_said_and_ps_lists_the_others(tmp_path, status):
+    fields = letter(tmp_path)
+    for name in ("local-1", "local-2"):
+        folder = tmp_path / "cache" / "jobs" / name
+        folder.mkdir(parents=True)
+        text = json.dumps({**fields, "application": name})
+        (folder / "application.json").write_text(text)
+    path = tmp_path / "run" / "job" / "status.json"
+    path.write_text(json.dumps({"application": "local-1", **status}))
+    states = {one["application"]: one["state"] for one in listed(finished=True)}
+    assert states == {"local-1": "UNKNOWN", "local-2": "LOST"}
+    job = commands.find(str(tmp_path / "run"), None)
+    with pytest.raises(DataError, match=r"status\.json is not whole"):
+        job.status()
+
+
 def test_a_file_beside_the_jobs_hides_none(tmp_path):
     fields = letter(tmp_path)
     folder = tmp_path / "cache" / "jobs" / "local-1"
