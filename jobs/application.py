@@ -175,8 +175,9 @@ class Application(ABC):
         if over:
             self.ended()
             return state
-        if save and self.driver_status().get("state") in _TRAINS:
-            before = (self.driver_status().get("last_checkpoint") or {}).get("step")
+        driver = self.driver_status() if save else {}
+        if driver.get("state") in _TRAINS:
+            before = (driver.get("last_checkpoint") or {}).get("step")
             self.request({"type": "stop", "save": True})
             self._wait_for_save(before, save_seconds, progress)
         state = self.end()

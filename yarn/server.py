@@ -109,7 +109,7 @@ def _health(url: str) -> dict[str, Any] | None:
         connection.request("GET", "/health")
         answer = connection.getresponse()
         health = json.loads(answer.read(_HEALTH_BYTES)) if answer.status == 200 else None
-    except (OSError, ValueError, http.client.HTTPException):
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return None
     finally:
         connection.close()

@@ -139,6 +139,8 @@ def listed(*, finished: bool) -> list[dict[str, Any]]:
     """The rows of `howdah ps` for jobs that were submitted from this machine."""
     rows = []
     for job in record.submitted_here():
+        if not finished and job.here and not job.process_lives:
+            continue  # without a look at its storage, which may be unreachable by now
         try:
             current, application = record.read(job.run_directory), ProcessApplication(job)
             driver = application.driver_status()

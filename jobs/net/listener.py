@@ -426,11 +426,12 @@ def _listening(address: str, ports: range | None) -> socket.socket:
             continue
         one.setblocking(False)
         return one
+    in_use = error is not None and error.errno == errno.EADDRINUSE
     raise ClusterError(
         "cannot listen on any port",
         where=address if ports is None else f"{address}:{ports.start}-{ports.stop - 1}",
         got=str(error),
-        remedy="give job.ports a wider range, or leave it out",
+        remedy="give job.ports a wider range, or leave it out" if ports and in_use else None,
     )
 
 

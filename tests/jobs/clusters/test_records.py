@@ -163,6 +163,23 @@ def test_a_status_of_another_shape_is_said_and_ps_lists_the_others(tmp_path, sta
         job.status()
 
 
+def test_ps_reads_no_storage_of_jobs_that_have_ended(tmp_path, victim, monkeypatch):
+    folder = tmp_path / "cache" / "jobs"
+    for name, pid in (("local-1", 2**22 + 1), ("local-2", victim.pid)):
+        fields = letter(
+            tmp_path, application=name, pid=pid, start=process_start(pid) or 1,
+            run_directory=str(tmp_path / name),
+        )  # fmt: skip
+        (folder / name).mkdir(parents=True)
+        (folder / name / "application.json").write_text(json.dumps(fields))
+    reads, read = [], record.read
+    monkeypatch.setattr(record, "read", lambda path: reads.append(path) or read(path))
+    listed(finished=False)
+    assert reads == [str(tmp_path / "local-2")]
+    listed(finished=True)
+    assert len(reads) == 3
+
+
 def test_a_file_beside_the_jobs_hides_none(tmp_path):
     fields = letter(tmp_path)
     folder = tmp_path / "cache" / "jobs" / "local-1"
@@ -229,10 +246,10 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             paths.append(self.path)
-            self.send_response(200 if len(paths) == 1 else 302)
+            self.send_response(302 if len(paths) == 2 else 200)
             self.send_header("Location", "/elsewhere/health")
             self.end_headers()
-            self.wfile.write(b'{"status": "ready"}')
+            self.wfile.write(b'{"status": "ready"}' if len(paths) < 3 else b"[" * 65536)
 
         def log_message(self, *words):
             pass
@@ -244,7 +261,8 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
         url = f"http://127.0.0.1:{server.server_port}"
         assert _health(url) == {"status": "ready"}
         assert _health(url) is None  # moved
+        assert _health(url) is None  # nested more deeply than Python reads
         server.shutdown()
-    assert paths == ["/health", "/health"]
+    assert paths == ["/health", "/health", "/health"]
     assert _health(f"file://{tmp_path}") is None
     assert _health("http://127.0.0.1:99999") is None

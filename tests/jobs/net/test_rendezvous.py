@@ -175,12 +175,21 @@ def test_ports_come_from_the_range_and_a_full_one_is_refused(driver):
 
     first = server(None)
     ports = range(first.port, first.port + 1)
-    with pytest.raises(ClusterError, match="cannot listen on any port"):
+    with pytest.raises(ClusterError, match="cannot listen on any port") as caught:
         server(ports)
+    assert "wider range" in caught.value.remedy
     first.stop()
     again = server(ports)
     assert again.port == ports.start
     again.stop()
+
+
+@pytest.mark.parametrize("ports", [None, range(20500, 20503)])
+def test_an_address_of_another_machine_is_not_blamed_on_the_ports(ports):
+    with pytest.raises(ClusterError, match="cannot listen") as caught:
+        wire.Server("192.0.2.1", ports, wire.new_key(), signed=None, page=None, refused=print)
+    assert caught.value.where.startswith("192.0.2.1")
+    assert "assign" in caught.value.got and caught.value.remedy is None
 
 
 # ------------------------------------------------------------------------------- the store
