@@ -8,6 +8,7 @@ process ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -125,10 +126,8 @@ class TrainingProcess:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send the process a message; if it has ended, `on_end` reports that instead."""
-        try:
+        with contextlib.suppress(OSError):
             self._channel.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass
 
     def terminate(self) -> None:
         """Send SIGTERM, since no collective can finish any more."""
@@ -140,13 +139,10 @@ class TrainingProcess:
         if self.alive:
             self._process.send_signal(signal.SIGKILL)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the process's end; True once it has ended."""
-        try:
+    def wait(self, seconds: float) -> None:
+        """Wait for the process's end, for at most `seconds`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
     def _listen(self) -> None:
         for message in messages(self._channel):

@@ -32,6 +32,8 @@ _STATES = {
 }
 _LINE_LIMIT = 1_000
 """Most characters of a log line that are reported."""
+_TAIL_LINES, _TAIL_BYTES = 30, 32_768
+_STACKS_SECONDS = 2.0
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -145,7 +147,7 @@ def diagnose(pid: int, stacks_path: str) -> dict[str, Any]:
     }
 
 
-def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
+def _stacks(pid: int, path: str) -> list[str]:
     """The stacks that the process writes on STACKS_SIGNAL; [] if it has no handler for the signal
     or does not respond."""
     if not _catches(pid, STACKS_SIGNAL):
@@ -155,7 +157,7 @@ def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
         os.kill(pid, STACKS_SIGNAL)
     except ProcessLookupError:
         return []
-    deadline, size = time.monotonic() + wait, before
+    deadline, size = time.monotonic() + _STACKS_SECONDS, before
     while time.monotonic() < deadline:
         time.sleep(0.1)
         now = _size(path)
@@ -212,19 +214,19 @@ def _dotted(text: str) -> str:
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
-def tail(path: str, lines: int = 30, most_bytes: int = 32_768) -> list[str]:
+def tail(path: str) -> list[str]:
     """The last lines of a log, or those around the interpreter's last crash; [] without a log.
 
     A crash ends a log with the stacks of all threads, which would displace the lines before it.
     """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.path.getsize(path) - most_bytes))
+            file.seek(max(0, os.path.getsize(path) - _TAIL_BYTES))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
     log = [line.rstrip()[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
     dumps = [n for n, line in enumerate(log) if line.startswith("Fatal Python error")]
     if dumps:
-        return log[max(0, dumps[-1] - lines // 3) :][:lines]
-    return log[-lines:]
+        return log[max(0, dumps[-1] - _TAIL_LINES // 3) :][:_TAIL_LINES]
+    return log[-_TAIL_LINES:]

@@ -6,11 +6,13 @@ While the ETL runs, the job has a status and takes requests just as later under 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from howdah import storage
@@ -43,7 +45,8 @@ def log(line: str) -> None:
 
     It goes to stderr, which escapes what the locale's encoding lacks; stdout would raise an error.
     """
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk for the log must not end the job
+        print(line, file=sys.stderr, flush=True)
 
 
 def make(config: Config, path: str, application: str) -> None:
@@ -55,9 +58,8 @@ def make(config: Config, path: str, application: str) -> None:
     """
     from howdah.etl import pipeline
 
-    stage = _Stage(config, application)
-    with stage:
-        result = pipeline.run(config, progress=stage.say)
+    with _stage(config, application) as say:
+        result = pipeline.run(config, progress=say)
         values = config.model_dump(mode="json")
         values["data"]["dataset"] = result.path
         trained = loader.from_dict(values)
@@ -65,62 +67,52 @@ def make(config: Config, path: str, application: str) -> None:
         storage.write_whole(path, loader.dump_yaml(trained).encode(), mode=0o600)
 
 
-class _Stage:
-    """The job's status while the ETL runs; a request to stop ends the ETL as SIGTERM does."""
+@contextlib.contextmanager
+def _stage(config: Config, application: str) -> Iterator[Progress]:
+    """Write the job's status while the ETL runs inside; a request to stop ends it as SIGTERM does.
 
-    def __init__(self, config: Config, application: str) -> None:
-        self._config = config
-        self._state, self._error = ETL, None
-        self._code: int | None = None
-        self._events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
-        path = status_path(config.run.directory)
-        claim = Claim(path, application=application, number=1, started=time.time())
-        self._file = StatusFile(
-            config.run.directory, claim=claim, status=self._status, on_request=self._request,
-            say=self.say, superseded=lambda later: self._stop(),
-        )  # fmt: skip
-        self._interrupts = interrupts("the job, while its dataset was made,")
+    Yields the function that logs a line, as an event of the job and in the driver's log.
+    """
+    events: deque[dict[str, Any]] = deque(maxlen=_EVENTS)
+    end: dict[str, Any] = {"state": ETL, "error": None, "exit_code": None}
 
-    def say(self, line: str) -> None:
-        """Log a line as an event of the job and in the driver's log."""
-        log(line)
-        self._events.append({"time": time.time(), "what": line})
-        self._file.touch()
-
-    def __enter__(self) -> None:
-        self._interrupts.__enter__()
-        self._file.start()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        try:
-            self._interrupts.__exit__(kind, error, trace)
-        except HowdahError as stopped:
-            self._end(stopped)
-            raise
-        self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
-        if error is not None:
-            over = isinstance(error, Interrupted | Terminated)
-            self._state = "killed" if over else "failed"
-            self._code = 1
-            if isinstance(error, HowdahError):
-                self._error, self._code = error.as_dict(), error.exit_code
-        self._file.close(_LAST_STATUS_SECONDS, None)
-
-    def _status(self) -> dict[str, Any]:
+    def status() -> dict[str, Any]:
         """The keys that readers of a job's status use (jobs/driver/job_status.py)."""
         return {
-            "state": self._state, "wanted": self._config.job.workers, "world_size": 0,
-            "generation": 0, "restarts": 0, "preemptions": 0, "step": None, "page": None,
-            "last_checkpoint": None, "ranks": [], "lines": [], "events": list(self._events),
-            "attempt": 1, "error": self._error, "exit_code": self._code, "updated": time.time(),
+            "wanted": config.job.workers, "world_size": 0, "generation": 0, "restarts": 0,
+            "preemptions": 0, "step": None, "page": None, "last_checkpoint": None, "ranks": [],
+            "lines": [], "events": list(events), "attempt": 1, "updated": time.time(), **end,
         }  # fmt: skip
 
-    def _request(self, request: dict[str, Any]) -> None:
+    def say(line: str) -> None:
+        log(line)
+        events.append({"time": time.time(), "what": line})
+        file.touch()
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def carry_out(request: dict[str, Any]) -> None:
         if request.get("type") != "stop":
             raise ConfigError("the dataset is being made", expected="a request to stop")
-        self._stop()
+        stop()
 
-    def _stop(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+    claim = Claim(
+        status_path(config.run.directory), application=application, number=1, started=time.time()
+    )
+    file = StatusFile(
+        config.run.directory, claim=claim, status=status, on_request=carry_out, say=say,
+        superseded=lambda later: stop(),
+    )  # fmt: skip
+    try:
+        with interrupts("the job, while its dataset was made,"):
+            file.start()
+            yield say
+    except BaseException as error:
+        stopped = isinstance(error, Interrupted | Terminated)
+        end |= {"state": "killed" if stopped else "failed", "exit_code": 1}
+        if isinstance(error, HowdahError):
+            end |= {"error": error.as_dict(), "exit_code": error.exit_code}
+        raise
+    finally:
+        file.close(_LAST_STATUS_SECONDS, None)

@@ -146,15 +146,13 @@ class OrtedProcess:
         elif self._daemon.poll() is None:
             self._daemon.send_signal(number)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the daemon's end, and kill it after that time; True if it ended by itself."""
+    def wait(self, seconds: float) -> None:
+        """Wait for the daemon's end, and kill it after that time."""
         try:
             self._daemon.wait(seconds)
         except subprocess.TimeoutExpired:
             self._daemon.kill()
             self._daemon.wait()
-            return False
-        return True
 
     def _listener_failed(self, error: Exception) -> None:
         """Kill rank and daemon and report the end: without its listener the rank runs unchecked."""

@@ -10,6 +10,7 @@ agent, since the daemon does not.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -55,10 +56,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _send(link: socket.socket, message: dict) -> None:
-    try:
+    with contextlib.suppress(OSError):  # the agent is gone, and the training process with it
         link.sendall(json.dumps(message).encode() + b"\n")
-    except OSError:  # the agent is gone, and the training process with it
-        pass
 
 
 if __name__ == "__main__":

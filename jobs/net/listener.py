@@ -11,6 +11,7 @@ connections do not count towards that limit.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import random
@@ -196,9 +197,8 @@ class Listener(ABC):
     def _pause(self) -> float:
         until = time.monotonic() + _WAIT_SECONDS
         for entries in (self._waiting, self._refused):
-            for entry in entries.values():
-                until = min(until, entry.deadline)
-                break  # the others' deadlines are later
+            if entries:  # the first one's deadline is the earliest
+                until = min(until, next(iter(entries.values())).deadline)
         if self._resume:
             until = min(until, self._resume)
         return max(0.0, until - time.monotonic())
@@ -261,8 +261,8 @@ class Listener(ABC):
         return refused
 
     def _make_room(self) -> None:
-        for entry in self._refused.values():
-            self._drop(entry)
+        if self._refused:
+            self._drop(next(iter(self._refused.values())))
             return
         host, _ = self._by_host.most_common(1)[0]
         descriptor, oldest = next(item for item in self._waiting.items() if item[1].host == host)
@@ -394,10 +394,8 @@ class Listener(ABC):
             serve(connection)
         except RequestRefused as refusal:
             self._refusals.add(_refusal_line(entry.address, None, refusal.why))
-            try:
+            with contextlib.suppress(OSError):
                 connection.refuse(refusal)
-            except OSError:
-                pass
         except (OSError, BadMessage):
             pass  # the peer has gone away; if it is an agent, it makes its request again
         finally:
@@ -450,7 +448,5 @@ def _refusal_line(address: str, request: Request | None, why: str) -> str:
 
 def _shut(connection: Connection) -> None:
     """Wake the thread that waits for the connection, so that it closes the connection."""
-    try:
+    with contextlib.suppress(OSError):
         connection.end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
