@@ -155,7 +155,7 @@ class YarnCluster(Cluster):
         try:
             report = self.manager.application(application.id)
         except (ClusterError, StorageError) as error:
-            progress(f"submitted {application.id}; state not known: {error.what} ({error.got})")
+            progress(f"submitted {application.id}; state not known: {_brief(error)}")
             report = {"id": application.id, "state": "SUBMITTED"}
         return self.manager.job_page(report)
 
@@ -170,7 +170,7 @@ class YarnCluster(Cluster):
         except HowdahError as error:
             name = accepted or "an application, if YARN has accepted one,"
             progress(
-                f"{name} may run on: {error.what}{f' ({error.got})' if error.got else ''};"
+                f"{name} may run on: {_brief(error)};"
                 f" `howdah kill {accepted or 'APPLICATION'}` ends it, `howdah ps` shows all"
             )
             return False  # the record lets the next submission find the application
@@ -284,6 +284,10 @@ def zip_settings(directory: str, conf: HadoopConf) -> str:
     return path
 
 
+def _brief(error: HowdahError) -> str:
+    return f"{error.what} ({error.got})" if error.got else error.what
+
+
 def _set_priority(
     manager: ResourceManager, application: str, priority: int, progress: Progress
 ) -> None:
@@ -291,7 +295,7 @@ def _set_priority(
     try:
         actual = manager.set_priority(application, priority)
     except (ClusterError, StorageError) as error:
-        progress(f"priority {priority} was not set: {error.what} ({error.got})")
+        progress(f"priority {priority} was not set: {_brief(error)}")
         return
     if actual != priority:
         progress(f"YARN set priority {actual}, not {priority}: a queue or the cluster limits it")

@@ -94,7 +94,7 @@ class DriverConnection:
                     raise
                 _pause()
         if answer.get("refusal") is not None:
-            raise ClusterError(**answer["refusal"])
+            raise ClusterError.from_dict(answer["refusal"])
         if not answer["welcome"]:
             return None
         self._contact = time.monotonic()

@@ -350,10 +350,7 @@ class _Driver:
             )
             self._mailbox(message["agent"])
             error = self._job.refusal(message["agent"])
-        refusal = None
-        if error is not None:
-            names = ("what", "where", "expected", "got", "remedy")
-            refusal = {name: getattr(error, name) for name in names}
+        refusal = None if error is None else error.as_dict()
         application = self._backend.application
         return {"welcome": welcome, "application": application, "refusal": refusal}
 

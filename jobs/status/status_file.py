@@ -248,9 +248,8 @@ class StatusFile:
                 request = self._read_request(entry)
             except StorageUnavailable:
                 raise  # read again when storage is back
-            except (HowdahError, ValueError, RecursionError) as error:
-                what = error.what if isinstance(error, HowdahError) else str(error)
-                self._say(f"removed a request that cannot be read: {entry.path}: {what}")
+            except HowdahError as error:
+                self._say(f"removed a request that cannot be read: {entry.path}: {error.what}")
                 request = None
             try:
                 storage.remove(entry.path)
@@ -275,10 +274,7 @@ class StatusFile:
     def _read_request(entry: storage.Entry) -> dict[str, Any]:
         if entry.size > _REQUEST_BYTES:
             raise DataError(f"{entry.size:,} bytes, and a request has {_REQUEST_BYTES:,} at most")
-        request = storage.read_json(entry.path)
-        if not isinstance(request, dict):
-            raise DataError("it is not a JSON object")
-        return request
+        return storage.read_object(entry.path)
 
     # -------------------------------------------------------------------------------- run.json
     def _close_run(self) -> None:

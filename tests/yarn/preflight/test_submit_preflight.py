@@ -354,15 +354,16 @@ def test_a_priority_that_yarn_does_not_give_is_reported_and_no_error():
 
     class Manager:
         def set_priority(self, application, priority):
-            if priority == 9:
-                raise PermissionDenied("no", got="why")
+            if priority >= 8:
+                raise PermissionDenied("no", got="why" if priority == 9 else None)
             return min(priority, 5)
 
-    for priority in (9, 7, 5):
+    for priority in (9, 7, 5, 8):
         of_yarn._set_priority(Manager(), "application_1_1", priority, lines.append)
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "why" in lines[0]
     assert "priority 5, not 7" in lines[1]
+    assert lines[2] == "priority 8 was not set: no"
 
 
 def test_fingerprints_of_different_configurations_differ(job, monkeypatch):
