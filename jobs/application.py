@@ -186,8 +186,8 @@ class Application(ABC):
 
     def _wait_for_save(self, before: int | None, seconds: float, progress: Progress) -> None:
         """Wait until the driver has saved and stopped the job, for at most `seconds`."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.is_over:
+        began = time.monotonic()
+        while time.monotonic() - began < seconds and not self.is_over:
             if self.driver_status().get("state") in OVER:
                 break
             time.sleep(_POLL_SECONDS)
@@ -196,7 +196,7 @@ class Application(ABC):
         if saved.get("step") is not None and saved["step"] != before:
             progress(f"saved {saved['path']}")
             return
-        line = f"no new checkpoint within {seconds:.0f} s"
+        line = f"no new checkpoint after {time.monotonic() - began:.0f} s"
         if status.get("saving") is not None:
             line += f": the save of step {status['saving']} is incomplete"
         progress(f"{line}; newest complete checkpoint: {saved.get('path') or 'none'}")

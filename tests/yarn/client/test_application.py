@@ -1,6 +1,7 @@
 """Status, control and logs of jobs, with files of a run directory and a stand-in for YARN."""
 
 import json
+import re
 import threading
 import time
 
@@ -208,7 +209,8 @@ def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
         job_of(manager, job.directory).kill(save=False, save_seconds=0, progress=print)
 
 
-def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
+@pytest.mark.parametrize("saves", [True, False])
+def test_kill_with_save_waits_for_the_drivers_checkpoint(job, saves):
     """A stand-in for the driver reads the request and writes a status with its checkpoint."""
     write_status(job, **RUNNING)
     manager, lines = Manager(), []
@@ -221,7 +223,8 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
                     "type": "stop", "save": True, "application": job.id,
                 }  # fmt: skip
                 saved = {"step": 41, "path": "hdfs://nn/checkpoints/step-41"}
-                write_status(job, **{**RUNNING, "state": "killed", "last_checkpoint": saved})
+                more = {"last_checkpoint": saved} if saves else {}
+                write_status(job, **{**RUNNING, "state": "killed", **more})
                 return
             time.sleep(0.02)
 
@@ -232,7 +235,12 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
         == "KILLED"
     )
     thread.join()
-    assert lines == ["saved hdfs://nn/checkpoints/step-41"]
+    if saves:
+        assert lines == ["saved hdfs://nn/checkpoints/step-41"]
+        return
+    [line] = lines
+    newest = "newest complete checkpoint: hdfs://nn/checkpoints/step-30"
+    assert re.fullmatch(rf"no new checkpoint after \d s; {newest}", line)
 
 
 def test_scale_writes_a_request_for_the_driver(job):
