@@ -30,7 +30,7 @@ from howdah.jobs.status.text import run_summary
 
 TAIL_BYTES = 262_144
 """How many bytes at the end of each log file are shown."""
-_TRAINS = ("running", "resizing", "restarting")
+_CAN_SAVE = ("running", "resizing", "restarting")
 """States of a driver that can save a checkpoint."""
 _POLL_SECONDS = 0.5
 
@@ -176,7 +176,7 @@ class Application(ABC):
             self.ended()
             return state
         driver = self.driver_status() if save else {}
-        if driver.get("state") in _TRAINS:
+        if driver.get("state") in _CAN_SAVE:
             before = (driver.get("last_checkpoint") or {}).get("step")
             self.request({"type": "stop", "save": True})
             self._wait_for_save(before, save_seconds, progress)

@@ -6,7 +6,6 @@ if the process handles that signal.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import signal
@@ -34,7 +33,6 @@ _LINE_LIMIT = 1_000
 """Most characters of a log line that are reported."""
 _TAIL_LINES, _TAIL_BYTES = 30, 32_768
 _STACKS_SECONDS = 2.0
-_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -87,22 +85,21 @@ def _source_address(address: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The interface with an IPv4 address, not the one that routes to it: on the driver's node,
-    packets to the driver use loopback but carry another interface's address.
+    """The interface with an address, not the one that routes to it: on the driver's node, packets
+    to the driver use loopback but carry another interface's address.
 
     Raises:
         ClusterError: no interface has the address.
     """
-    addresses = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # an interface without an IPv4 address
-                continue
-            addresses[name] = socket.inet_ntoa(answer[20:24])
-    for name, value in addresses.items():
+    import psutil
+
+    addresses = [
+        (name, one.address)
+        for name, of_interface in psutil.net_if_addrs().items()
+        for one in of_interface
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    for name, value in addresses:
         if value == address:
             return name
     if address.startswith("127."):
@@ -110,7 +107,7 @@ def interface_of(address: str) -> str:
     raise ClusterError(
         f"no network interface has {address}, the source address of packets to the driver",
         where=socket.gethostname(),
-        got=", ".join(f"{name} {value}" for name, value in addresses.items()),
+        got=", ".join(f"{name} {value}" for name, value in addresses),
         remedy="name the workers' interface in job.network_interface",
     )
 

@@ -1,11 +1,14 @@
 """An agent's training process, and what becomes of it when the agent cannot hear it any more."""
 
 import signal
+import socket
 import subprocess
 import sys
 
+import psutil
 import pytest
 
+from howdah.errors import ClusterError
 from howdah.jobs.agent import facts
 from howdah.jobs.training_process import TrainingProcess, how_ended
 from tests.support.waiting import wait_until
@@ -67,3 +70,14 @@ def test_stacks_whose_file_was_removed_are_none(tmp_path):
         finally:
             process.kill()
     assert diagnosis["stacks"] == []
+
+
+def test_an_interface_is_found_by_each_of_its_addresses():
+    assert facts.interface_of("127.0.0.1") == facts.interface_of("127.0.0.7") == "lo"
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family in (socket.AF_INET, socket.AF_INET6):
+                assert facts.interface_of(one.address) == name
+    with pytest.raises(ClusterError, match="no network interface has 192\\.0\\.2\\.77") as caught:
+        facts.interface_of("192.0.2.77")
+    assert "lo 127.0.0.1" in caught.value.got

@@ -9,6 +9,7 @@ import pytest
 
 from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.runs.jobs.watched_job import in_step
+from tests.support.jobs.steps import check_state
 from tests.support.waiting import wait_until
 
 ENDLESS = 10**6
@@ -43,14 +44,6 @@ def elastic(job, **keys):
 
 def fault(**what):
     return {"FAULT": json.dumps(what)}
-
-
-def check_state(one):
-    """No step is lost or counted twice: the state always is the number of steps."""
-    rows = [row for row in one.did() if row["what"] == "step"]
-    assert rows
-    assert all(row["value"] == row["step"] for row in rows)
-    return rows
 
 
 def repeated(one, pid):

@@ -6,3 +6,4 @@ def check_state(one):
     rows = [row for row in one.did() if row["what"] == "step"]
     assert rows
     assert all(row["value"] == row["step"] for row in rows)
+    return rows
