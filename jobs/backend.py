@@ -27,6 +27,12 @@ class DriverAddress:
     key: str
     """Hexadecimal secret, new for each driver process, which only the job's agents may have."""
 
+    @property
+    def host_port(self) -> str:
+        """ADDRESS:PORT for a URL, with an IPv6 address in brackets."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}"
+
 
 @dataclass(frozen=True)
 class Container:

@@ -245,7 +245,7 @@ class _Driver:
     def drive(self) -> int:
         """Run the job from the first container to the final status, and return the exit code."""
         self._server.start()
-        url = f"http://{self._address.address}:{self._address.port}{self._page_path}"
+        url = f"http://{self._address.host_port}{self._page_path}"
         self._backend.publish(self._address)
         self._job_status.page = self._backend.add_page(url) or url
         self._reconciler.start()

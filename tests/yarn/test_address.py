@@ -1,6 +1,7 @@
 """The driver's published address: what is signed, with which keys, and what is refused."""
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -36,6 +37,14 @@ def test_an_address_is_read_only_with_its_secret_and_as_its_attempts(tmp_path):
         (tmp_path / f"driver-{APP}-2.json").write_bytes(altered)
         with pytest.raises(ValueError, match="signed"):
             address.read(directory, APP, 2, secret)
+
+
+@pytest.mark.parametrize(
+    ("host", "text"), [("10.0.0.1", "10.0.0.1:80"), ("fd00::2", "[fd00::2]:80")]
+)
+def test_a_url_can_be_made_of_an_address(host, text):
+    url = urlsplit(f"http://{DriverAddress(host, 80, 'key').host_port}/page/")
+    assert (url.netloc, url.hostname, url.port) == (text, host, 80)
 
 
 def test_the_derived_keys_are_those_of_rfc_5869():
