@@ -114,12 +114,13 @@ def submit(cluster: Cluster, progress: Progress, others: Callable[[str], Cluster
 
 def in_use(record: Record) -> ClusterError:
     """The error for a submission to the run directory of another live application."""
-    on_yarn = record.on == "yarn"
-    job = record.application if on_yarn else record.run_directory
+    on_yarn, recorded = record.on == "yarn", bool(record.token)
+    place = " on yarn" if on_yarn else f" on {record.host}" if recorded else ""
+    job = record.run_directory if recorded and not on_yarn else record.application
     return ClusterError(
         "another job is using this run directory",
         where=record.run_directory,
-        got=f"{record.application} on {'yarn' if on_yarn else record.host}",
+        got=record.application + place,
         remedy=f"give run.directory another value, or end that job: howdah kill {job}",
     )
 

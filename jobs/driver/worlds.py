@@ -44,11 +44,6 @@ class Gang:
         self._deadline: float | None = None
         self._pause_until: float | None = None
 
-    def wait(self, now: float) -> None:
-        """Start the wait for a missing worker, if it has not started."""
-        if self._deadline is None:
-            self._deadline = now + self._seconds
-
     def delay(self, seconds: float) -> None:
         """Discount the seconds for which the driver was stopped."""
         if self._deadline is not None:
@@ -58,9 +53,11 @@ class Gang:
         """End the wait, since no worker is missing."""
         self._deadline = None
 
-    def expired(self, now: float) -> bool:
-        """True once the wait has been long enough."""
-        return self._deadline is not None and now > self._deadline
+    def wait(self, now: float) -> bool:
+        """Wait for a missing worker; True once the wait has been long enough."""
+        if self._deadline is None:
+            self._deadline = now + self._seconds
+        return now > self._deadline
 
     def give_up(self, now: float) -> float | None:
         """Begin a pause, and return its seconds, or None after the last try."""
@@ -194,13 +191,11 @@ class Worlds:
                 self._form(waiting)
         elif len(waiting) >= fewest and (survivors or self._all_lost_and_settled(waiting, now)):
             self._form(waiting)  # train with these instead of waiting: others join later
-        else:
-            self._gang.wait(now)
-            if self._gang.expired(now):
-                if self._limits.elastic and len(waiting) >= fewest:
-                    self._form(waiting)
-                else:
-                    return self._give_back(len(waiting) + len(starting), now)
+        elif self._gang.wait(now):
+            if self._limits.elastic and len(waiting) >= fewest:
+                self._form(waiting)
+            else:
+                return self._give_back(len(waiting) + len(starting), now)
         return None
 
     def _all_lost_and_settled(self, waiting: list[Member], now: float) -> bool:
