@@ -17,11 +17,13 @@ from howdah.config.model import Config
 from howdah.errors import NotFound
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
+from howdah.storage.shapes import ANY_OBJECT, TEXT, Fields, Items, fault
 from howdah.yarn import spec
 
 ATTEMPTS = 10
 """Most attempts of skein's master; the cluster's own limit applies too."""
 _HEALTH_BYTES = 65536
+_HEALTH = Fields({"status": TEXT, "models": Items(ANY_OBJECT)})
 
 
 def look(application: str, model_directory: str, tokens: list[bytes]) -> dict[str, Any]:
@@ -113,4 +115,4 @@ def _health(url: str) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    return health if isinstance(health, dict) else None
+    return health if fault(health, _HEALTH) is None else None

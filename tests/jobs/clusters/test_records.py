@@ -243,13 +243,17 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
     """Without tokens any user who may write the model's directory can set the address."""
     from howdah.yarn.server import _health
 
+    good = b'{"status": "ready"}'
+    answers = [(200, good), (302, good), (200, b"[" * 65536), (200, b'{"models": ["zoo"]}')]
+
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
+            status, body = answers[len(paths)]
             paths.append(self.path)
-            self.send_response(302 if len(paths) == 2 else 200)
+            self.send_response(status)
             self.send_header("Location", "/elsewhere/health")
             self.end_headers()
-            self.wfile.write(b'{"status": "ready"}' if len(paths) < 3 else b"[" * 65536)
+            self.wfile.write(body)
 
         def log_message(self, *words):
             pass
@@ -262,7 +266,8 @@ def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
         assert _health(url) == {"status": "ready"}
         assert _health(url) is None  # moved
         assert _health(url) is None  # nested more deeply than Python reads
+        assert _health(url) is None  # a model is an object
         server.shutdown()
-    assert paths == ["/health", "/health", "/health"]
+    assert paths == ["/health"] * 4
     assert _health(f"file://{tmp_path}") is None
     assert _health("http://127.0.0.1:99999") is None
