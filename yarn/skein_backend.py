@@ -28,6 +28,7 @@ from howdah.hadoop import conf as settings
 from howdah.jobs import record, secret_file
 from howdah.jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
 from howdah.jobs.status import status_file
+from howdah.storage.shapes import TEXT, Fields, one_of
 from howdah.yarn import address, spec
 
 _CALL_SECONDS = 20.0
@@ -36,6 +37,10 @@ _ALL_STATES = ("WAITING", "REQUESTED", "RUNNING", "SUCCEEDED", "FAILED", "KILLED
 _LIVE = ("WAITING", "REQUESTED", "RUNNING")
 _DIAGNOSTICS_CHARACTERS = 8000
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 3.0
+_VERDICT = Fields(
+    {"status": one_of(("SUCCEEDED", "FAILED", "KILLED")), "diagnostics": TEXT},
+    needed=("status", "diagnostics"),
+)
 _NO_PROXY = "no_grpc_proxy"  # gRPC only reads it in lower case
 
 
@@ -82,10 +87,11 @@ def _secrets() -> secret_file.Secrets:
 
 
 def verdict(config: Config, application: str) -> dict[str, str] | None:
-    """The end of the application in an earlier attempt: {"status", "diagnostics"}; None: none."""
+    """The end of the application in an earlier attempt: {"status", "diagnostics"}; None: it has not
+    ended, or the file is malformed, so that this attempt runs the job."""
     try:
-        return storage.read_object(_verdict(config, application))
-    except NotFound:
+        return storage.read_object(_verdict(config, application), _VERDICT)
+    except (NotFound, DataError):
         return None
 
 

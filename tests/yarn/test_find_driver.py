@@ -101,3 +101,21 @@ def test_an_earlier_attempts_file_is_refused(agent, tmp_path, monkeypatch):
     with pytest.raises(ClusterError, match="driver was not found") as caught:
         one.find_driver(1.0)
     assert "not signed by this job" in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ('{"status": "FAILED", "diagnostics": "a rank was lost"}', "FAILED"),
+        ('{"status": "FAILED"}', None),
+        ('{"status": "perhaps", "diagnostics": ""}', None),
+        ("{half", None),
+    ],
+)
+def test_an_earlier_attempts_verdict_counts_if_it_is_whole(tmp_path, text, status):
+    config = Config.model_validate({"run": {"directory": str(tmp_path)}})
+    assert skein_backend.verdict(config, "application_1_0001") is None
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "verdict-application_1_0001.json").write_text(text)
+    ended = skein_backend.verdict(config, "application_1_0001")
+    assert (ended and ended["status"]) == status
