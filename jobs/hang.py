@@ -83,7 +83,7 @@ def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
             limit *= _BUSY_FACTOR
         if view.phase == "compute":
             limit = max(limit, view.step_seconds * _STEP_FACTOR)
-        why = _stands_still(view, hang_seconds, limit)
+        why = stands_still(view, hang_seconds, limit)
         if why is not None:
             verdicts.append(Verdict(view.member, view.rank, why))
     return verdicts
@@ -102,19 +102,9 @@ def blocked(views: Sequence[View], hang_seconds: float) -> float | None:
     return shortest if shortest >= hang_seconds else None
 
 
-def held_up(view: View, seconds: float) -> str | None:
-    """How a rank has made no progress while others waited for it; None: it made progress, or waited
-    in a collective itself.
-
-    Args:
-        view: a rank that still runs.
-        seconds: how long it must have made no progress; may be less than `hang_seconds`.
-    """
-    return _stands_still(view, seconds, seconds)
-
-
-def _stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str | None:
-    """How a rank has been silent, or without progress, for these times; None: it has not been."""
+def stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str | None:
+    """How a rank has been silent, or without progress, for these times; None: it has not been, or
+    it waits in a collective itself."""
     if view.silent_seconds >= silent_seconds and not view.awake:
         how = "stopped by a signal" if view.stopped else "silent"
         return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"

@@ -7,22 +7,15 @@ from typing import Any
 from howdah.errors import ClusterError, HowdahError, WorkersLost
 
 
-def no_gpus(
-    node: str, member: str, facts: dict[str, Any], count: int, free: list[str]
-) -> ClusterError:
-    """The error for a container that has too few GPUs.
-
-    Args:
-        count: number of GPUs per worker.
-        free: GPUs that the container can open and that no other worker of the node has.
-    """
+def no_gpu(node: str, member: str, facts: dict[str, Any]) -> ClusterError:
+    """The error for a container without a GPU that no other worker of its node uses."""
     visible = facts.get("gpus") or []
-    others = f", {len(visible) - len(free)} of them used by other workers" if visible else ""
+    others = f", {len(visible)} of them used by other workers" if visible else ""
     how = facts.get("gpus_how")
     return ClusterError(
         "a worker requested GPUs and cannot use enough",
         where=f"node {node}, container {member}",
-        expected=f"{count} (job.worker.gpus)",
+        expected="1 (job.worker.gpus)",
         got=f"{len(visible)} that can be opened{others}{f' ({how})' if how else ''}",
         remedy=f"on {node} check `nvidia-smi -L` and YARN's GPU isolation, or keep the node out"
         " with yarn.node_label; job.worker.gpus: 0 trains on CPUs",

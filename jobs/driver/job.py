@@ -395,8 +395,7 @@ class Job:
 
         The cluster is likely to offer the same node again, since it counts the GPU as free.
         """
-        free = self.workers.free_gpus(member.node, member.facts)
-        error = errors.no_gpus(member.node, member.id, member.facts, self.limits.gpus, free)
+        error = errors.no_gpu(member.node, member.id, member.facts)
         member.phase, member.gpus, member.refused = "gone", [], error
         self.members[member.id] = member
         self._actions.event(f"worker {member.id} on {member.node} is refused: {error.got}")

@@ -178,8 +178,8 @@ class Workers:
             why = None
             if member.rank is not None and member.heard(now) and not has_cause:
                 # The others had waited twice this long; it may have made progress in a part of it.
-                before = self.limits.gloo_timeout_seconds / 2
-                why = hang.held_up(member.view(now), now - since + before)
+                seconds = now - since + self.limits.gloo_timeout_seconds / 2
+                why = hang.stands_still(member.view(now), seconds, seconds)
             if why is None:
                 self.kill(member, "another rank was lost", follows=True)
             else:

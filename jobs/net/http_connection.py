@@ -65,18 +65,14 @@ class Request:
         Raises:
             RequestRefused: the head does not give a length, or it exceeds the limit.
         """
-        text = self.headers.get("content-length")
-        if text is None and self.method in ("GET", "DELETE") and not self._chunked:
+        text, chunked = self.headers.get("content-length"), "transfer-encoding" in self.headers
+        if text is None and self.method in ("GET", "DELETE") and not chunked:
             return 0
-        if self._chunked or text is None or not _LENGTH.fullmatch(text):
+        if chunked or text is None or not _LENGTH.fullmatch(text):
             raise RequestRefused(411, "Content-Length is required", "a body without a length")
         if int(text) > limit:
             raise RequestRefused(413, f"more than {limit} bytes", f"a body of {text} bytes")
         return int(text)
-
-    @property
-    def _chunked(self) -> bool:
-        return "transfer-encoding" in self.headers
 
 
 def answer_bytes(
