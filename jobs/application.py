@@ -269,8 +269,9 @@ def failure_of(status: Mapping[str, Any]) -> HowdahError:
         error = TrainingError.from_dict(job["error"])
         error.exit_code = int(job.get("exit_code") or job["error"].get("exit_code") or 6)
         return error
+    final = f" ({status['final_status']})" if status["final_status"] else ""  # none if it was lost
     return JobLost(
-        f"the job ended as {status['state']} ({status['final_status']})",
+        f"the job ended as {status['state']}{final}",
         where=status["application"],
         got=as_cell(status["diagnostics"]) or None,
         remedy=f"howdah logs {status['application']}",

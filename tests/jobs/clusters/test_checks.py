@@ -16,7 +16,14 @@ from howdah.cli import app, run
 from howdah.cli import jobs as commands
 from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
-from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, UsageError
+from howdah.errors import (
+    ClusterError,
+    ConfigError,
+    HowdahError,
+    JobLost,
+    NotFound,
+    UsageError,
+)
 from howdah.jobs import checks, record
 from howdah.jobs import submit as submission
 from howdah.jobs.clusters import application as control
@@ -295,6 +302,9 @@ def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
         assert job.kill(save=True, save_seconds=9, progress=print) == "LOST"
         with pytest.raises(ClusterError, match="over"):
             job.scale(3)
+        with pytest.raises(JobLost) as caught:
+            job.wait(print)
+        assert caught.value.what == "the job ended as LOST"
         ours = record.Record.of_this_process(token="y", on="yarn", run_directory=one.run_directory)
         assert yarn_claims(one.run_directory, config()).acquire(ours) == ours
         assert record.read(one.run_directory) == ours
