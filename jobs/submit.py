@@ -246,7 +246,8 @@ class Claims:
             raise ClusterError(
                 "this run is being submitted at this moment",
                 where=self._path,
-                got=f"{present.user or 'process'}@{present.host}, process {present.pid}",
+                got=f"process {present.pid} on {present.host}"
+                + (f", user {present.user}" if present.user else ""),
                 remedy="wait: a killed submission expires after"
                 f" {_SUBMITTING_SECONDS / 60:.0f} minutes",
             )

@@ -77,7 +77,7 @@ def _complete_claim(config: Config, application: str) -> None:
         raise ClusterError(
             "the run directory belongs to another submission",
             where=record.path_of(config.run.directory),
-            got="no record" if claim is None else f"{claim.token} ({claim.application})",
+            got="no record" if claim is None else claim.application or "one without an id yet",
             remedy="submit again with another run.directory",
         )
     if not claim.application:

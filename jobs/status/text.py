@@ -149,8 +149,10 @@ def job_lines(job: dict[str, Any]) -> list[str]:
             for name, key in (("step", "step_seconds"), ("wait", "wait_seconds"))
             if isinstance(rank.get(key), int | float)
         ]
+        number = rank.get("rank")
+        name = "no rank yet" if number is None else f"rank {number}"
         lines.append(
-            f"  rank {rank.get('rank')}  {rank.get('node')}  {rank.get('container')}"
+            f"  {name}  {rank.get('node')}  {rank.get('container')}"
             f"  {rank.get('phase')}  {'  '.join(times)}{slow}  {rank.get('doing') or ''}".rstrip()
         )
     lines += _data_line(job.get("ranks") or [])

@@ -115,6 +115,12 @@ def test_status_joins_yarns_report_and_the_drivers_status(job):
     assert slow[0].endswith("evaluating test: 31,000 of 100,000 rows")
 
 
+def test_a_worker_that_has_no_rank_yet_is_shown_as_one(job):
+    worker = {"rank": None, "node": "n1", "container": "c1", "phase": "import"}
+    write_status(job, **{**RUNNING, "ranks": [worker]})
+    assert "  no rank yet  n1  c1  import" in status_lines(job.status())
+
+
 def test_a_status_has_the_scalar_metrics_of_the_run(job):
     assert job.status()["run"] is None
     of_a = {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 3}

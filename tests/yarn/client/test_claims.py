@@ -120,8 +120,9 @@ def test_a_submission_in_progress_is_not_taken_over(lock):
     elsewhere = dataclasses.replace(here, host=socket.gethostname() + "-other", pid=1)
     for claim in (running, elsewhere):
         claim.write()
-        with pytest.raises(ClusterError, match="at this moment"):
+        with pytest.raises(ClusterError, match="at this moment") as caught:
             lock.acquire("t2")
+        assert caught.value.got == f"process {claim.pid} on {claim.host}, user me"
 
 
 def _race(directory, number, start, results):
