@@ -16,13 +16,13 @@ _CURVES = [name for name in SHOWN if not METRICS[name].lower]
 _MOODS = {"running": "good", "finished": "good", "failed": "bad", "killed": "bad"}
 _SENTENCES = {
     "waiting": "The job waits for its workers: the cluster has not given all of them yet.",
-    "starting": "The workers are there and start the training.",
+    "starting": "All workers have registered, and start the training.",
     "etl": "The dataset is made first; the training begins after it.",
     "running": "The training makes progress.",
     "resizing": "Workers came or went: the ranks form a new world and go on from the last"
     " committed step.",
     "restarting": "A rank was lost: the ranks start again and go on from the last checkpoint.",
-    "stopping": "The job was asked to end and saves its state.",
+    "stopping": "The job is being stopped, and saves its state.",
     "finished": "All steps are trained, and the model is exported.",
     "killed": "The job was ended on request. Submitted again, it goes on from its last checkpoint.",
     "failed": "The job has ended with the error below. Submitted again, it goes on from its last"
