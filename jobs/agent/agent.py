@@ -7,7 +7,6 @@ or has no contact with its driver for CONTACT_SECONDS, leaves no process behind.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -28,6 +27,7 @@ from howdah.jobs.hang import CONTACT_SECONDS
 from howdah.jobs.mpi import node as mpi_node
 from howdah.jobs.net.relay import Relay
 from howdah.jobs.net.wire import Client
+from howdah.jobs.say import say
 
 _DRIVER_GONE_SECONDS = 10.0
 """A driver has ended once its machine has refused every connection for this long. A driver that
@@ -85,7 +85,7 @@ class _Agent:
         )
         ports = config.job.port_range
         self._ports = None if ports is None else range(ports[0], ports[1] + 1)
-        self._relay = Relay(client, self._ports, assignment=self._assignment, refused=_say)
+        self._relay = Relay(client, self._ports, assignment=self._assignment, refused=say)
         self._driver = DriverConnection(
             client,
             self._me,
@@ -96,14 +96,14 @@ class _Agent:
 
     def serve(self) -> int:
         """Carry out orders until one of them, or the loss of the driver, ends the agent."""
-        _say(f"agent {self._me} on {self._node}, pid {os.getpid()}, {self._facts}")
+        say(f"agent {self._me} on {self._node}, pid {os.getpid()}, {self._facts}")
         self._relay.start()
         application = self._driver.register(self._node, self._facts)
         if application is None:
-            _say("the driver does not need this container")
+            say("the driver does not need this container")
             return 0
         self._application = application
-        threads.start(self._sample, name="sample", failed=threads.RESTART, say=_say)
+        threads.start(self._sample, name="sample", failed=threads.RESTART, say=say)
         try:
             while True:
                 kind, value = self._inbox.get()
@@ -123,33 +123,33 @@ class _Agent:
             self._report_end(*value)
         elif kind == "signal":
             name = signal.Signals(value).name
-            _say(f"received {name}: leaving")
+            say(f"received {name}: leaving")
             self._driver.event({"type": "leaving", "signal": name})
             return Terminated.exit_code
         elif kind == "driver lost":
-            _say(f"the driver dropped this agent, or was silent {CONTACT_SECONDS:.0f} s: leaving")
+            say(f"the driver dropped this agent, or was silent {CONTACT_SECONDS:.0f} s: leaving")
             return ClusterError.exit_code
         elif kind == "driver gone":
-            _say("the driver's address refuses connections: leaving")
+            say("the driver's address refuses connections: leaving")
             return ClusterError.exit_code
         return None
 
     def _carry_out(self, order: dict[str, Any]) -> int | None:
         kind, process = order["type"], self._process
         if kind == "leave":
-            _say(f"ordered to leave: {order.get('why', '')}")
+            say(f"ordered to leave: {order.get('why', '')}")
             return order["exit_code"]
         if kind == "start":
             self._start(order)
         elif process is None or process.number != order["process"]:
-            _say(f"ignored an order for process {order['process']}, which does not run: {kind}")
+            say(f"ignored an order for process {order['process']}, which does not run: {kind}")
         elif kind == "world":
             self._enter(order, process)
         elif kind == "kill":
             diagnosis = facts.diagnose(process.pid, process.stacks_path)
-            _say(f"killing training process {process.number}: {order['why']}; {diagnosis['state']}")
+            say(f"killing training process {process.number}: {order['why']}; {diagnosis['state']}")
             for line in diagnosis["stacks"]:
-                _say(f"  {line}")
+                say(f"  {line}")
             self._driver.event({"type": "diagnosis", "process": process.number, **diagnosis})
             process.kill()
         elif kind == "abandon":  # training/process/stopping.py: rank 0 saves, and all end
@@ -185,7 +185,7 @@ class _Agent:
             self._process = mpi_node.OrtedProcess(number, daemon, argv, env, self._logs, **calls)
         else:
             self._process = training_process.TrainingProcess(number, argv, env, self._logs, **calls)
-        _say(f"training process {number} has pid {self._process.pid}")
+        say(f"training process {number} has pid {self._process.pid}")
         self._driver.event({"type": "started", "process": number, "pid": self._process.pid})
 
     def _enter(self, order: dict[str, Any], process: training_process.TrainingProcess) -> None:
@@ -200,7 +200,7 @@ class _Agent:
             elastic=job.elastic,
             controller=job.controller,
         )
-        _say(f"rank {self._slot.rank} of {self._slot.size} in generation {self._generation}")
+        say(f"rank {self._slot.rank} of {self._slot.size} in generation {self._generation}")
         process.send(
             {"type": "world", "generation": self._generation, "env": env, "keep": self._slot.keep}
         )
@@ -213,7 +213,7 @@ class _Agent:
         process = self._process
         if process is None or process.number != number:
             return
-        _say(f"training process {number} has ended: {training_process.how_ended(code)}")
+        say(f"training process {number} has ended: {training_process.how_ended(code)}")
         self._driver.event(
             {
                 "type": "exited",
@@ -290,9 +290,3 @@ def _log_directory() -> str:
     directory = os.environ.get("LOG_DIRS", "").split(",")[0] or os.getcwd()
     os.makedirs(directory, exist_ok=True)
     return directory
-
-
-def _say(line: str) -> None:
-    stamp = time.strftime("%H:%M:%S", time.gmtime())
-    with contextlib.suppress(OSError):  # the agent must survive a full disk, to report it
-        print(f"{stamp} {line}", file=sys.stderr, flush=True)

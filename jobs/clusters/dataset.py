@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated
 from howdah.jobs import checks
+from howdah.jobs.say import say
 from howdah.jobs.status.claim import Claim
 from howdah.jobs.status.status_file import ETL, StatusFile, status_path
 from howdah.spark.interrupts import interrupts
@@ -40,15 +40,6 @@ def check(config: Config, progress: Progress) -> None:
     pipeline.prepare(config, progress)
 
 
-def log(line: str) -> None:
-    """Write a line into the driver's log.
-
-    It goes to stderr, which escapes what the locale's encoding lacks; stdout would raise an error.
-    """
-    with contextlib.suppress(OSError):  # a full disk for the log must not end the job
-        print(line, file=sys.stderr, flush=True)
-
-
 def make(config: Config, path: str, application: str) -> None:
     """Make the dataset in this process's active session, unless it exists, and write its version
     into the configuration at `path`.
@@ -58,8 +49,8 @@ def make(config: Config, path: str, application: str) -> None:
     """
     from howdah.etl import pipeline
 
-    with _stage(config, application) as say:
-        result = pipeline.run(config, progress=say)
+    with _stage(config, application) as event:
+        result = pipeline.run(config, progress=event)
         values = config.model_dump(mode="json")
         values["data"]["dataset"] = result.path
         trained = loader.from_dict(values)
@@ -84,8 +75,8 @@ def _stage(config: Config, application: str) -> Iterator[Progress]:
             "lines": [], "events": list(events), "attempt": 1, "updated": time.time(), **end,
         }  # fmt: skip
 
-    def say(line: str) -> None:
-        log(line)
+    def event(line: str) -> None:
+        say(line)
         events.append({"time": time.time(), "what": line})
         file.touch()
 
@@ -101,13 +92,13 @@ def _stage(config: Config, application: str) -> Iterator[Progress]:
         status_path(config.run.directory), application=application, number=1, started=time.time()
     )
     file = StatusFile(
-        config.run.directory, claim=claim, status=status, on_request=carry_out, say=say,
+        config.run.directory, claim=claim, status=status, on_request=carry_out, say=event,
         superseded=lambda later: stop(),
     )  # fmt: skip
     try:
         with interrupts("the job, while its dataset was made,"):
             file.start()
-            yield say
+            yield event
     except BaseException as error:
         stopped = isinstance(error, Interrupted | Terminated)
         end |= {"state": "killed" if stopped else "failed", "exit_code": 1}

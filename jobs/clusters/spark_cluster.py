@@ -17,6 +17,7 @@ from howdah.jobs import checks
 from howdah.jobs.backend import DriverBackend
 from howdah.jobs.clusters.cluster import DriverCluster, say_what_is_shared
 from howdah.jobs.driver.workers import GANG_ATTEMPTS
+from howdah.jobs.say import say
 from howdah.packaging import cluster_paths
 from howdah.spark import connectors, shipping, sizing
 from howdah.storage import local_path
@@ -95,12 +96,12 @@ class SparkCluster(DriverCluster):
         self, path: str, application: str, directory: str, secret_env: Mapping[str, str]
     ) -> Iterator[DriverBackend]:
         from howdah.etl import pipeline
-        from howdah.jobs.clusters.dataset import log, make
+        from howdah.jobs.clusters.dataset import make
         from howdah.jobs.clusters.spark_place import SparkDriver
         from howdah.spark.session import session
 
         config, etl = self.config, self.etl
-        shipped = shipped_for_spark(config, etl=etl, progress=log)
+        shipped = shipped_for_spark(config, etl=etl, progress=say)
         hive = etl and pipeline.needs_hive(config)
         name = f"howdah {config.run.name}"
         with session(config.data.spark, shipped=shipped, hive=hive, name=name) as spark:

@@ -6,7 +6,6 @@ attempt's driver does not need its state: training goes on from the newest check
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
@@ -31,6 +30,7 @@ from howdah.jobs.driver.workers import GANG_ATTEMPTS, NODE_FAILURES, Limits
 from howdah.jobs.hang import CONTACT_SECONDS
 from howdah.jobs.mpi.launch import Mpirun
 from howdah.jobs.net import rendezvous, wire
+from howdah.jobs.say import say
 from howdah.jobs.status.claim import Claim, Superseded
 from howdah.jobs.status.page import page
 from howdah.jobs.status.status_file import StatusFile, as_json, status_path
@@ -149,7 +149,7 @@ class _Driver:
         self._ports = None if ports is None else range(ports[0], ports[1] + 1)
         self._server = wire.Server(
             backend.listen_address(), self._ports, key,
-            signed=self._answer, page=self._page, refused=_say,
+            signed=self._answer, page=self._page, refused=say,
         )  # fmt: skip
         self._address = DriverAddress(backend.listen_address(), self._server.port, key)
         # The path cannot be guessed, so that users reach the page only through the cluster's pages.
@@ -176,7 +176,7 @@ class _Driver:
         self._mpirun = self._mpi() if config.job.controller == "mpi" else None
         self._job = Job(limits(config), self, time.monotonic(), backend.attempt)
         self._alerting = Alerting(
-            config, step=self._due_step, page=lambda: self._job_status.page, say=_say
+            config, step=self._due_step, page=lambda: self._job_status.page, say=say
         )
 
     # ---------------------------------------------------------------------- DriverActions
@@ -210,7 +210,7 @@ class _Driver:
         with self._lock:
             self._job_status.event(what, routine=routine)
         self._status_file.touch()
-        _say(what)
+        say(what)
 
     def _mpi(self) -> Mpirun:
         """The launcher of an MPI job's processes."""
@@ -251,7 +251,7 @@ class _Driver:
         self._reconciler.start()
         self._status_file.start()
         self._alerting.start()
-        _say(f"driver of {self._backend.application}, attempt {self._backend.attempt}: {url}")
+        say(f"driver of {self._backend.application}, attempt {self._backend.attempt}: {url}")
         looked = time.monotonic()
         while True:
             if time.monotonic() - looked > _PAUSE_SECONDS:
@@ -286,7 +286,7 @@ class _Driver:
             ended = ("interrupted" if stopped else "failed", error.what)
         written = self._status_file.close(_LAST_STATUS_SECONDS, ended)
         if not written and self._later is None:
-            _say("the last status could not be written")
+            say("the last status could not be written")
         self._reconciler.close(_LEAVE_SECONDS)
         if self._mpirun is not None:
             self._mpirun.close()
@@ -314,7 +314,7 @@ class _Driver:
         with self._lock:
             self._later = later
             self._wake.notify_all()
-        _say(f"{later.what}: {later.got}")
+        say(f"{later.what}: {later.got}")
 
     def _all_left(self) -> bool:
         """True once every live agent has confirmed its order to leave."""
@@ -337,7 +337,7 @@ class _Driver:
         try:
             answer = routes[path](json.loads(body))
         except (ValueError, KeyError, TypeError) as error:
-            _say(f"malformed message to {path}: {error!r}")
+            say(f"malformed message to {path}: {error!r}")
             return 400, "text/plain", b"malformed message\n"
         if answer is None:
             return 410, "text/plain", b"not a worker of this job\n"
@@ -429,9 +429,3 @@ class _Driver:
                 self._job.stop(bool(request.get("save")), now)
             else:
                 raise UsageError("unknown request", got=str(request)[:200])
-
-
-def _say(line: str) -> None:
-    stamp = time.strftime("%H:%M:%S", time.gmtime())
-    with contextlib.suppress(OSError):  # a full disk for the log must not end the job
-        print(f"{stamp} {line}", file=sys.stderr, flush=True)
