@@ -157,7 +157,8 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
 
 
 def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
-    """Remove all files that the run `token` made in a version directory.
+    """Remove all files that the run `token` made in a version directory, but those that a manifest
+    names: the run may have failed, or been interrupted, right after its commit.
 
     Args:
         whole_stays: intermediate data that is whole stays for `adopt`.
@@ -167,7 +168,11 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
     entries = [*_scratch(directory), *_walk(directory)]
     own = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
     stays = {entry.path for entry in own if whole_stays and _is_whole(entry)}
-    commit.sweep(own, lambda entry: entry.path not in stays)
+    # Read last: a commit whose answer was lost may have taken effect since the failure.
+    named = _named(directory) or set()
+    commit.sweep(
+        own, lambda one: one.path not in stays and _relative(directory, one.path) not in named
+    )
     _remove_if_empty(directory)
     return bool(stays)
 

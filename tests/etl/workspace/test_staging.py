@@ -93,6 +93,21 @@ def test_a_committed_version_keeps_what_its_manifest_names(dataset):
     assert sweep(dataset) == []
 
 
+def test_a_run_that_ends_right_after_its_commit_keeps_what_its_manifest_names(dataset):
+    version = f"{dataset}/v=1"
+    other = attempt_name("train-00000-of-00001", "aaaaaaaa", 4, "tfrecord")
+    _put(version, MINE, MINE + ".index", REJECT, other)
+    _put(version, f"{staging.scratch_name('aaaaaaaa')}/edges/part-0.parquet")
+    manifest = {
+        "splits": {"train": [{"name": MINE, "index_name": MINE + ".index"}]},
+        "quality": {"reject_files": [REJECT]},
+    }
+    storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
+    assert not discard(version, "aaaaaaaa")
+    assert _names(version) == sorted([MINE, MINE + ".index", "manifest.json", storage.name(REJECT)])
+    assert not [entry for entry in storage.list_dir(version) if entry.name.startswith("scratch")]
+
+
 def test_files_of_a_live_run_stay(dataset):
     version = f"{dataset}/v=1"
     with RunLease(version) as lease:
