@@ -27,6 +27,8 @@ from howdah.etl.workspace.scratch import local_table
 ROWS_PER_BUCKET = 50_000
 _HEX_DIGITS = 24
 _BINS = 4_096
+_FARTHEST = 1e300
+"""Moments beyond this, infinite ones too, are one moment."""
 _TENTHS = [n / 10 for n in range(1, 10)]
 _SAMPLED = 100_000
 """Rows whose targets the driver takes in, to find the tenths."""
@@ -284,6 +286,9 @@ def newest(rows: DataFrame, column: str, count: float) -> float | None:
     Exact, with `_BINS` counts at once on the driver. None: there are no rows.
     """
     newer, after = 0, None
+    # Infinite moments would make bins of infinite width, which do not come to an end.
+    moment = F.least(F.greatest(F.col(column), F.lit(-_FARTHEST)), F.lit(_FARTHEST))
+    rows = rows.select(moment.alias(column))
     low, high = rows.agg(F.min(column), F.max(column)).first()
     while low is not None and low < high:
         width = (high - low) / _BINS

@@ -172,6 +172,14 @@ def test_the_newest_rows_are_found_without_sorting_all(spark):
     frame.unpersist()
 
 
+@pytest.mark.spark
+def test_infinite_moments_are_the_newest_and_the_oldest(spark):
+    moments = [float("-inf"), -1e308, *map(float, range(8)), 1e308, float("inf")]
+    frame = spark.createDataFrame([(one,) for one in moments], "moment double")
+    assert draw.newest(frame, MOMENT, 4) == 6.0
+    assert draw.newest(frame, MOMENT, 2) == 1e300  # both
+
+
 # -------------------------------------------------------------------------------------- groups
 def _joined(spark, rows, tmp_path, driver_edges):
     schema = "id string, reason string, group string, groups array<string>"
