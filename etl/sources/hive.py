@@ -33,8 +33,9 @@ from howdah.spark.hive_catalog import (
 from howdah.spark.paths import quoted
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)
+# Comments are atomic: else a text of many of them is tried in each of their combinations.
 _SELECT = re.compile(
-    r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|with|from|values|table)\b", re.I | re.S
+    r"(?>[\s(]+|--[^\n]*\n|/\*.*?\*/)*+(select|with|from|values|table)\b", re.I | re.S
 )
 _FILE_RELATIONS = frozenset(("LogicalRelation", "HiveTableRelation"))
 _CONSTANT_RELATIONS = frozenset(("LocalRelation", "OneRowRelation", "Range"))

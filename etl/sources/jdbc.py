@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,6 +38,8 @@ _PARAMETERS = frozenset({
     "loginTimeout", "targetServerType", "currentSchema", "channelBinding",
 })  # fmt: skip
 """Parameters of a URL that are passed on: others of the driver load classes or write files."""
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/""", re.S)
+"""Texts, quoted names and comments of SQL, in which a semicolon ends nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,9 @@ def _relation(source: Source) -> str:
     if source.query is None:
         return source.name
     query = source.query.strip().rstrip(";")
-    if not hive.is_select(source.query) or ";" in query:
+    # A backslash may escape a quote, and $ quotes in a way of PostgreSQL's: then none is left out.
+    bare = query if "\\" in query or "$" in query else _QUOTED.sub("", query)
+    if not hive.is_select(query) or ";" in bare:
         raise DataError(
             "the query file must hold one SELECT",
             where=source.name,  # without the query's text, which may hold secrets
