@@ -18,6 +18,7 @@ from howdah.data.files import checks, everyday
 from howdah.data.files.listing import ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
+from howdah.storage.charsets import SURROGATES
 
 Kind = Literal[
     "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta", "tfrecord",
@@ -70,10 +71,10 @@ def resolve(data: DataSection) -> Source:
 
     Raises:
         ConfigError: no source, or files whose format is not known.
-        DataError: nothing is there, or only empty files.
+        DataError: nothing is there, or only empty files, or a file's name is not UTF-8.
     """
     if data.query_file is not None:
-        query = storage.read_text(data.query_file)
+        query = storage.read_text(data.query_file).removeprefix("\ufeff")  # as Windows writes it
         return Source(kind=data.format, name=data.query_file, query=query)
     if not data.source:
         raise ConfigError(
@@ -95,6 +96,15 @@ def resolve(data: DataSection) -> Source:
     if data.format in LAKES:
         return Source(kind=data.format, name=data.source)
     root, entries = _files(data.source)
+    for entry in entries:
+        if SURROGATES.search(entry.path):
+            raise DataError(
+                "a file's name is not UTF-8",
+                where=entry.path.encode("utf-8", "surrogateescape").decode(
+                    "utf-8", "backslashreplace"
+                ),
+                remedy="rename it, e.g. convmv -f LATIN1 -t UTF-8: Spark cannot open such a name",
+            )
     kind = _kind_of(data, entries)
     # An empty image file is a row that is rejected; an empty file of rows has none.
     files = [entry for entry in entries if entry.size > 0 or kind == "image"]
