@@ -44,6 +44,7 @@ from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 from howdah.etl.write import hive as hive_write
 from howdah.etl.write import shards
+from howdah.pages.figures import percent
 
 SHUFFLE_SEED = 17
 """Seed of the global shuffle into shards. Training shuffles again by training.seed: this one only
@@ -333,7 +334,7 @@ def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -
     options = task.config.data.split
     for name, size in ((VALIDATION, options.validation), (TEST, options.tested)):
         if size and name not in splits:
-            shown = f"{size:.0%}" if size < 1 else f"{size:,} rows"
+            shown = percent(size) if size < 1 else f"{size:,} rows"
             task.progress(f"the {name} split is empty: too few rows for {shown}")
 
 

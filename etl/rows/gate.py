@@ -19,6 +19,7 @@ from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.targets import label_name, label_set, set_text, target_text
 from howdah.errors import DataError
 from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
+from howdah.pages.figures import percent
 
 REASONS = (
     "malformed",
@@ -201,7 +202,7 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",
-            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
+            expected=f"at most {percent(data.quality.max_reject_fraction)} of {read:,} rows",
             got=f"{rejected:,} rows: "
             + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
             remedy="fix the source or the column mapping, or raise the fraction",

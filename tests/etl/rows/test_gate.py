@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from howdah.config.data import CleanOptions, DataSection, QualityOptions, SplitOptions
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError
-from howdah.etl.rows import labels, minhash, near
+from howdah.etl.rows import gate, labels, minhash, near
 from howdah.etl.rows.components import roots
 from howdah.etl.rows.gate import RowRules, judge, wrong_encoding
 from howdah.etl.rows.split import split_of
@@ -99,6 +99,13 @@ def test_labels_that_make_no_classifier():
         labels.names(DataSection(), {"only": 5})
     with pytest.raises(DataError, match="too many values"):
         labels.names(DataSection(), {f"text {n}": 1 for n in range(labels.MOST_LABELS + 1)})
+
+
+def test_a_small_bound_on_rejects_is_shown_as_it_is():
+    data = DataSection(quality={"max_reject_fraction": 0.004})
+    with pytest.raises(DataError) as caught:
+        gate.refuse_rejects(1_000, {"empty": 5}, data)
+    assert caught.value.expected == "at most 0.4 % of 1,000 rows"
 
 
 def test_unknown_labels_name_the_nearest():
