@@ -7,6 +7,7 @@ of the console; a version without any has none of these.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ _MISSING = frozenset({
     "undefined", "(none)", "(null)", "#n/a", "k. a.", "k.a.",
 })  # fmt: skip
 """What spreadsheets, pandas and databases write where there is no value."""
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+"""What a JSON text may hold as it is, and a YAML text only escaped: line ends among others."""
 _MOST_IN_YAML = 40
 _MOST_LISTED = 8
 _FEW_IN_ALL = 100
@@ -249,9 +252,13 @@ def _yaml(
     if missing:
         yaml.append("  quality: {unknown_label: reject}")
     yaml.append("  labels:")
-    for pair in mapping.items():
-        yaml.append("    " + ": ".join(json.dumps(one, ensure_ascii=False) for one in pair))
-    return yaml
+    return yaml + [f"    {_quoted(label)}: {_quoted(name)}" for label, name in mapping.items()]
+
+
+def _quoted(text: str) -> str:
+    return _NOT_IN_YAML.sub(
+        lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False)
+    )
 
 
 def _counts(shards: Sequence[ShardEntry]) -> Counter[int]:
