@@ -215,7 +215,7 @@ def listed_lines(result: Survey) -> list[str]:
     if (more := len(result.listed) - _MOST_LISTED) > 0:
         lines.append(f"look at {more:,} more files: --json lists all")
     if result.listed:
-        lines.append("(IDS is the file of ids)")
+        lines.append("(IDS is the file of ids; grep needs it without blank lines and Windows' CR)")
     return lines
 
 

@@ -357,11 +357,13 @@ def _verify(
             )
         for entry in shards.values():
             if sizes.get(entry.name) != entry.bytes or entry.index_name not in sizes:
+                size = sizes.get(entry.name)
+                index = "an index" if entry.index_name in sizes else "no index"
                 raise DataError(
                     "a shard on storage is not what was written",
                     where=storage.join(directory, entry.name),
                     expected=f"{entry.bytes} bytes and an index",
-                    got=f"{sizes.get(entry.name, 'no file')}",
+                    got="no file" if size is None else f"{size} bytes and {index}",
                     remedy="run `howdah etl` again",
                 )
 
