@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -219,6 +220,36 @@ def line_breaks(text: str) -> int:
     return text.count("\n") + text.count("\r") - text.count("\r\n")
 
 
+def columns_of(batch: pa.RecordBatch) -> dict[str, list]:
+    """The values of a source's rows, by column.
+
+    A string of Hive or Parquet may be any bytes. Those that are not UTF-8 become U+FFFD in a text;
+    in a key or label they are spelt, and the row is rejected, as in CSV and JSON.
+    """
+    with contextlib.suppress(UnicodeDecodeError):
+        return batch.to_pydict()
+    columns: dict[str, list] = {}
+    invalid = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if not pa.types.is_string(column.type):
+            columns[name] = column.to_pylist()
+            continue
+        how = "replace" if name == "text" else "backslashreplace"
+        raw = column.cast(pa.binary()).to_pylist()
+        values = [None if value is None else value.decode("utf-8", how) for value in raw]
+        if name in ("key", "label"):
+            invalid += [
+                (n, f"{name}: {value}"[:DETAIL_CHARACTERS])
+                for n, value in enumerate(values)
+                if value is not None and value.encode() != raw[n]
+            ]
+        columns[name] = values
+    for n, detail in invalid:
+        if columns["reason"][n] is None:
+            columns["reason"][n], columns["detail"][n] = "wrong_encoding", detail
+    return columns
+
+
 def clean_batches(
     batches: Iterable[pa.RecordBatch],
     clean: CleanOptions,
@@ -240,7 +271,7 @@ def _judged(
 ) -> Iterator[tuple[pa.RecordBatch, list[Name]]]:
     """SCHEMA without the id, and the names of the rows."""
     for batch in batches:
-        columns = batch.select(_READ).to_pydict()
+        columns = columns_of(batch.select(_READ))
         more = [name for name in batch.schema.names if name not in _READ]
         out: dict[str, list] = {name: [] for name in ("text", "label", "reason", "detail", "key")}
         breaks: list[int] = []

@@ -101,6 +101,31 @@ def test_labels_that_make_no_classifier():
         labels.names(DataSection(), {f"text {n}": 1 for n in range(labels.MOST_LABELS + 1)})
 
 
+def test_strings_that_are_not_utf_8_are_rejected_and_others_of_their_batch_are_not():
+    """Tables of Hive hold any bytes as strings."""
+    rows = {
+        "key": [b"k1", b"k2", b"k\xe9", b"k4", None],
+        gate.GROUP: [b"k1", b"k2", b"k\xe9", b"k4", b"h"],
+        "text": [b"a text", b"the caf\xe9", b"a text", "the caf\u00e9".encode(), None],
+        "label": [b"a", b"a", b"a", b"\xe9t\xe9", b"b"],
+    }
+    arrays = [pa.array(values, pa.binary()).view(pa.string()) for values in rows.values()]
+    nothing = pa.nulls(5, pa.string())
+    batch = pa.RecordBatch.from_arrays(
+        [*arrays, nothing, nothing], names=[*rows, "reason", "detail"]
+    )
+    [made] = gate.clean_batches([batch], CleanOptions(), QualityOptions(), RowRules())
+    made = made.to_pydict()
+    assert made["id"][:4] == ["k1", "k2", "k\\xe9", "k4"]
+    assert made["reason"] == [None, "wrong_encoding", "wrong_encoding", "wrong_encoding", "empty"]
+    assert made["detail"][1:4] == [
+        "replacement character at 7",
+        "key: k\\xe9",
+        "label: \\xe9t\\xe9",
+    ]
+    assert made["text"][3] == "the caf\u00e9"
+
+
 def test_a_small_bound_on_rejects_is_shown_as_it_is():
     data = DataSection(quality={"max_reject_fraction": 0.004})
     with pytest.raises(DataError) as caught:
