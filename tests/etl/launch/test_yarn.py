@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
@@ -346,6 +349,15 @@ def test_an_answer_that_names_a_place_keeps_it(answered):
     assert error.as_dict() == lost.as_dict() and not answered.version.exists()
     bad = DataError("a row has no label", where="rows.csv:3")
     assert answered(bad).as_dict() == bad.as_dict()
+
+
+def test_a_blank_in_tmpdir_does_not_end_the_options_of_spark_submit(tmp_path, monkeypatch):
+    (tmp_path / "my files").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))
+    with submit._quiet({}) as env:
+        log, _ = env["SPARK_SUBMIT_OPTS"].split()
+        path = url2pathname(urlsplit(log.partition("=")[2]).path)
+        assert storage.read_text(path) == submit.QUIET_LOG
 
 
 def test_lines_of_several_threads_are_all_handed_on(tmp_path, monkeypatch):
