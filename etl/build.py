@@ -326,7 +326,7 @@ def _labels_at_gate(
     progress(f"read {read:,} rows: {rows:,} are usable")
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
-    counting.refuse_rejects(read, counting.drops_of(at_gate), data)
+    gate.refuse_rejects(read, counting.drops_of(at_gate), data)
     before = [] if past is None else past.labels
     if data.task == "regression":
         if not rows:
@@ -411,7 +411,7 @@ def from_records(
     passed = Counter({label: n for (reason, label), n in counts.items() if reason is None})
     unknown = Counter({label: n for (reason, label), n in counts.items() if reason == "bad_label"})
     labels.refuse_unknown(data, unknown)
-    counting.refuse_rejects(read, counting.drops_of(counts), data)
+    gate.refuse_rejects(read, counting.drops_of(counts), data)
     names = labels.names(data, passed)
     progress(f"read {read:,} records: {sum(passed.values()):,} are usable")
     numbers = local_table(spark, list(enumerate(names)), "number int, label string")

@@ -195,6 +195,12 @@ def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tup
     return table, count
 
 
+def read_table(path: str, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet file of the ETL's."""
+    with storage.open_read(path) as file:
+        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
+
+
 def without_rejected(table: pa.Table, targets: Targets) -> tuple[pa.Table, int]:
     """A table of rejected rows without the rows, and how many rows and names were removed."""
     return _without(table, targets, ("id",))

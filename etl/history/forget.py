@@ -146,7 +146,7 @@ def survey(
         result.hashes[root] = sorted(
             hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")
         )
-        _beside(root, versions, result)
+        _beside(root, result)
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
@@ -331,12 +331,11 @@ def _of_version(
             result.tables.append(f"{table}, partition dataset={version.manifest.dataset_hash}")
 
 
-def _beside(root: str, versions: Sequence[Dataset], result: Survey) -> None:
+def _beside(root: str, result: Survey) -> None:
     """Add what lies in the dataset's directory besides what manifests name."""
-    manifests = {version.path: version.manifest for version in versions}
     for entry in storage.list_dir(root):
         if entry.is_dir and entry.name.startswith("v="):
-            inside = in_dataset.directory(entry.path, manifests.get(entry.path), result.targets)
+            inside = in_dataset.directory(entry.path, result.targets)
             result.leftovers |= inside.leftovers
             for path in inside.others:
                 _look(path, result)

@@ -22,29 +22,30 @@ from howdah.errors import DataError
 from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.pages.figures import percent
 
-REASONS = (
-    "malformed",
-    "no_id",
-    "duplicate_id",
-    "wrong_encoding",
-    "empty",
-    "too_short",
-    "too_long",
-    "undecodable",
-    "too_small",
-    "too_large",
-    "bad_label",
-    "bad_target",
-    "bad_split",
-    "bad_time",
-    "forgotten",
-    "known_id",
-    "label_conflict",
-    "bridges_splits",
-    "held_out_copy",
-    "exact_duplicate",
-    "near_duplicate",
-)
+REASONS = {
+    "malformed": "the row could not be read: another number of fields, or no valid JSON",
+    "no_id": "the column data.columns.id is empty",
+    "duplicate_id": "an earlier row has the same id",
+    "wrong_encoding": "the text is not in the encoding of data.csv.encoding",
+    "empty": "no text is left after cleaning",
+    "too_short": "fewer characters than data.quality.min_characters",
+    "too_long": "more characters than data.quality.max_characters",
+    "undecodable": "the image cannot be read",
+    "too_small": "the image has too few pixels",
+    "too_large": "the image has too many pixels or bytes",
+    "bad_label": "no label, or one that data.labels does not have",
+    "bad_target": "the target is not a finite number",
+    "bad_split": "the row's split has an unknown name",
+    "bad_time": "the row's time cannot be read",
+    "forgotten": "the row was forgotten by `howdah model forget`",
+    "known_id": "an earlier version of the dataset has the row",
+    "label_conflict": "the same text has several labels (data.dedup.conflict)",
+    "bridges_splits": "the row is like rows of two splits",
+    "held_out_copy": "a copy of a row of validation or test",
+    "exact_duplicate": "the same text as another row",
+    "near_duplicate": "nearly the same text as another row (data.dedup.threshold)",
+}
+"""{reason for which a row is left out: its meaning}."""
 DUPLICATES = ("held_out_copy", "exact_duplicate", "near_duplicate")
 NOT_BAD = ("forgotten", "known_id", "bridges_splits", *DUPLICATES)
 """What says nothing against the source (the rows are there already, or were forgotten, or stand

@@ -24,10 +24,11 @@ from howdah import storage
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import DataError, HowdahError, NotFound, StorageError
-from howdah.etl import report
 from howdah.storage import Entry, commit, lease
 from howdah.storage.lease import Lease
 
+REPORTS = ("report.json", "report.html")
+"""The data report in a version directory."""
 REJECTS = "rejects"
 LEDGER = "ledger"
 """Directories of files in a version directory, beside its shards."""
@@ -109,13 +110,13 @@ def _owner(entry: Entry) -> str | None:
     return match.group(1) if match else None
 
 
-def _named(version: str) -> set[str] | None:
+def named(version: str) -> set[str] | None:
     """Names that a version's manifest lists, relative to it; None without a manifest."""
     path = storage.join(version, MANIFEST)
     if not storage.exists(path):
         return None
     value = storage.read_json(path)
-    names = {MANIFEST, *report.FILES}
+    names = {MANIFEST, *REPORTS}
     for shards in value.get("splits", {}).values():
         for shard in shards:
             names |= {shard["name"], shard["index_name"], name_of(shard["name"])}
@@ -169,15 +170,15 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
     own = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
     stays = {entry.path for entry in own if whole_stays and _is_whole(entry)}
     # Read last: a commit whose answer was lost may have taken effect since the failure.
-    named = _named(directory) or set()
+    committed = named(directory) or set()
     commit.sweep(
-        own, lambda one: one.path not in stays and _relative(directory, one.path) not in named
+        own, lambda one: one.path not in stays and _relative(directory, one.path) not in committed
     )
     _remove_if_empty(directory)
     return bool(stays)
 
 
-def adopt(version: str, token: str) -> bool:
+def adopt(version: str, token: str) -> None:
     """Give the run `token` the intermediate data that a dead run of the same version left whole.
 
     Of two runs that try, one gets it: a rename decides.
@@ -188,8 +189,7 @@ def adopt(version: str, token: str) -> bool:
         if owner != token and _is_whole(entry) and not is_live(lease_path):
             with contextlib.suppress(StorageError):
                 storage.rename_dir(entry.path, storage.join(version, scratch_name(token)))
-                return True
-    return False
+                return
 
 
 def _is_whole(entry: Entry) -> bool:
@@ -274,21 +274,21 @@ def _sweep_version(
     live = {token for token, entry in leases.items() if entry.path in alive}
     if own_token:
         live.add(own_token)
-    named = _named(version)
+    committed = named(version)
 
     def dead(entry: Entry) -> bool:
-        if named is not None and _relative(version, entry.path) in named:
+        if committed is not None and _relative(version, entry.path) in committed:
             return False
         owner = _owner(entry)
         if owner is not None:
             return owner not in live
         unfinished = entry.name.startswith(storage.TEMP_PREFIX)
-        return not live and (unfinished or (named is None and entry.name in report.FILES))
+        return not live and (unfinished or (committed is None and entry.name in REPORTS))
 
-    if named is None and newest is not None:
+    if committed is None and newest is not None:
         scratch = [one for one in scratch if not (_is_whole(one) and _made(one) > newest())]
     removed = commit.sweep([*scratch, *entries], dead)
-    if named is None and not live:
+    if committed is None and not live:
         _remove_if_empty(version)
     return removed
 
