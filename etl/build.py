@@ -36,10 +36,6 @@ from howdah.spark.errors import crossing, translated
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
-DRIVER_EDGES = 2_000_000
-"""Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each: 200 MB
-of the 4 GB that it has by default. More pairs are contracted on the executors first, with the same
-result."""
 _MANY_ROWS = limit("many_rows", 100_000)
 """Number of rows from which on an extra job to unpersist rows cached twice pays off, and files from
 which a run that takes a killed one's place goes on."""
@@ -100,7 +96,6 @@ def from_text(
         data.dedup,
         scratch,
         kept,
-        driver_edges=DRIVER_EDGES,
         task=data.task,
         whole=official is not None and data.split.time.column is None,
         progress=progress,
@@ -110,7 +105,7 @@ def from_text(
     progress.begin("divide into splits")
     rows, joined = deduplicated.rows, None
     if data.split.group:
-        joined = units.of_groups(rows, scratch, kept, driver_edges=DRIVER_EDGES, progress=progress)
+        joined = units.of_groups(rows, scratch, kept, progress=progress)
         rows = joined.rows
     if judging is not None:
         final = judging.place(rows)
@@ -242,7 +237,6 @@ def from_images(
         exact,
         scratch,
         kept,
-        driver_edges=DRIVER_EDGES,
         progress=progress,
     )
     final = split.assign(deduplicated.rows, data.split, None, kept).persist()
@@ -290,9 +284,10 @@ def _gate(
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
-    more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
+    columns = given.columns(data.split)
+    more = "".join(f", {name} {kind}" for name, kind in columns.items())
     rows = reading.read(spark, source, data, counted)
-    rows = numbering.gathered(rows, given.only(rows))
+    rows = numbering.gathered(rows, list(columns))
     rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:
         rows = judge.with_own_ids(rows, past, data)

@@ -61,7 +61,6 @@ def deduplicate(
     scratch: Scratch,
     temporary: list[DataFrame],
     *,
-    driver_edges: int,
     task: Task = "single_label",
     whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
@@ -76,7 +75,6 @@ def deduplicate(
         options: `data.dedup`.
         scratch: for intermediate data.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
-        driver_edges: edges between near duplicates that the driver joins by itself.
         task: what labels are: a set of labels conflicts with any other set, a target with one that
             differs by more than the conflict's tolerance.
         whole: given test and validation sets keep their own duplicates and conflicts.
@@ -99,9 +97,7 @@ def deduplicate(
     lone = marked.where(~F.col("conflict") & ~F.col("copy"))
     unique = lone.where(F.col("id") == F.col("first"))
     if options.near:
-        clustered = near.find(
-            unique, options, scratch, temporary, driver_edges=driver_edges, progress=progress
-        )
+        clustered = near.find(unique, options, scratch, temporary, progress=progress)
     else:
         clustered = near.none(unique)
     alike = clustered.rows.withColumnRenamed("id", "first")

@@ -71,7 +71,6 @@ def find(
     scratch: Scratch,
     temporary: list[DataFrame],
     *,
-    driver_edges: int,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Near:
     """Find the near duplicates of different texts.
@@ -82,17 +81,10 @@ def find(
         scratch: for intermediate data; `rows` of the result are read from it.
         temporary: data frames persisted on the way are appended: the caller unpersists them where
             this fails.
-        driver_edges: edges that the driver joins by itself.
         progress: gets a line where it takes rounds.
     """
     begin = len(temporary)
-    join = partial(
-        connected_components,
-        scratch=scratch,
-        temporary=temporary,
-        driver_edges=driver_edges,
-        progress=progress,
-    )
+    join = partial(connected_components, scratch=scratch, temporary=temporary, progress=progress)
     large = F.col("size") > MAX_BUCKET_SIZE
     hashed = _signed(unique, options, temporary)
     before = len(temporary)

@@ -196,9 +196,7 @@ def test_what_is_like_a_row_that_goes_is_kept_or_judged_by_itself(spark, tmp_pat
     separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
     judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
     with scratch:
-        result = dedup.deduplicate(
-            separated.fresh, data.dedup, scratch, kept, driver_edges=100, gone=judging.gone
-        )
+        result = dedup.deduplicate(separated.fresh, data.dedup, scratch, kept, gone=judging.gone)
         placed = {one["id"]: one for one in judging.place(result.rows).collect()}
     for frame in kept:
         frame.unpersist()

@@ -9,7 +9,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.options.split import SplitOptions, moment
 from howdah.errors import ConfigError, DataError
-from howdah.etl.rows import draw, split, units
+from howdah.etl.rows import components, draw, split, units
 from howdah.etl.sources.given import GIVEN, MOMENT
 from howdah.etl.workspace.scratch import Scratch
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
@@ -184,13 +184,11 @@ def test_infinite_moments_are_the_newest_and_the_oldest(spark):
 def _joined(spark, rows, tmp_path, driver_edges):
     schema = "id string, reason string, group string, groups array<string>"
     temporary = []
-    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        result = units.of_groups(
-            spark.createDataFrame(rows, schema).repartition(3),
-            scratch,
-            temporary,
-            driver_edges=driver_edges,
-        )
+    patched, scratch = pytest.MonkeyPatch.context(), Scratch(str(tmp_path / "v=0"), "0badcafe")
+    with patched as patch, scratch:
+        patch.setattr(components, "DRIVER_EDGES", driver_edges)
+        frame = spark.createDataFrame(rows, schema).repartition(3)
+        result = units.of_groups(frame, scratch, temporary)
         groups = {row["id"]: row["group"] for row in result.rows.collect()}
     for one in temporary:
         one.unpersist()
