@@ -14,6 +14,7 @@ from typing import Any
 
 from howdah.config.data import DataSection
 from howdah.data.manifest import ShardEntry
+from howdah.etl.expect import class_counts
 from howdah.etl.rows import gate, labels
 from howdah.pages import personal
 from howdah.pages.figures import percent
@@ -151,7 +152,7 @@ def _of_labels(
     names: Sequence[str], splits: Splits, data: DataSection, *, few: bool
 ) -> Iterator[_Parts]:
     """Findings about the classes; `few`: the version is so small that small classes are no news."""
-    counts = {split: _counts(shards) for split, shards in splits.items() if shards}
+    counts = {split: class_counts(shards) for split, shards in splits.items() if shards}
     total = sum(counts.values(), Counter())
     twins = labels.similar(names) if data.labels is None else []
     missing = missing_values(names) if data.labels is None else []
@@ -259,11 +260,3 @@ def _quoted(text: str) -> str:
     return _NOT_IN_YAML.sub(
         lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False)
     )
-
-
-def _counts(shards: Sequence[ShardEntry]) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    for shard in shards:
-        for number, rows in shard.class_counts.items():
-            counts[int(number)] += rows
-    return counts

@@ -170,19 +170,14 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
         whole=whole,
         reasons=+reasons,
         labels=counts if one_label else Counter(),
-        columns=_mapping(data),
+        columns=", ".join(
+            key.removeprefix("data.").removeprefix("columns.") for key, _ in sources.wanted(data)
+        ),
     )
     look.warnings.extend(_warnings(look, data))
     if one_label and counts:
         look.advice.extend(_of_labels(look, data))
     return look
-
-
-def _mapping(data: DataSection) -> str:
-    keys = (
-        where.removeprefix("data.").removeprefix("columns.") for where, _ in sources.wanted(data)
-    )
-    return ", ".join(keys)
 
 
 def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, ...]]:

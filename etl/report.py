@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from howdah import storage
 from howdah.config.splits import SPLITS, TRAIN
 from howdah.data.manifest import DatasetManifest, ShardEntry
+from howdah.etl.expect import class_counts
 from howdah.etl.rows import gate
 from howdah.etl.workspace.staging import REPORTS
 from howdah.pages import charts, personal
@@ -68,11 +69,9 @@ def contents(
     """What the report says, as JSON."""
     splits = {}
     for name, shards in manifest.splits.items():
-        classes: Counter[str] = Counter()
+        classes = class_counts(shards)
         histogram: Counter[int] = Counter()
         for shard in shards:
-            for number, count in shard.class_counts.items():
-                classes[manifest.labels[int(number)]] += count
             for bound, count in shard.length_histogram.items():
                 histogram[int(bound)] += count
         rows = sum(shard.rows for shard in shards)
@@ -84,7 +83,7 @@ def contents(
             "tokens": tokens,
             "mean_tokens": round(tokens / rows, 2),
             "target": _target(shards),
-            "class_counts": {label: classes[label] for label in manifest.labels},
+            "class_counts": {label: classes[n] for n, label in enumerate(manifest.labels)},
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
     quality = {k: v for k, v in manifest.quality.items() if k not in ("reject_files", "look")}

@@ -205,28 +205,6 @@ def apply(
     return changed
 
 
-def listed_lines(result: Survey) -> list[str]:
-    """`Survey.missing` and `Survey.listed`, for the user."""
-    lines = [f"not found: {path}: check the path" for path in result.missing]
-    lines += [
-        f"look at {one['path']}: {one['why']}: {one['look']}"
-        for one in result.listed[:_MOST_LISTED]
-    ]
-    if (more := len(result.listed) - _MOST_LISTED) > 0:
-        lines.append(f"look at {more:,} more files: --json lists all")
-    if result.listed:
-        lines.append("(IDS is the file of ids; grep needs it without blank lines and Windows' CR)")
-    return lines
-
-
-def blocked_lines(result: Survey) -> list[str]:
-    """`Survey.blocked`, for the user."""
-    return [
-        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}"
-        for one in result.blocked
-    ]
-
-
 def refuse_blocked(result: Survey) -> None:
     """Fail if a dataset below the places may not be changed.
 
@@ -245,28 +223,33 @@ def refuse_blocked(result: Survey) -> None:
 
 def found_lines(result: Survey) -> list[str]:
     """The whole survey, for the user."""
-    return [
-        *(f"{path}: {count:,}" for path, count in result.files.items()),
-        *(f"{path}: left by a dead run" for path in result.leftovers),
-        *listed_lines(result),
-        *blocked_lines(result),
-        *(line for one in result.models for line in trained.model_lines(one)),
-        *table_lines(result),
-        *nowhere_lines(result),
+    lines = [f"{path}: {count:,}" for path, count in result.files.items()]
+    lines += [f"{path}: left by a dead run" for path in result.leftovers]
+    lines += [f"not found: {path}: check the path" for path in result.missing]
+    lines += [
+        f"look at {one['path']}: {one['why']}: {one['look']}"
+        for one in result.listed[:_MOST_LISTED]
     ]
-
-
-def table_lines(result: Survey) -> list[str]:
-    """What this command does not change, for the user: rejected rows in Hive tables."""
-    return [
+    if (more := len(result.listed) - _MOST_LISTED) > 0:
+        lines.append(f"look at {more:,} more files: --json lists all")
+    if result.listed:
+        lines.append("(IDS is the file of ids; grep needs it without blank lines and Windows' CR)")
+    lines += [
+        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}"
+        for one in result.blocked
+    ]
+    for one in result.models:
+        lines += trained.model_lines(one)
+    lines += [
         f"rejected rows of such a version are in {table}: drop the partition there"
         for table in result.tables
     ]
+    return lines + nowhere_lines(result)
 
 
 def nowhere_lines(result: Survey) -> list[str]:
-    """A line about ids that were not found: mistyped, in places that were not given, or in files
-    that are listed."""
+    """A line about ids that are nowhere: mistyped, in places that were not given, or in files that
+    are listed."""
     if not result.nowhere:
         return []
     few = ", ".join(repr(one)[:80] for one in result.nowhere[:_MOST_LISTED])

@@ -144,8 +144,12 @@ def directory(path: str, targets: Targets) -> Directory:
 
 
 def below(path: str) -> Iterator[storage.Entry]:
-    """The files of a directory and of those in it, hidden ones too."""
-    for entry in storage.list_dir(path, unfinished=True):
+    """The files of a directory and of those in it, hidden ones too; none of one that is gone."""
+    try:
+        entries = storage.list_dir(path, unfinished=True)
+    except NotFound:
+        return
+    for entry in entries:
         if entry.is_dir:
             yield from below(entry.path)
         else:

@@ -162,8 +162,6 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     them, writing a file into a partition's directory does not.
     """
     if not table.partition_columns:
-        if data.partitions:
-            _chosen(data.partitions, [], table.name)
         return {"files": listed([table.location])}
     patterns = _chosen(data.partitions or {}, table.partition_columns, table.name)
     partitions, present = [], {column: set() for column in patterns}
