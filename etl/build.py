@@ -83,9 +83,8 @@ def from_text(
     passed, official = split.given_by(passed, data.split)
     judging = None
     if past is not None and past.parent is not None:
-        separated = judge.separate(passed, past, data)
-        judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
-        passed = separated.fresh
+        judging = judge.judging_of(passed, past, data, kept)
+        passed = judging.fresh
     rejects = gated.where(F.col("reason").isNotNull())
     judged, stays = None, gated
     if read >= _MANY_ROWS and judging is None:  # which reads the gate's rows again

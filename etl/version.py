@@ -112,13 +112,12 @@ def write_files(
     built = _build(task, scratch, kept)
     task.progress.begin("encode and write")
     encoded, table = _balanced(task, built, scratch, kept)
-    layout = task.layout
-    splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
-    if layout.image is None:
+    splits = _write_shards(task, encoded, _totals(table), token, keeper)
+    if task.layout.image is None:
         built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     # Judged before anything is written outside the version's directory, and of the new rows alone
     # where they are appended: beside a year's rows those of a day would not show.
-    manifest = _manifest(task, built, layout, splits)
+    manifest = _manifest(task, built, splits)
     judged = expectations(task.config, manifest, task.progress, task.past)
     if judged is not None:
         built.quality["expectations"] = judged
@@ -136,16 +135,11 @@ def write_files(
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["software"] = _software(task.spark)
     built.quality["seconds"] = round(time.monotonic() - began, 2)
-    manifest = _manifest(task, built, layout, splits)
+    manifest = _manifest(task, built, splits)
     if task.past is not None:
         manifest = _appended(task, built, manifest, token)
-    report.write(
-        task.directory,
-        manifest,
-        built,
-        task.config.report.texts,
-        task.config.run.directory,
-    )
+    texts, run_directory = task.config.report.texts, task.config.run.directory
+    report.write(task.directory, manifest, built, texts, run_directory)
     return manifest
 
 
@@ -269,7 +263,6 @@ def _write_shards(
     task: Task,
     encoded: DataFrame,
     totals: dict[str, tuple[int, int]],
-    layout: RecordLayout,
     token: str,
     keeper: credentials.Keeper,
 ) -> dict[str, list[ShardEntry]]:
@@ -280,10 +273,11 @@ def _write_shards(
     """
     if not totals:  # a part that holds nothing but copies
         return {}
-    data = task.config.data
-    a_token = layout.itemsize or 3
-    if layout.image is not None:
-        a_token = layout.image.values / layout.image_tokens
+    data, layout = task.config.data, task.layout
+    if layout.image is None:
+        a_token, stored = layout.itemsize or 3, shards.ids_type(task.encoder.vocab_size)
+    else:
+        a_token, stored = layout.image.values / layout.image_tokens, np.dtype(np.uint8)
     plan = shards.plan_shards(
         totals,
         shard_bytes=data.shard_bytes,
@@ -292,18 +286,11 @@ def _write_shards(
     )
     placed = shards.place(encoded, plan, SHUFFLE_SEED)
     splits = shards.write(
-        placed, task.directory, token, plan, layout, data.compression, _stored(task, layout),
+        placed, task.directory, token, plan, layout, data.compression, stored,
         keeper.secrets(task.progress),
     )  # fmt: skip
     task.progress(f"wrote {sum(len(s) for s in splits.values())} shards")
     return splits
-
-
-def _stored(task: Task, layout: RecordLayout) -> np.dtype:
-    """Type of the ids, or pixels, of encoded rows."""
-    if layout.image is not None:
-        return np.dtype(np.uint8)
-    return shards.ids_type(task.encoder.vocab_size)
 
 
 def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Keeper) -> None:
@@ -338,10 +325,8 @@ def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -
             task.progress(f"the {name} split is empty: too few rows for {shown}")
 
 
-def _manifest(
-    task: Task, built: Built, layout: RecordLayout, splits: dict[str, list[ShardEntry]]
-) -> DatasetManifest:
-    data, source, encoder = task.config.data, task.source, task.encoder
+def _manifest(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> DatasetManifest:
+    data, source, encoder, layout = task.config.data, task.source, task.encoder, task.layout
     return DatasetManifest(
         dataset_hash=task.hash,
         created=created_now(data.dataset),
@@ -407,12 +392,13 @@ def _table(encoded: DataFrame, max_length: int) -> Table:
 
 
 def _totals(table: Table) -> dict[str, tuple[int, int]]:
-    out = {}
+    """{split: (rows, tokens)}"""
+    totals = {}
     for name in SPLITS:
         parts = [value for (split_name, _), value in table.items() if split_name == name]
         if parts:
-            out[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
-    return out
+            totals[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
+    return totals
 
 
 def _refuse_empty_train(table: Table, built: Built) -> None:

@@ -190,10 +190,10 @@ def _tenths(rows: DataFrame) -> list[float]:
     return np.unique(np.quantile(targets, _TENTHS, method="inverted_cdf")).tolist()
 
 
-def digits(units: int) -> int:
-    """Hex digits of the hash that name a bucket, so that it has some ROWS_PER_BUCKET units.
+def bucket_digits(units: int) -> int:
+    """Hex digits of the hash that name a bucket, so that it has some ROWS_PER_BUCKET units or rows.
 
-    >>> digits(50_000), digits(50_001), digits(100_000_000)
+    >>> bucket_digits(50_000), bucket_digits(50_001), bucket_digits(100_000_000)
     (0, 1, 3)
     """
     return max(0, math.ceil(math.log(max(1.0, units / ROWS_PER_BUCKET), 16)))
@@ -202,7 +202,7 @@ def digits(units: int) -> int:
 def _ranked(units: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
     """The units with `start`, the rows before them in their stratum, and `place`, the units."""
     spark = units.sparkSession
-    table = [(n, one.limit, digits(one.units)) for n, one in strata.items()]
+    table = [(n, one.limit, bucket_digits(one.units)) for n, one in strata.items()]
     table = F.broadcast(local_table(spark, table, "stratum int, most bigint, digits int"))
     placed = units.join(table, "stratum").select(
         "group",

@@ -30,6 +30,7 @@ from howdah.data.inputs import encoder_of_files
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
+from howdah.etl.rows.draw import bucket_digits
 from howdah.etl.workspace import credentials
 from howdah.etl.workspace.scratch import local_table
 from howdah.etl.workspace.staging import REJECTS, attempt_name
@@ -38,7 +39,6 @@ from howdah.spark.errors import crossing
 ENCODED = "id string, split string, label int, ids binary, length int"
 _WRITTEN = "split string, shard int, entry string"
 _REJECTED = "name string, rows bigint, bytes bigint"
-_ROWS_PER_BUCKET = 50_000
 _RECORD_OVERHEAD_BYTES = 110
 _WRITE_ROWS = 2_000
 _REJECT_TEXT_CHARACTERS = 2_000
@@ -191,7 +191,7 @@ def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFra
         order: hexadecimal digits, evenly spread.
         largest: rows of the largest group.
     """
-    digits = max(0, math.ceil(math.log(max(1.0, largest / _ROWS_PER_BUCKET), 16)))
+    digits = bucket_digits(largest)
     rows = rows.withColumn("order", F.substring(order, 1, 24))
     if not digits:  # one bucket: nothing comes before it, and nothing is to be counted
         place = F.row_number().over(Window.partitionBy(group).orderBy("order", "id")) - 1
