@@ -99,7 +99,7 @@ def test_each_class_has_its_share_of_each_split_in_whole_groups(spark, monkeypat
             assert all(counts[label, name] for name in ("train", "validation", "test"))
     # ranks counted inside buckets of the hash are those of one sorted list
     monkeypatch.setattr(draw, "ROWS_PER_BUCKET", 50)
-    assert draw.digits(1_000) == 2
+    assert draw.bucket_digits(1_000) == 2
     assert _drawn(spark, _rows()[::-1], options, 1)[0] == splits
 
 
