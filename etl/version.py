@@ -122,15 +122,17 @@ def write_files(
     if judged is not None:
         built.quality["expectations"] = judged
     _write_rejects(task, built, token, keeper)
-    shards = [*_stays(task, TRAIN), *splits.get(TRAIN, [])]
-    trained = {int(number) for shard in shards for number in shard.class_counts}
+    whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
+    trained = {int(number) for shard in whole[TRAIN] for number in shard.class_counts}
     built.quality["labels_without_training_rows"] = [
         name
         for n, name in enumerate(built.labels)
         if n not in trained and task.config.data.task != "regression"
     ]
     task.progress.begin("report")
-    _look(task, built, splits)
+    built.quality["look"] = attention.findings(
+        built.labels, whole, built.quality, task.config.data, built.texts
+    )
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["software"] = _software(task.spark)
@@ -302,14 +304,6 @@ def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Kee
         hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
         built.quality["rejects_table"] = table
         task.progress(f"rejected rows are in {table}, dataset={task.hash}")
-
-
-def _look(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
-    """Add what a user should look at (etl/attention.py)."""
-    whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
-    built.quality["look"] = attention.findings(
-        built.labels, whole, built.quality, task.config.data, built.texts
-    )
 
 
 def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:

@@ -28,6 +28,7 @@ from howdah.etl.history import ledger
 from howdah.etl.history.past import Past
 from howdah.etl.rows import leakage, near
 from howdah.etl.rows.split import split_column
+from howdah.etl.workspace.kept import Kept
 from howdah.spark.paths import spark_path
 
 
@@ -66,7 +67,7 @@ class Judging:
     """Rows whose id an old row of another part has: rejected, with reason and detail."""
     past: Past
     data: DataSection
-    temporary: list[DataFrame]
+    temporary: Kept
     full_buckets: int = field(default=0, init=False)
     """LSH buckets that new rows are in, with more old rows than near.MAX_BUCKET_SIZE."""
     uncompared: int = field(default=0, init=False)
@@ -185,16 +186,13 @@ class Judging:
         )
 
 
-def judging_of(
-    passed: DataFrame, past: Past, data: DataSection, temporary: list[DataFrame]
-) -> Judging:
+def judging_of(passed: DataFrame, past: Past, data: DataSection, temporary: Kept) -> Judging:
     """Take out what needs no comparison: rows that are in the dataset by their id.
 
     Ids that are hashes of texts come again with the same text alone; that is judged by its text.
 
     Args:
         passed: id, text, label, key of the rows that passed the gate.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
     """
     spark = passed.sparkSession
     passed = passed.select("id", "text", "label", "key")

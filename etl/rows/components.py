@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from howdah.errors import ClusterError
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch, local_table
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def roots(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def connected_components(
     edges: DataFrame,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     progress: Callable[[str], None] = lambda line: None,
 ) -> DataFrame:
@@ -83,7 +84,6 @@ def connected_components(
     Args:
         edges: (a bigint, b bigint), in any direction and any number of times.
         scratch: takes what rounds leave, where there are more than DRIVER_EDGES.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         progress: gets a line for each round.
 
     Raises:

@@ -22,6 +22,7 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.etl.rows import leaders, near
 from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 
 _OPEN = 2
@@ -59,7 +60,7 @@ def deduplicate(
     rows: DataFrame,
     options: DedupOptions,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     task: Task = "single_label",
     whole: bool = False,
@@ -73,8 +74,6 @@ def deduplicate(
         rows: id, text, label, key; each id once. Other columns are kept as they are; of them
             `given` is the split that the data gives a row, or null.
         options: `data.dedup`.
-        scratch: for intermediate data.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         task: what labels are: a set of labels conflicts with any other set, a target with one that
             differs by more than the conflict's tolerance.
         whole: given test and validation sets keep their own duplicates and conflicts.

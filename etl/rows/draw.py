@@ -22,6 +22,7 @@ from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.errors import DataError
 from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import local_table
 
 ROWS_PER_BUCKET = 50_000
@@ -72,7 +73,7 @@ def draw(
     rows: DataFrame,
     options: SplitOptions,
     drawn: list[Split],
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     task: Task = "single_label",
 ) -> DataFrame:
@@ -82,7 +83,6 @@ def draw(
         rows: label, reason, group, and `given` where the data gives splits. Of rows with a reason
             the split means nothing.
         drawn: splits that the data does not give: test, validation or both.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         task: what labels are: each label of a set counts as a class, of targets each tenth.
 
     Raises:

@@ -31,7 +31,7 @@ from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.errors import ClusterError
 from howdah.etl.rows.components import connected_components
 from howdah.etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
-from howdah.etl.workspace.kept import release
+from howdah.etl.workspace.kept import Kept, release
 from howdah.etl.workspace.scratch import Scratch, local_table
 from howdah.spark.errors import crossing
 
@@ -69,7 +69,7 @@ def find(
     unique: DataFrame,
     options: DedupOptions,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Near:
@@ -79,8 +79,6 @@ def find(
         unique: id, text; each id and each text once.
         options: `data.dedup`.
         scratch: for intermediate data; `rows` of the result are read from it.
-        temporary: data frames persisted on the way are appended: the caller unpersists them where
-            this fails.
         progress: gets a line where it takes rounds.
     """
     begin = len(temporary)

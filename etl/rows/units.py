@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from howdah.etl.rows.components import connected_components
 from howdah.etl.sources.given import GROUPS
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 
 _DUPLICATES, _KEYED = "d:", "g:"
@@ -37,7 +38,7 @@ class Units:
 def of_groups(
     rows: DataFrame,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Units:
@@ -46,8 +47,6 @@ def of_groups(
     Args:
         rows: reason, group, groups (array of "<column>=<value>"). Rows with a reason stay as they
             are and join nothing: they are in no split.
-        scratch: for intermediate data.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         progress: gets a line where joining them takes rounds.
 
     A unit is named by the smallest of the names in it, a function of the rows alone. Units are

@@ -151,19 +151,15 @@ def plan_shards(
 def place(encoded: DataFrame, plan: dict[str, SplitSize], seed: int) -> DataFrame:
     """Give each row its shard and its position: the order is that of hash(seed, id)."""
     order = F.sha2(F.concat(F.lit(f"{seed}:"), F.col("id")), 256)
-    sizes = {split: size.rows for split, size in plan.items()}
-    rank = F.col("rank")
+    rows = {split: size.rows for split, size in plan.items()}
+    shards = _of_split({split: size.shards for split, size in plan.items()})
     # rank * shards / rows: shard sizes differ by at most one row
-    shard = F.floor(
-        rank
-        * _of_split({split: size.shards for split, size in plan.items()})
-        / _of_split(sizes).cast("double")
-    )
-    return _ranked(encoded, "split", order, max(sizes.values())).select(
+    shard = F.floor(F.col("rank") * shards / _of_split(rows).cast("double"))
+    return _ranked(encoded, "split", order, max(rows.values())).select(
         "split",
         shard.cast("int").alias("shard"),
         "rank",
-        _of_split({split: size.shards for split, size in plan.items()}).cast("int").alias("shards"),
+        shards.cast("int").alias("shards"),
         "id",
         "label",
         "ids",
