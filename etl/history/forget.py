@@ -184,7 +184,8 @@ def apply(
         # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
         # of theirs published.
         all_ids = [*ids, *result.targets.copies]
-        marked = marks.add(root, all_ids, result.hashes.get(root, []), _user())
+        user = redact.text(user_and_host())
+        marked = marks.add(root, all_ids, result.hashes.get(root, []), user)
         if marked is not None:
             progress(f"marked in {marked}")
             changed.append(marked)
@@ -274,10 +275,6 @@ def refuse_left(left: Survey) -> None:
             remedy="remove these files, or run `howdah model forget` again when nothing writes to"
             " them",
         )
-
-
-def _user() -> str:
-    return redact.text(user_and_host())
 
 
 # ------------------------------------------------------------------------------------ datasets

@@ -84,7 +84,9 @@ def find(
     begin = len(temporary)
     join = partial(connected_components, scratch=scratch, temporary=temporary, progress=progress)
     large = F.col("size") > MAX_BUCKET_SIZE
-    hashed = _signed(unique, options, temporary)
+    sign = crossing(partial(_sign_batches, options=options))
+    hashed = unique.select("id", "text").mapInArrow(sign, _SIGNED).persist()
+    temporary.append(hashed)
     before = len(temporary)
     for salt in range(_SALTS):
         signed = hashed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
@@ -141,13 +143,6 @@ def find(
 
 
 # --------------------------------------------------------------------------------- signatures
-def _signed(unique: DataFrame, options: DedupOptions, temporary: list[DataFrame]) -> DataFrame:
-    sign = partial(_sign_batches, options=options)
-    signed = unique.select("id", "text").mapInArrow(crossing(sign), _SIGNED).persist()
-    temporary.append(signed)
-    return signed
-
-
 def _sign_batches(
     batches: Iterable[pa.RecordBatch], options: DedupOptions
 ) -> Iterator[pa.RecordBatch]:

@@ -105,7 +105,7 @@ def resolve(data: DataSection) -> Source:
                 ),
                 remedy="rename it, e.g. convmv -f LATIN1 -t UTF-8: Spark cannot open such a name",
             )
-    kind = _kind_of(data, entries)
+    kind = _kind_of(data, entries) if entries else None
     # An empty image file is a row that is rejected; an empty file of rows has none.
     files = [entry for entry in entries if entry.size > 0 or kind == "image"]
     if not files:
@@ -208,13 +208,6 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
     others = [e.name for e in entries if ending(e.name) not in _ENDINGS]
     if len(kinds) == 1 and not others:
         return kinds.pop()
-    if not entries:
-        raise DataError(
-            "the source is empty",
-            where=storage.absolute(source),
-            got="no file",
-            remedy="check data.source",
-        )
     if (error := everyday.refusal(source, entries)) is not None:
         raise error
     raise ConfigError(
