@@ -200,7 +200,6 @@ def _is_whole(entry: Entry) -> bool:
 
 def sweep(
     dataset: str,
-    own_token: str | None = None,
     *,
     over: Collection[str] = (),
     whole_stays: bool = True,
@@ -208,12 +207,11 @@ def sweep(
     """Remove the files that crashed runs left in a dataset's version directories. Returns the
     paths.
 
-    Only files that an ETL makes are removed. Those of runs with a live lease stay, and so do those
-    of the calling run; in a version without a manifest and without a live run all of them go, but
-    for whole intermediate data as long as no version is newer.
+    Only files that an ETL makes are removed. Those of runs with a live lease stay; in a version
+    without a manifest and without a live run all of them go, but for whole intermediate data as
+    long as no version is newer.
 
     Args:
-        own_token: token of the calling run, if there is one.
         over: YARN applications that have ended, so that their runs are dead.
         whole_stays: False: intermediate data goes also where a run could go on from it.
     """
@@ -228,7 +226,7 @@ def sweep(
     with ThreadPoolExecutor(min(_THREADS, len(versions)), "howdah-sweep") as pool:
         paths = [version.path for version in versions]
         newest = functools.cache(lambda: _newest(paths)) if whole_stays else None
-        for gone in pool.map(lambda path: _sweep_version(path, own_token, over, newest), paths):
+        for gone in pool.map(lambda path: _sweep_version(path, over, newest), paths):
             removed += gone
     return removed
 
@@ -255,10 +253,7 @@ def _newest(versions: Iterable[str]) -> float:
 
 
 def _sweep_version(
-    version: str,
-    own_token: str | None,
-    over: Collection[str],
-    newest: Callable[[], float] | None,
+    version: str, over: Collection[str], newest: Callable[[], float] | None
 ) -> list[str]:
     """Sweep one version.
 
@@ -272,8 +267,6 @@ def _sweep_version(
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
     alive = _live([entry.path for entry in leases.values()], over)
     live = {token for token, entry in leases.items() if entry.path in alive}
-    if own_token:
-        live.add(own_token)
     committed = named(version)
 
     def dead(entry: Entry) -> bool:

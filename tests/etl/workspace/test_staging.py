@@ -68,8 +68,9 @@ def test_intermediate_data_goes_with_the_run_that_made_it(dataset):
         _put(version, f"{staging.scratch_name(token)}/edges/part-0.parquet")
     _put(version, "scratch-of-mine/a")
     _lease(version, "aaaaaaaa", host=socket.gethostname(), pid=_dead_pid())
-    _lease(version, "bbbbbbbb", host=socket.gethostname(), pid=os.getpid())
-    gone = sweep(dataset, "cccccccc")
+    for token in ("bbbbbbbb", "cccccccc"):
+        _lease(version, token, host=socket.gethostname(), pid=os.getpid())
+    gone = sweep(dataset)
     assert gone[0] == f"{version}/scratch-aaaaaaaa" and len(gone) == 2
     left = {e.name for e in storage.list_dir(version) if e.is_dir}
     assert left == {"scratch-bbbbbbbb", "scratch-cccccccc", "scratch-of-mine"}
