@@ -378,13 +378,13 @@ def _make(
 ) -> EtlResult:
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
     from howdah.etl.history import past as history
-    from howdah.etl.version import Task, write_files
+    from howdah.etl.version import NewVersion, write_files
 
     past, gone, hash_, path = _target(config, source, encoder)
     if past is not None:
         history.say(progress, past)
     path = storage.absolute(path)  # executors may have another working directory
-    task = Task(
+    new = NewVersion(
         spark=spark, config=config, source=source, encoder=encoder, progress=progress,
         hash=hash_, directory=path, past=past, gone=gone,
     )  # fmt: skip
@@ -405,7 +405,7 @@ def _make(
                 translated("run the ETL"),
                 credentials.Keeper(spark) as keeper,
             ):
-                manifest = write_files(task, lease.token, scratch, kept, keeper)
+                manifest = write_files(new, lease.token, scratch, kept, keeper)
             lease.renew()  # a sweep that begins from here on leaves our files alone
             refuse_missing(path, manifest)
             appends = contextlib.nullcontext()

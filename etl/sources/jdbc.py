@@ -86,9 +86,9 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """The rows, read by as many tasks as the options say."""
     at, options = server(data.jdbc), data.jdbc
     with _translated(source):
-        if options.partition_column is None:
-            return _frame(spark, source, at, options)
         frame = _frame(spark, source, at, options)
+        if options.partition_column is None:
+            return frame
         column = _column(frame, options.partition_column, "data.jdbc.partition_column", source)
         name = _quoted(column)
         select = f"CAST(min({name}) AS text) AS low, CAST(max({name}) AS text) AS high"

@@ -38,6 +38,7 @@ from howdah.spark.errors import crossing
 
 ENCODED = "id string, split string, label int, ids binary, length int"
 _WRITTEN = "split string, shard int, entry string"
+REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 _REJECTED = "name string, rows bigint, bytes bigint"
 _RECORD_OVERHEAD_BYTES = 110
 _WRITE_ROWS = 2_000
@@ -453,15 +454,8 @@ def write_rejects(
 
     Texts are cut at 2,000 characters: the table is for reading, the source has the rest.
     """
-    rows = rows.select(
-        "id",
-        F.regexp_replace(F.substring("text", 1, _REJECT_TEXT_CHARACTERS), PAIR, " [SEP] ").alias(
-            "text"
-        ),
-        "label",
-        "reason",
-        "detail",
-    )
+    text = F.regexp_replace(F.substring("text", 1, _REJECT_TEXT_CHARACTERS), PAIR, " [SEP] ")
+    rows = rows.select(*REJECT_COLUMNS).withColumn("text", text)
     work = partial(_reject_batches, directory=directory, token=token)
     work = crossing(credentials.using(work, secrets))
     written = rows.mapInArrow(work, _REJECTED).collect()
