@@ -151,7 +151,7 @@ def _environ(home: str, *, python: bool = False) -> dict[str, str]:
         code = library
         if not os.path.isdir(os.path.join(library, "pyspark", "sql")):
             code = os.path.join(library, "lib", "pyspark.zip")
-        first = [code, *glob.glob(os.path.join(library, "lib", "py4j-*.zip"))]
+        first = [code, *glob.glob(os.path.join(glob.escape(library), "lib", "py4j-*.zip"))]
         return isolation.environment(env, first=first)
     return env
 

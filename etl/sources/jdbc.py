@@ -189,7 +189,7 @@ def server(options: JdbcOptions) -> Server:
             where, what="the file with the database's password", where=f"data.jdbc.url_file {where}"
         )
     try:
-        return _parsed(text.strip(), where)
+        return _parsed(text.removeprefix("\ufeff").strip(), where)
     except ValueError:  # the port is not a number
         raise _no_url(where) from None
 

@@ -351,6 +351,14 @@ def test_an_answer_that_names_a_place_keeps_it(answered):
     assert answered(bad).as_dict() == bad.as_dict()
 
 
+def test_a_spark_in_a_directory_with_brackets_has_its_py4j(tmp_path):
+    library = tmp_path / "spark[3]" / "python"
+    (library / "lib").mkdir(parents=True)
+    (library / "lib" / "py4j-0.10-src.zip").touch()
+    paths = submit._environ(str(tmp_path / "spark[3]"), python=True)["PYTHONPATH"].split(os.pathsep)
+    assert f"{library}/lib/py4j-0.10-src.zip" in paths
+
+
 def test_a_blank_in_tmpdir_does_not_end_the_options_of_spark_submit(tmp_path, monkeypatch):
     (tmp_path / "my files").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))

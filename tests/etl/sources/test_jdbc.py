@@ -85,7 +85,7 @@ def test_the_password_is_apart_from_what_is_shown(tmp_path):
         ("postgresql://me:pw@10.0.0.7/x?connectTimeout=3",
          "10.0.0.7:5432/x?connectTimeout=3&sslmode=verify-full"),
         ("postgresql://me:pw@db.example/x?sslmode=disable", "db.example:5432/x?sslmode=disable"),
-        ("postgresql://me:pw@127.0.0.1/x", "127.0.0.1:5432/x"),
+        ("\ufeffpostgresql://me:pw@127.0.0.1/x\r\n", "127.0.0.1:5432/x"),  # as Windows writes it
         ("postgresql://me:pw@localhost/x", "localhost:5432/x"),
         ("postgresql://me:pw@[::1]/x", "[::1]:5432/x"),
     ],
