@@ -125,15 +125,15 @@ class Directory:
 
 def directory(path: str, targets: Targets) -> Directory:
     """Look at a version's directory, which need not have a manifest."""
-    contents, named = Directory(), staging.named(path)
+    contents, names = Directory(), staging.manifest_names(path)
     for entry in below(path):
         relative = entry.path[len(path.rstrip("/")) + 1 :]
         top = relative.partition("/")[0]
         if staging.LEASE.fullmatch(relative):
             contents.live = contents.live or staging.is_live(entry.path)
-        elif relative in (named or ()):
+        elif relative in (names or ()):
             continue
-        elif staging.is_ours(relative) or (named is None and relative in staging.REPORTS):
+        elif staging.is_ours(relative) or (names is None and relative in staging.REPORTS):
             rows = 0
             if entry.name.endswith(".parquet"):
                 rows = judge(entry.path, targets, ("id",)).count

@@ -110,7 +110,7 @@ def _owner(entry: Entry) -> str | None:
     return match.group(1) if match else None
 
 
-def named(version: str) -> set[str] | None:
+def manifest_names(version: str) -> set[str] | None:
     """Names that a version's manifest lists, relative to it; None without a manifest."""
     path = storage.join(version, MANIFEST)
     if not storage.exists(path):
@@ -170,7 +170,7 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
     made = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
     stays = {entry.path for entry in made if whole_stays and _is_whole(entry)}
     # Read last: a commit whose answer was lost may have taken effect since the failure.
-    committed = named(directory) or set()
+    committed = manifest_names(directory) or set()
     commit.sweep(
         made, lambda one: one.path not in stays and _relative(directory, one.path) not in committed
     )
@@ -267,7 +267,7 @@ def _sweep_version(
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
     alive = _live([entry.path for entry in leases.values()], over)
     live = {token for token, entry in leases.items() if entry.path in alive}
-    committed = named(version)
+    committed = manifest_names(version)
 
     def dead(entry: Entry) -> bool:
         if committed is not None and _relative(version, entry.path) in committed:
