@@ -7,12 +7,14 @@ of the console; a version without any has none of these.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from howdah.config.data import DataSection
 from howdah.data.manifest import ShardEntry
+from howdah.etl.expect import class_counts
 from howdah.etl.rows import gate, labels
 from howdah.pages import personal
 from howdah.pages.figures import percent
@@ -26,6 +28,8 @@ _MISSING = frozenset({
     "undefined", "(none)", "(null)", "#n/a", "k. a.", "k.a.",
 })  # fmt: skip
 """What spreadsheets, pandas and databases write where there is no value."""
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufffe\uffff]")
+"""What a JSON text may hold as it is, and a YAML text only escaped: line ends among others."""
 _MOST_IN_YAML = 40
 _MOST_LISTED = 8
 _FEW_IN_ALL = 100
@@ -148,7 +152,7 @@ def _of_labels(
     names: Sequence[str], splits: Splits, data: DataSection, *, few: bool
 ) -> Iterator[_Parts]:
     """Findings about the classes; `few`: the version is so small that small classes are no news."""
-    counts = {split: _counts(shards) for split, shards in splits.items() if shards}
+    counts = {split: class_counts(shards) for split, shards in splits.items() if shards}
     total = sum(counts.values(), Counter())
     twins = labels.similar(names) if data.labels is None else []
     missing = missing_values(names) if data.labels is None else []
@@ -249,14 +253,10 @@ def _yaml(
     if missing:
         yaml.append("  quality: {unknown_label: reject}")
     yaml.append("  labels:")
-    for pair in mapping.items():
-        yaml.append("    " + ": ".join(json.dumps(one, ensure_ascii=False) for one in pair))
-    return yaml
+    return yaml + [f"    {_quoted(label)}: {_quoted(name)}" for label, name in mapping.items()]
 
 
-def _counts(shards: Sequence[ShardEntry]) -> Counter[int]:
-    counts: Counter[int] = Counter()
-    for shard in shards:
-        for number, rows in shard.class_counts.items():
-            counts[int(number)] += rows
-    return counts
+def _quoted(text: str) -> str:
+    return _NOT_IN_YAML.sub(
+        lambda match: f"\\u{ord(match[0]):04x}", json.dumps(text, ensure_ascii=False)
+    )

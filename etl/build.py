@@ -36,10 +36,6 @@ from howdah.spark.errors import crossing, translated
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
-DRIVER_EDGES = 2_000_000
-"""Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each: 200 MB
-of the 4 GB that it has by default. More pairs are contracted on the executors first, with the same
-result."""
 _MANY_ROWS = limit("many_rows", 100_000)
 """Number of rows from which on an extra job to unpersist rows cached twice pays off, and files from
 which a run that takes a killed one's place goes on."""
@@ -87,9 +83,8 @@ def from_text(
     passed, official = split.given_by(passed, data.split)
     judging = None
     if past is not None and past.parent is not None:
-        separated = judge.separate(passed, past, data)
-        judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
-        passed = separated.fresh
+        judging = judge.judging_of(passed, past, data, kept)
+        passed = judging.fresh
     rejects = gated.where(F.col("reason").isNotNull())
     judged, stays = None, gated
     if read >= _MANY_ROWS and judging is None:  # which reads the gate's rows again
@@ -100,7 +95,6 @@ def from_text(
         data.dedup,
         scratch,
         kept,
-        driver_edges=DRIVER_EDGES,
         task=data.task,
         whole=official is not None and data.split.time.column is None,
         progress=progress,
@@ -110,7 +104,7 @@ def from_text(
     progress.begin("divide into splits")
     rows, joined = deduplicated.rows, None
     if data.split.group:
-        joined = units.of_groups(rows, scratch, kept, driver_edges=DRIVER_EDGES, progress=progress)
+        joined = units.of_groups(rows, scratch, kept, progress=progress)
         rows = joined.rows
     if judging is not None:
         final = judging.place(rows)
@@ -242,7 +236,6 @@ def from_images(
         exact,
         scratch,
         kept,
-        driver_edges=DRIVER_EDGES,
         progress=progress,
     )
     final = split.assign(deduplicated.rows, data.split, None, kept).persist()
@@ -290,9 +283,10 @@ def _gate(
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
-    more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
+    columns = given.columns(data.split)
+    more = "".join(f", {name} {kind}" for name, kind in columns.items())
     rows = reading.read(spark, source, data, counted)
-    rows = numbering.gathered(rows, given.only(rows))
+    rows = numbering.gathered(rows, list(columns))
     rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:
         rows = judge.with_own_ids(rows, past, data)
@@ -326,7 +320,7 @@ def _labels_at_gate(
     progress(f"read {read:,} rows: {rows:,} are usable")
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
-    counting.refuse_rejects(read, counting.drops_of(at_gate), data)
+    gate.refuse_rejects(read, counting.drops_of(at_gate), data)
     before = [] if past is None else past.labels
     if data.task == "regression":
         if not rows:
@@ -411,7 +405,7 @@ def from_records(
     passed = Counter({label: n for (reason, label), n in counts.items() if reason is None})
     unknown = Counter({label: n for (reason, label), n in counts.items() if reason == "bad_label"})
     labels.refuse_unknown(data, unknown)
-    counting.refuse_rejects(read, counting.drops_of(counts), data)
+    gate.refuse_rejects(read, counting.drops_of(counts), data)
     names = labels.names(data, passed)
     progress(f"read {read:,} records: {sum(passed.values()):,} are usable")
     numbers = local_table(spark, list(enumerate(names)), "number int, label string")

@@ -16,7 +16,6 @@ from howdah.etl.workspace.scratch import Scratch
 from howdah.etl.workspace.staging import WHOLE
 from howdah.etl.write import shards
 
-_REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 _ROWS, FINAL, _REJECTS = WHOLE.removesuffix(".json"), "final", "rejects"
 """Names of intermediate data: of what is whole, and of its frames."""
 
@@ -45,13 +44,13 @@ class Built:
 
 def rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
     """id, text, label, reason, detail of the rows that the gate or de-duplication took out."""
-    more = final.where(F.col("reason").isNotNull()).select(*_REJECT_COLUMNS)
-    return rejects.select(*_REJECT_COLUMNS).unionByName(more)
+    more = final.where(F.col("reason").isNotNull()).select(*shards.REJECT_COLUMNS)
+    return rejects.select(*shards.REJECT_COLUMNS).unionByName(more)
 
 
 def keep_rejects(rejects: DataFrame, scratch: Scratch) -> DataFrame:
     """The rows that the gate rejected, from files."""
-    return scratch.keep(rejects.select(*_REJECT_COLUMNS), _REJECTS)
+    return scratch.keep(rejects.select(*shards.REJECT_COLUMNS), _REJECTS)
 
 
 def finish(

@@ -15,7 +15,6 @@ from howdah.data.clean import PAIR
 from howdah.data.files import encodings
 from howdah.errors import DataError
 from howdah.etl.rows import gate, labels
-from howdah.etl.rows.gate import refuse_rejects
 from howdah.etl.sources.source import Source
 
 SAMPLES = 3
@@ -117,7 +116,7 @@ def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[in
 def judged(read: int, counts: Counter, data: DataSection, progress: Callable[[str], None]) -> dict:
     """What the manifest says of the rows, unless too many are rejected."""
     drops = drops_of(counts)
-    refuse_rejects(read, drops, data)
+    gate.refuse_rejects(read, drops, data)
     quality = quality_of(read, counts)
     progress(
         f"kept {quality['kept']:,} rows; dropped "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from howdah.config.data import ExpectOptions
-from howdah.data.manifest import Dataset, DatasetManifest
+from howdah.data.manifest import Dataset, DatasetManifest, ShardEntry
 from howdah.errors import ExpectationsFailed, HowdahError
 from howdah.etl.rows.gate import DUPLICATES
 
@@ -129,14 +130,19 @@ def total_variation(a: Mapping[str, int], b: Mapping[str, int]) -> float:
     return sum(abs(p.get(key, 0.0) - q.get(key, 0.0)) for key in sorted({*p, *q})) / 2
 
 
+def class_counts(shards: Iterable[ShardEntry]) -> Counter[int]:
+    """{number of a label: rows}."""
+    counts: Counter[int] = Counter()
+    for shard in shards:
+        for number, rows in shard.class_counts.items():
+            counts[int(number)] += rows
+    return counts
+
+
 def label_counts(manifest: DatasetManifest) -> Counter[str]:
     """{label: rows} of all splits; labels without rows are in it."""
-    counts = Counter(dict.fromkeys(manifest.labels, 0))
-    for shards in manifest.splits.values():
-        for shard in shards:
-            for number, rows in shard.class_counts.items():
-                counts[manifest.labels[int(number)]] += rows
-    return counts
+    counts = class_counts(itertools.chain(*manifest.splits.values()))
+    return Counter({label: counts[number] for number, label in enumerate(manifest.labels)})
 
 
 def lengths(manifest: DatasetManifest) -> Counter[str]:

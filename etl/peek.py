@@ -119,7 +119,9 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
     rows = [(*row, part) for part, one in enumerate(samples) for row in _rows(one, data)]
     files = [*source.files, *(entry for part in source.parts.values() for entry in part.files)]
     whole = all(one.whole for one in samples) and len(files) == len(samples)
-    if whole and not rows and source.kind != "orc" and source.kind != "avro":
+    malformed = sum(len(one.malformed) for one in samples)
+    read = len(rows) + malformed
+    if whole and not read and source.kind not in ("orc", "avro"):
         raise DataError(
             "the source is empty",
             where=samples[0].path,
@@ -147,15 +149,14 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
         reasons[verdict.reason] += 1
         if verdict.reason == "bad_label" and (value := label_name(label or "")):
             unknown[value] += 1
-    malformed = sum(len(one.malformed) for one in samples)
     reasons["malformed"] += malformed
     one_label = data.task == "single_label"
-    if rows:
+    if read:
         try:
             if one_label:
                 labels.refuse_unknown(data, unknown)
             if whole:
-                gate.refuse_rejects(len(rows) + malformed, reasons, data)
+                gate.refuse_rejects(read, reasons, data)
             if whole and one_label and not data.append.enabled:
                 labels.names(data, counts)
         except DataError as error:
@@ -165,23 +166,18 @@ def _judged(source: Source, samples: list[Sample], data: DataSection) -> Look:
         files=len(files),
         size=sum(entry.size for entry in files),
         samples=samples,
-        rows=len(rows) + malformed,
+        rows=read,
         whole=whole,
         reasons=+reasons,
         labels=counts if one_label else Counter(),
-        columns=_mapping(data),
+        columns=", ".join(
+            key.removeprefix("data.").removeprefix("columns.") for key, _ in sources.wanted(data)
+        ),
     )
     look.warnings.extend(_warnings(look, data))
     if one_label and counts:
         look.advice.extend(_of_labels(look, data))
     return look
-
-
-def _mapping(data: DataSection) -> str:
-    keys = (
-        where.removeprefix("data.").removeprefix("columns.") for where, _ in sources.wanted(data)
-    )
-    return ", ".join(keys)
 
 
 def _rows(one: Sample, data: DataSection) -> Iterator[tuple[str | None, ...]]:

@@ -311,30 +311,25 @@ def dataset_hash(
     )
 
 
-def _past(config: Config, source: Source, encoder: AnyEncoder) -> Past | None:
-    if not config.data.append.enabled:
-        return None
-    from howdah.etl.history import past as history
+def _target(
+    config: Config, source: Source, encoder: AnyEncoder
+) -> tuple[Past | None, Forgotten, str, str]:
+    """(what is appended to, marks of rows that are left out, hash, path) of the version to make."""
+    past = None
+    if config.data.append.enabled:
+        from howdah.etl.history.past import find
 
-    return history.find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
-
-
-def _gone(config: Config) -> Forgotten:
-    """The rows that were forgotten: they are left out where the source has them again."""
-    return marks.load(config.data.dataset)
-
-
-def _version(config: Config, hash_: str) -> str:
-    return storage.join(config.data.dataset, f"v={hash_}")
+        past = find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
+    gone = marks.load(config.data.dataset)
+    hash_ = dataset_hash(config, source, encoder, past, gone)
+    return past, gone, hash_, storage.join(config.data.dataset, f"v={hash_}")
 
 
 def _unchanged(
     config: Config, source: Source, encoder: AnyEncoder, progress: Progress
 ) -> EtlResult | None:
-    past = _past(config, source, encoder)
-    hash_ = dataset_hash(config, source, encoder, past, _gone(config))
-    version = _version(config, hash_)
-    _sweep(config.data.dataset, None, progress)
+    past, _, _, version = _target(config, source, encoder)
+    _sweep(config.data.dataset, progress)
     if past is not None and past.unchanged:
         from howdah.etl.version import expect_of_part
 
@@ -363,9 +358,9 @@ def committed(version: str, *, unchanged: bool) -> EtlResult:
     )
 
 
-def _sweep(dataset: str, token: str | None, progress: Progress) -> None:
+def _sweep(dataset: str, progress: Progress) -> None:
     try:
-        swept = sweep(dataset, token)
+        swept = sweep(dataset)
     except StorageError as error:
         progress(f"leftovers of earlier runs could not be removed: {error.what} ({error.where})")
         return
@@ -383,22 +378,19 @@ def _make(
 ) -> EtlResult:
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
     from howdah.etl.history import past as history
-    from howdah.etl.version import Task, write_files
+    from howdah.etl.version import NewVersion, write_files
 
-    past = _past(config, source, encoder)
+    past, gone, hash_, path = _target(config, source, encoder)
     if past is not None:
         history.say(progress, past)
-    gone = _gone(config)
-    hash_ = dataset_hash(config, source, encoder, past, gone)
-    # Executors may have another working directory.
-    path = storage.absolute(_version(config, hash_))
-    task = Task(
+    path = storage.absolute(path)  # executors may have another working directory
+    new = NewVersion(
         spark=spark, config=config, source=source, encoder=encoder, progress=progress,
         hash=hash_, directory=path, past=past, gone=gone,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest
-        stack.callback(_sweep, config.data.dataset, None, progress)
+        stack.callback(_sweep, config.data.dataset, progress)
         # Register the lease's cleanup before it begins: an interrupt may arrive at any time.
         lease = RunLease(path, application)
         stack.push(lease)
@@ -413,7 +405,7 @@ def _make(
                 translated("run the ETL"),
                 credentials.Keeper(spark) as keeper,
             ):
-                manifest = write_files(task, lease.token, scratch, kept, keeper)
+                manifest = write_files(new, lease.token, scratch, kept, keeper)
             lease.renew()  # a sweep that begins from here on leaves our files alone
             refuse_missing(path, manifest)
             appends = contextlib.nullcontext()

@@ -10,40 +10,16 @@ from typing import Any, Protocol
 from howdah import storage
 from howdah.config.splits import SPLITS, TRAIN
 from howdah.data.manifest import DatasetManifest, ShardEntry
+from howdah.etl.expect import class_counts
+from howdah.etl.rows import gate
+from howdah.etl.workspace.staging import REPORTS
 from howdah.pages import charts, personal
 from howdah.pages import page as pages
 from howdah.run_files import REPORT, RUNS
 
-JSON = "report.json"
-HTML = "report.html"
-FILES = (JSON, HTML)
+JSON, HTML = REPORTS
 _MOST_CLASSES = 40
 _BINS = 32
-
-_REASONS = {
-    "malformed": "the row could not be read: another number of fields, or no valid JSON",
-    "no_id": "the column data.columns.id is empty",
-    "duplicate_id": "an earlier row has the same id",
-    "wrong_encoding": "the text is not in the encoding of data.csv.encoding",
-    "empty": "no text is left after cleaning",
-    "too_short": "fewer characters than data.quality.min_characters",
-    "too_long": "more characters than data.quality.max_characters",
-    "undecodable": "the image cannot be read",
-    "too_small": "the image has too few pixels",
-    "too_large": "the image has too many pixels or bytes",
-    "bad_label": "no label, or one that data.labels does not have",
-    "bad_target": "the target is not a finite number",
-    "bad_split": "the row's split has an unknown name",
-    "bad_time": "the row's time cannot be read",
-    "forgotten": "the row was forgotten by `howdah model forget`",
-    "known_id": "an earlier version of the dataset has the row",
-    "label_conflict": "the same text has several labels (data.dedup.conflict)",
-    "bridges_splits": "the row is like rows of two splits",
-    "held_out_copy": "a copy of a row of validation or test",
-    "exact_duplicate": "the same text as another row",
-    "near_duplicate": "nearly the same text as another row (data.dedup.threshold)",
-}
-"""{reason for which a row is left out: its meaning}."""
 
 
 class Samples(Protocol):
@@ -93,11 +69,9 @@ def contents(
     """What the report says, as JSON."""
     splits = {}
     for name, shards in manifest.splits.items():
-        classes: Counter[str] = Counter()
+        classes = class_counts(shards)
         histogram: Counter[int] = Counter()
         for shard in shards:
-            for number, count in shard.class_counts.items():
-                classes[manifest.labels[int(number)]] += count
             for bound, count in shard.length_histogram.items():
                 histogram[int(bound)] += count
         rows = sum(shard.rows for shard in shards)
@@ -109,7 +83,7 @@ def contents(
             "tokens": tokens,
             "mean_tokens": round(tokens / rows, 2),
             "target": _target(shards),
-            "class_counts": {label: classes[label] for label in manifest.labels},
+            "class_counts": {label: classes[n] for n, label in enumerate(manifest.labels)},
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
     quality = {k: v for k, v in manifest.quality.items() if k not in ("reject_files", "look")}
@@ -181,7 +155,7 @@ def page(value: dict[str, Any], links: Sequence[pages.Link] = ()) -> str:
         cut=None if cut is None else cut / max(1, kept),
         lengths=_lengths(lengths, value["max_length"]),
         drops=sorted(value["quality"]["drops"].items(), key=lambda item: -item[1]),
-        reasons=_REASONS,
+        reasons=gate.REASONS,
     )
 
 

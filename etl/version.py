@@ -44,6 +44,7 @@ from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 from howdah.etl.write import hive as hive_write
 from howdah.etl.write import shards
+from howdah.pages.figures import percent
 
 SHUFFLE_SEED = 17
 """Seed of the global shuffle into shards. Training shuffles again by training.seed: this one only
@@ -57,7 +58,7 @@ Table = dict[tuple[str, int], tuple[int, int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class NewVersion:
     """One version to make: of what, and where."""
 
     spark: SparkSession
@@ -96,7 +97,7 @@ class Task:
 
 
 def write_files(
-    task: Task, token: str, scratch: Scratch, kept: Kept, keeper: credentials.Keeper
+    new: NewVersion, token: str, scratch: Scratch, kept: Kept, keeper: credentials.Keeper
 ) -> DatasetManifest:
     """Everything but the commit: shards, reject table, report; returns the manifest to commit.
 
@@ -104,71 +105,71 @@ def write_files(
         token: of this run's lease: part of the names of its files.
     """
     began = time.monotonic()
-    if task.past is not None:
-        past = replace(task.past, secrets=keeper.secrets(task.progress))
-        task = replace(task, past=past)
-    task.progress.begin("read and clean")
-    built = _build(task, scratch, kept)
-    task.progress.begin("encode and write")
-    encoded, table = _balanced(task, built, scratch, kept)
-    layout = task.layout
-    splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
-    if layout.image is None:
+    if new.past is not None:
+        past = replace(new.past, secrets=keeper.secrets(new.progress))
+        new = replace(new, past=past)
+    new.progress.begin("read and clean")
+    built = _build(new, scratch, kept)
+    new.progress.begin("encode and write")
+    encoded, table = _balanced(new, built, scratch, kept)
+    splits = _write_shards(new, encoded, _totals(table), token, keeper)
+    if new.layout.image is None:
         built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     # Judged before anything is written outside the version's directory, and of the new rows alone
     # where they are appended: beside a year's rows those of a day would not show.
-    manifest = _manifest(task, built, layout, splits)
-    judged = expectations(task.config, manifest, task.progress, task.past)
+    manifest = _manifest(new, built, splits)
+    judged = expectations(new.config, manifest, new.progress, new.past)
     if judged is not None:
         built.quality["expectations"] = judged
-    _write_rejects(task, built, token, keeper)
-    shards = [*_stays(task, TRAIN), *splits.get(TRAIN, [])]
-    trained = {int(number) for shard in shards for number in shard.class_counts}
+    _write_rejects(new, built, token, keeper)
+    whole = {name: [*_stays(new, name), *splits.get(name, [])] for name in SPLITS}
+    trained = {int(number) for shard in whole[TRAIN] for number in shard.class_counts}
     built.quality["labels_without_training_rows"] = [
         name
         for n, name in enumerate(built.labels)
-        if n not in trained and task.config.data.task != "regression"
+        if n not in trained and new.config.data.task != "regression"
     ]
-    task.progress.begin("report")
-    _look(task, built, splits)
-    _warn_empty(task, built, splits)
-    _refuse_changed(task.spark, task.config, task.source)
-    built.quality["software"] = _software(task.spark)
-    built.quality["seconds"] = round(time.monotonic() - began, 2)
-    manifest = _manifest(task, built, layout, splits)
-    if task.past is not None:
-        manifest = _appended(task, built, manifest, token)
-    report.write(
-        task.directory,
-        manifest,
-        built,
-        task.config.report.texts,
-        task.config.run.directory,
+    new.progress.begin("report")
+    built.quality["look"] = attention.findings(
+        built.labels, whole, built.quality, new.config.data, built.texts
     )
+    _warn_empty(new, built, splits)
+    _refuse_changed(new.spark, new.config, new.source)
+    built.quality["software"] = _software(new.spark)
+    built.quality["seconds"] = round(time.monotonic() - began, 2)
+    manifest = _manifest(new, built, splits)
+    if new.past is not None:
+        manifest = _appended(new, built, manifest, token, kept)
+    texts, run_directory = new.config.report.texts, new.config.run.directory
+    report.write(new.directory, manifest, built, texts, run_directory)
     return manifest
 
 
-def _stays(task: Task, split: str) -> list[ShardEntry]:
+def _stays(new: NewVersion, split: str) -> list[ShardEntry]:
     """Shards of the version before, where rows are appended to it."""
-    return [] if task.past is None else task.past.staying(split)
+    return [] if new.past is None else new.past.staying(split)
 
 
-def _appended(task: Task, built: Built, manifest: DatasetManifest, token: str) -> DatasetManifest:
+def _appended(
+    new: NewVersion, built: Built, manifest: DatasetManifest, token: str, kept: Kept
+) -> DatasetManifest:
     """Write the ledger of the new rows; the manifest with those of the version before."""
     rows = built.kept.select("id", "text", "label", "key", "split", F.col("group").alias("cluster"))
+    signed = ledger.signed(rows, new.config.data.dedup).persist()
+    kept.append(signed)
     files = ledger.write(
-        ledger.signed(rows, task.config.data.dedup).persist(),
-        task.directory,
+        signed,
+        new.directory,
         token,
-        part=task.past.part,
-        buckets=task.past.buckets,
-        secrets=task.past.secrets,
-        near=task.config.data.dedup.near,
+        part=new.past.part,
+        buckets=new.past.buckets,
+        secrets=new.past.secrets,
+        near=new.config.data.dedup.near,
     )
     counts = {split: manifest.rows(split) for split in manifest.splits}
-    whole = task.past.appended(manifest, files, counts)
-    task.progress(
-        f"part {task.past.part}: "
+    whole = new.past.appended(manifest, files, counts)
+    new.progress(
+        f"part {new.past.part}: "
         + (", ".join(f"{split} {n:,}" for split, n in counts.items()) or "no new row")
         + f"; ledger of {sum(file.rows for file in files if file.kind == ledger.ROWS):,} rows"
     )
@@ -229,27 +230,29 @@ def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) 
     expectations(config, manifest.model_copy(update={"splits": part_shards}), progress)
 
 
-def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
+def _build(new: NewVersion, scratch: Scratch, kept: Kept) -> Built:
     """Rows from the source, encoded and split."""
-    arguments = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
-    if task.source.kind == "tfrecord":
-        return build.from_records(*arguments, gone=task.gone)
-    if task.config.data.kind == "image":
-        return build.from_images(*arguments, scratch=scratch, gone=task.gone)
-    before = built_rows.resumed(task.spark, task.config.data, task.encoder, scratch, task.progress)
-    return before or build.from_text(*arguments, scratch=scratch, past=task.past, gone=task.gone)
+    arguments = (new.spark, new.source, new.config, new.encoder, kept, new.progress)
+    if new.source.kind == "tfrecord":
+        return build.from_records(*arguments, gone=new.gone)
+    if new.config.data.kind == "image":
+        return build.from_images(*arguments, scratch=scratch, gone=new.gone)
+    before = built_rows.resumed(new.spark, new.config.data, new.encoder, scratch, new.progress)
+    return before or build.from_text(*arguments, scratch=scratch, past=new.past, gone=new.gone)
 
 
-def _balanced(task: Task, built: Built, scratch: Scratch, kept: Kept) -> tuple[DataFrame, Table]:
+def _balanced(
+    new: NewVersion, built: Built, scratch: Scratch, kept: Kept
+) -> tuple[DataFrame, Table]:
     """The encoded rows, balanced over the labels of the train split if asked, and their counts."""
-    data = task.config.data
+    data = new.config.data
     if built.keep_encoded is not None:
         encoded = built.keep_encoded()
     else:
         encoded = built.encoded.persist()
         kept.append(encoded)
-    table = _table(encoded, task.longest)
-    if not _stays(task, TRAIN):
+    table = _table(encoded, new.longest)
+    if not _stays(new, TRAIN):
         _refuse_empty_train(table, built)
     if data.balance == "none":
         return encoded, table
@@ -261,14 +264,13 @@ def _balanced(task: Task, built: Built, scratch: Scratch, kept: Kept) -> tuple[D
     }
     balanced = shards.balance(encoded, data.balance, BALANCE_RATIO, counts, SHUFFLE_SEED).persist()
     kept.append(balanced)
-    return balanced, _table(balanced, task.longest)
+    return balanced, _table(balanced, new.longest)
 
 
 def _write_shards(
-    task: Task,
+    new: NewVersion,
     encoded: DataFrame,
     totals: dict[str, tuple[int, int]],
-    layout: RecordLayout,
     token: str,
     keeper: credentials.Keeper,
 ) -> dict[str, list[ShardEntry]]:
@@ -279,10 +281,11 @@ def _write_shards(
     """
     if not totals:  # a part that holds nothing but copies
         return {}
-    data = task.config.data
-    a_token = layout.itemsize or 3
-    if layout.image is not None:
-        a_token = layout.image.values / layout.image_tokens
+    data, layout = new.config.data, new.layout
+    if layout.image is None:
+        a_token, stored = layout.itemsize or 3, shards.ids_type(new.encoder.vocab_size)
+    else:
+        a_token, stored = layout.image.values / layout.image_tokens, np.dtype(np.uint8)
     plan = shards.plan_shards(
         totals,
         shard_bytes=data.shard_bytes,
@@ -291,69 +294,54 @@ def _write_shards(
     )
     placed = shards.place(encoded, plan, SHUFFLE_SEED)
     splits = shards.write(
-        placed, task.directory, token, plan, layout, data.compression, _stored(task, layout),
-        keeper.secrets(task.progress),
+        placed, new.directory, token, plan, layout, data.compression, stored,
+        keeper.secrets(new.progress),
     )  # fmt: skip
-    task.progress(f"wrote {sum(len(s) for s in splits.values())} shards")
+    new.progress(f"wrote {sum(len(s) for s in splits.values())} shards")
     return splits
 
 
-def _stored(task: Task, layout: RecordLayout) -> np.dtype:
-    """Type of the ids, or pixels, of encoded rows."""
-    if layout.image is not None:
-        return np.dtype(np.uint8)
-    return shards.ids_type(task.encoder.vocab_size)
-
-
-def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Keeper) -> None:
+def _write_rejects(new: NewVersion, built: Built, token: str, keeper: credentials.Keeper) -> None:
     """Write the rejected rows beside the shards, and into data.rejects_table if it is given."""
-    files = shards.write_rejects(built.rejected, task.directory, token, keeper.secrets())
+    files = shards.write_rejects(built.rejected, new.directory, token, keeper.secrets())
     built.quality["reject_files"] = files
-    table = task.config.data.rejects_table
+    table = new.config.data.rejects_table
     if table is not None:
-        hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
+        hive_write.write_rejects(new.spark, table, new.hash, new.directory, files)
         built.quality["rejects_table"] = table
-        task.progress(f"rejected rows are in {table}, dataset={task.hash}")
+        new.progress(f"rejected rows are in {table}, dataset={new.hash}")
 
 
-def _look(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
-    """Add what a user should look at (etl/attention.py)."""
-    whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
-    built.quality["look"] = attention.findings(
-        built.labels, whole, built.quality, task.config.data, built.texts
-    )
-
-
-def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
+def _warn_empty(new: NewVersion, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
     """Report labels and splits that have no rows."""
     if missing := built.quality["labels_without_training_rows"]:
-        task.progress("no training rows for " + ", ".join(missing))
-    if task.past is not None and task.past.parent is not None:
+        new.progress("no training rows for " + ", ".join(missing))
+    if new.past is not None and new.past.parent is not None:
         return  # a day may be too small to have rows in each, and frozen splits get none
-    options = task.config.data.split
+    options = new.config.data.split
     for name, size in ((VALIDATION, options.validation), (TEST, options.tested)):
         if size and name not in splits:
-            shown = f"{size:.0%}" if size < 1 else f"{size:,} rows"
-            task.progress(f"the {name} split is empty: too few rows for {shown}")
+            shown = percent(size) if size < 1 else f"{size:,} rows"
+            new.progress(f"the {name} split is empty: too few rows for {shown}")
 
 
 def _manifest(
-    task: Task, built: Built, layout: RecordLayout, splits: dict[str, list[ShardEntry]]
+    new: NewVersion, built: Built, splits: dict[str, list[ShardEntry]]
 ) -> DatasetManifest:
-    data, source, encoder = task.config.data, task.source, task.encoder
+    data, source, encoder, layout = new.config.data, new.source, new.encoder, new.layout
     return DatasetManifest(
-        dataset_hash=task.hash,
+        dataset_hash=new.hash,
         created=created_now(data.dataset),
         etl_version=__version__,
         task=data.task,
         pairs=data.columns.text_pair is not None,
         labels=built.labels,
-        max_length=task.longest,
+        max_length=new.longest,
         tokenizer=TokenizerEntry(
             hash=encoder.hash,
             vocab_size=encoder.vocab_size,
             pad_id=encoder.pad_id,
-            source=redact.text(task.config.model.base),
+            source=redact.text(new.config.model.base),
         ),
         record=RecordEntry(
             ids_dtype=layout.ids_dtype,
@@ -406,12 +394,13 @@ def _table(encoded: DataFrame, max_length: int) -> Table:
 
 
 def _totals(table: Table) -> dict[str, tuple[int, int]]:
-    out = {}
+    """{split: (rows, tokens)}"""
+    totals = {}
     for name in SPLITS:
         parts = [value for (split_name, _), value in table.items() if split_name == name]
         if parts:
-            out[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
-    return out
+            totals[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
+    return totals
 
 
 def _refuse_empty_train(table: Table, built: Built) -> None:

@@ -30,9 +30,8 @@ def _ours(path: str, folder: str) -> tuple[float, dict[str, str]]:
         frame = spark.read.parquet(path).select("id", "text", "label")
         key = F.udf(gate.text_key, "string")
         with Scratch(f"{folder}/v=0", "bench") as scratch:
-            pairs = dedup.deduplicate(
-                frame.withColumn("key", key("text")), options, scratch, [], driver_edges=2_000_000
-            )
+            keyed = frame.withColumn("key", key("text"))
+            pairs = dedup.deduplicate(keyed, options, scratch, [])
             groups = {row["id"]: row["group"] for row in pairs.rows.select("id", "group").collect()}
         return time.monotonic() - began, groups
 

@@ -133,7 +133,11 @@ def _marker(path: str, targets: Targets) -> Judged:
 # -------------------------------------------------------------------------------------- Parquet
 def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: bool) -> Judged:
     try:
-        file = pq.ParquetFile(io.BytesIO(storage.read_bytes(path)))
+        # Spark's times are INT96 by default. In nanoseconds, as Arrow reads them otherwise, Spark
+        # would not read them again, and the year 9999 would become another one.
+        file = pq.ParquetFile(
+            io.BytesIO(storage.read_bytes(path)), coerce_int96_timestamp_unit="us"
+        )
         if not set(columns) & set(file.schema_arrow.names):
             why = f"its rows have no column {', '.join(sorted(columns))}"
             look = "name its column of ids by --id-column; or filter its rows with Spark"
@@ -153,11 +157,14 @@ def _parquet(path: str, targets: Targets, columns: Collection[str], rewrite: boo
 
 
 def _writer(out: io.BytesIO, file: pq.ParquetFile) -> pq.ParquetWriter:
-    """Open a Parquet writer with the schema and codec of `file`."""
+    """Open a Parquet writer with the schema, codec and type of times of `file`."""
     groups = file.metadata.num_row_groups and file.metadata.num_columns
     codec = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
     codec = {"UNCOMPRESSED": "none"}.get(codec, codec)
-    return pq.ParquetWriter(out, file.schema_arrow, compression=codec)
+    int96 = any(column.physical_type == "INT96" for column in file.schema)
+    return pq.ParquetWriter(
+        out, file.schema_arrow, compression=codec, use_deprecated_int96_timestamps=int96
+    )
 
 
 def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tuple[pa.Table, int]:
@@ -186,6 +193,12 @@ def _without(table: pa.Table, targets: Targets, columns: Collection[str]) -> tup
             field = table.schema.field(at)
             table = table.set_column(at, field, pa.array(new, field.type))
     return table, count
+
+
+def read_table(path: str, columns: list[str] | None = None) -> pa.Table:
+    """A Parquet file of the ETL's."""
+    with storage.open_read(path) as file:
+        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
 
 
 def without_rejected(table: pa.Table, targets: Targets) -> tuple[pa.Table, int]:

@@ -146,7 +146,7 @@ def survey(
         result.hashes[root] = sorted(
             hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")
         )
-        _beside(root, versions, result)
+        _beside(root, result)
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
@@ -184,7 +184,8 @@ def apply(
         # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
         # of theirs published.
         all_ids = [*ids, *result.targets.copies]
-        marked = marks.add(root, all_ids, result.hashes.get(root, []), _user())
+        user = redact.text(user_and_host())
+        marked = marks.add(root, all_ids, result.hashes.get(root, []), user)
         if marked is not None:
             progress(f"marked in {marked}")
             changed.append(marked)
@@ -205,28 +206,6 @@ def apply(
     return changed
 
 
-def listed_lines(result: Survey) -> list[str]:
-    """`Survey.missing` and `Survey.listed`, for the user."""
-    lines = [f"not found: {path}: check the path" for path in result.missing]
-    lines += [
-        f"look at {one['path']}: {one['why']}: {one['look']}"
-        for one in result.listed[:_MOST_LISTED]
-    ]
-    if (more := len(result.listed) - _MOST_LISTED) > 0:
-        lines.append(f"look at {more:,} more files: --json lists all")
-    if result.listed:
-        lines.append("(IDS is the file of ids)")
-    return lines
-
-
-def blocked_lines(result: Survey) -> list[str]:
-    """`Survey.blocked`, for the user."""
-    return [
-        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}"
-        for one in result.blocked
-    ]
-
-
 def refuse_blocked(result: Survey) -> None:
     """Fail if a dataset below the places may not be changed.
 
@@ -245,28 +224,33 @@ def refuse_blocked(result: Survey) -> None:
 
 def found_lines(result: Survey) -> list[str]:
     """The whole survey, for the user."""
-    return [
-        *(f"{path}: {count:,}" for path, count in result.files.items()),
-        *(f"{path}: left by a dead run" for path in result.leftovers),
-        *listed_lines(result),
-        *blocked_lines(result),
-        *(line for one in result.models for line in trained.model_lines(one)),
-        *table_lines(result),
-        *nowhere_lines(result),
+    lines = [f"{path}: {count:,}" for path, count in result.files.items()]
+    lines += [f"{path}: left by a dead run" for path in result.leftovers]
+    lines += [f"not found: {path}: check the path" for path in result.missing]
+    lines += [
+        f"look at {one['path']}: {one['why']}: {one['look']}"
+        for one in result.listed[:_MOST_LISTED]
     ]
-
-
-def table_lines(result: Survey) -> list[str]:
-    """What this command does not change, for the user: rejected rows in Hive tables."""
-    return [
+    if (more := len(result.listed) - _MOST_LISTED) > 0:
+        lines.append(f"look at {more:,} more files: --json lists all")
+    if result.listed:
+        lines.append("(IDS is the file of ids; grep needs it without blank lines and Windows' CR)")
+    lines += [
+        f"--apply is refused: {one['path']}: {one['why']}: {one['remedy']}"
+        for one in result.blocked
+    ]
+    for one in result.models:
+        lines += trained.model_lines(one)
+    lines += [
         f"rejected rows of such a version are in {table}: drop the partition there"
         for table in result.tables
     ]
+    return lines + nowhere_lines(result)
 
 
 def nowhere_lines(result: Survey) -> list[str]:
-    """A line about ids that were not found: mistyped, in places that were not given, or in files
-    that are listed."""
+    """A line about ids that are nowhere: mistyped, in places that were not given, or in files that
+    are listed."""
     if not result.nowhere:
         return []
     few = ", ".join(repr(one)[:80] for one in result.nowhere[:_MOST_LISTED])
@@ -291,10 +275,6 @@ def refuse_left(left: Survey) -> None:
             remedy="remove these files, or run `howdah model forget` again when nothing writes to"
             " them",
         )
-
-
-def _user() -> str:
-    return redact.text(user_and_host())
 
 
 # ------------------------------------------------------------------------------------ datasets
@@ -331,12 +311,11 @@ def _of_version(
             result.tables.append(f"{table}, partition dataset={version.manifest.dataset_hash}")
 
 
-def _beside(root: str, versions: Sequence[Dataset], result: Survey) -> None:
+def _beside(root: str, result: Survey) -> None:
     """Add what lies in the dataset's directory besides what manifests name."""
-    manifests = {version.path: version.manifest for version in versions}
     for entry in storage.list_dir(root):
         if entry.is_dir and entry.name.startswith("v="):
-            inside = in_dataset.directory(entry.path, manifests.get(entry.path), result.targets)
+            inside = in_dataset.directory(entry.path, result.targets)
             result.leftovers |= inside.leftovers
             for path in inside.others:
                 _look(path, result)

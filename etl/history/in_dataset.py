@@ -12,25 +12,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from howdah import storage
 from howdah.data import id_index
 from howdah.data.files.listing import of_each
 from howdah.data.lineage.rows import rows_of
-from howdah.data.manifest import MANIFEST, Dataset, DatasetManifest, ShardEntry
+from howdah.data.manifest import MANIFEST, Dataset, ShardEntry
 from howdah.errors import DataError, NotFound
-from howdah.etl import report
-from howdah.etl.history.artefacts import judge, without_rejected
-from howdah.etl.history.mentions import Targets, original
+from howdah.etl.history.artefacts import judge, read_table, without_rejected
+from howdah.etl.history.mentions import Targets, original, text_id
 from howdah.etl.history.rewrite import manifest_without
 from howdah.etl.workspace import staging
-
-
-def text_id(row_id: bytes) -> str:
-    """A record's id as predictions and rejects show it."""
-    return row_id.decode("utf-8", "backslashreplace")
 
 
 # -------------------------------------------------------------------------------------- records
@@ -106,10 +98,10 @@ def in_files(version: Dataset, targets: Targets) -> dict[str, int]:
     manifest = version.manifest
     for name in manifest.quality.get("reject_files", []):
         path = storage.join(version.path, name)
-        counts[path] = without_rejected(_read(path), targets)[1]
+        counts[path] = without_rejected(read_table(path), targets)[1]
     for file in manifest.ledger.files if manifest.ledger is not None else ():
         if file.kind == "rows" and file.version is None:
-            columns = _read(version.ledger_path(file), ["id", "cluster"]).columns
+            columns = read_table(version.ledger_path(file), ["id", "cluster"]).columns
             pairs = zip(*(column.to_pylist() for column in columns), strict=True)
             counts[version.ledger_path(file)] = sum(
                 row_id in targets.exact or cluster in targets.exact for row_id, cluster in pairs
@@ -117,11 +109,6 @@ def in_files(version: Dataset, targets: Targets) -> dict[str, int]:
     # The reports say what the manifest says, and beginnings of texts of the version's own rows.
     counts[storage.join(version.path, MANIFEST)] = manifest_without(manifest, targets)[1]
     return {path: count for path, count in counts.items() if count}
-
-
-def _read(path: str, columns: list[str] | None = None) -> pa.Table:
-    with storage.open_read(path) as file:
-        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
 
 
 @dataclass(kw_only=True)
@@ -136,41 +123,35 @@ class Directory:
     """A run writes to it."""
 
 
-def directory(path: str, manifest: DatasetManifest | None, targets: Targets) -> Directory:
+def directory(path: str, targets: Targets) -> Directory:
     """Look at a version's directory, which need not have a manifest."""
-    contents, named = Directory(), _named(manifest)
-    for entry in _below(path):
+    contents, names = Directory(), staging.manifest_names(path)
+    for entry in below(path):
         relative = entry.path[len(path.rstrip("/")) + 1 :]
         top = relative.partition("/")[0]
         if staging.LEASE.fullmatch(relative):
             contents.live = contents.live or staging.is_live(entry.path)
-        elif relative in named:
+        elif relative in (names or ()):
             continue
-        elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):
+        elif staging.is_ours(relative) or (names is None and relative in staging.REPORTS):
             rows = 0
             if entry.name.endswith(".parquet"):
                 rows = judge(entry.path, targets, ("id",)).count
             contents.leftovers[entry.path] = rows
-        elif top not in ("_SUCCESS",):
+        elif top != "_SUCCESS":
             contents.others.append(entry.path)
     return contents
 
 
-def _named(manifest: DatasetManifest | None) -> set[str]:
-    if manifest is None:
-        return set()
-    names = {MANIFEST, *report.FILES, *manifest.quality.get("reject_files", [])}
-    for entries in manifest.splits.values():
-        for entry in entries:
-            names.update(entry.files)
-    files = manifest.ledger.files if manifest.ledger is not None else []
-    return names | {file.name for file in files}
-
-
-def _below(path: str) -> Iterator[storage.Entry]:
-    for entry in storage.list_dir(path, unfinished=True):
+def below(path: str) -> Iterator[storage.Entry]:
+    """The files of a directory and of those in it, hidden ones too; none of one that is gone."""
+    try:
+        entries = storage.list_dir(path, unfinished=True)
+    except NotFound:
+        return
+    for entry in entries:
         if entry.is_dir:
-            yield from _below(entry.path)
+            yield from below(entry.path)
         else:
             yield entry
 

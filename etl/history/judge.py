@@ -28,19 +28,8 @@ from howdah.etl.history import ledger
 from howdah.etl.history.past import Past
 from howdah.etl.rows import leakage, near
 from howdah.etl.rows.split import split_column
+from howdah.etl.workspace.kept import Kept
 from howdah.spark.paths import spark_path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Separated:
-    """The rows that passed the gate."""
-
-    fresh: DataFrame
-    """id, text, label, key: to be judged."""
-    carried: DataFrame | None
-    """Rows of the part's older state, with split and group; reason and detail are null."""
-    same_id: DataFrame | None
-    """Rows whose id an old row of another part has: rejected, with reason and detail."""
 
 
 def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
@@ -66,46 +55,19 @@ def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
     return rows.withColumn("id", row_id).select(*columns)
 
 
-def separate(passed: DataFrame, past: Past, data: DataSection) -> Separated:
-    """Take out what needs no comparison: rows that are in the dataset by their id.
-
-    Ids that are hashes of texts come again with the same text alone; that is judged by its text.
-    """
-    spark = passed.sparkSession
-    passed = passed.select("id", "text", "label", "key")
-    nothing = F.lit(None).cast("string")
-    same_id = carried = None
-    others = past.paths_of_rows(same_part=False) if data.columns.id is not None else []
-    if others:
-        ids = spark.read.parquet(*map(spark_path, others)).select("id")
-        detail = F.lit("an older part has a row of this id").alias("detail")
-        same_id = passed.join(ids, "id", "left_semi").select(
-            "*", F.lit("known_id").alias("reason"), detail, F.col("id").alias("group")
-        )
-        passed = passed.join(ids, "id", "left_anti")
-    if old_files := past.paths_of_rows(same_part=True):
-        old = spark.read.parquet(*map(spark_path, old_files))
-        old = old.select("id", "key", "split", F.col("cluster").alias("group"))
-        carried = passed.join(old, ["id", "key"]).select(
-            "id", "text", "label", "key", nothing.alias("reason"), nothing.alias("detail"),
-            "group", "split",
-        )  # fmt: skip
-        passed = passed.join(old.select("id", "key"), ["id", "key"], "left_anti")
-    return Separated(fresh=passed, carried=carried, same_id=same_id)
-
-
 @dataclass(kw_only=True)
 class Judging:
-    """The judgement of one new part.
+    """The judgement of one new part; made by `judging_of`."""
 
-    Attributes:
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
-    """
-
-    separated: Separated
+    fresh: DataFrame
+    """id, text, label, key: to be judged."""
+    carried: DataFrame | None
+    """Rows of the part's older state, with split and group; reason and detail are null."""
+    same_id: DataFrame | None
+    """Rows whose id an old row of another part has: rejected, with reason and detail."""
     past: Past
     data: DataSection
-    temporary: list[DataFrame]
+    temporary: Kept
     full_buckets: int = field(default=0, init=False)
     """LSH buckets that new rows are in, with more old rows than near.MAX_BUCKET_SIZE."""
     uncompared: int = field(default=0, init=False)
@@ -154,7 +116,7 @@ class Judging:
             F.coalesce("joined", "group").alias("group"),
             split.alias("split"),
         )  # fmt: skip
-        for more in (self.separated.carried, self.separated.same_id):
+        for more in (self.carried, self.same_id):
             if more is not None:
                 placed = placed.unionByName(more, allowMissingColumns=True)
         return placed
@@ -201,7 +163,7 @@ class Judging:
                 beyond = met.where(is_beyond).select("id", F.lit(True).alias("beyond"))
         paths, full = past.paths(ledger.ROWS), bool(self.full_buckets)
         matches = ledger.compared(probes, met, paths, options=data.dedup, full=full, **shared)
-        matches = _present(matches, self.separated, past)
+        matches = _present(matches, self.carried, past)
         if beyond is None:
             matches = matches.withColumn("beyond", F.lit(False))
         else:
@@ -222,6 +184,39 @@ class Judging:
         return judged.select(
             "id", fate.alias("fate"), why.alias("why"), "splits", "past_cluster", "beyond"
         )
+
+
+def judging_of(passed: DataFrame, past: Past, data: DataSection, temporary: Kept) -> Judging:
+    """Take out what needs no comparison: rows that are in the dataset by their id.
+
+    Ids that are hashes of texts come again with the same text alone; that is judged by its text.
+
+    Args:
+        passed: id, text, label, key of the rows that passed the gate.
+    """
+    spark = passed.sparkSession
+    passed = passed.select("id", "text", "label", "key")
+    nothing = F.lit(None).cast("string")
+    same_id = carried = None
+    others = past.paths_of_rows(same_part=False) if data.columns.id is not None else []
+    if others:
+        ids = spark.read.parquet(*map(spark_path, others)).select("id")
+        detail = F.lit("an older part has a row of this id").alias("detail")
+        same_id = passed.join(ids, "id", "left_semi").select(
+            "*", F.lit("known_id").alias("reason"), detail, F.col("id").alias("group")
+        )
+        passed = passed.join(ids, "id", "left_anti")
+    if old_files := past.paths_of_rows(same_part=True):
+        old = spark.read.parquet(*map(spark_path, old_files))
+        old = old.select("id", "key", "split", F.col("cluster").alias("group"))
+        carried = passed.join(old, ["id", "key"]).select(
+            "id", "text", "label", "key", nothing.alias("reason"), nothing.alias("detail"),
+            "group", "split",
+        )  # fmt: skip
+        passed = passed.join(old.select("id", "key"), ["id", "key"], "left_anti")
+    return Judging(
+        fresh=passed, carried=carried, same_id=same_id, past=past, data=data, temporary=temporary
+    )
 
 
 def _clusters(stay: DataFrame, frozen: list[str]) -> DataFrame:
@@ -274,11 +269,11 @@ def _clusters(stay: DataFrame, frozen: list[str]) -> DataFrame:
     )
 
 
-def _present(matches: DataFrame, separated: Separated, past: Past) -> DataFrame:
+def _present(matches: DataFrame, carried: DataFrame | None, past: Past) -> DataFrame:
     """The matches, less those with old rows that the replaced part no longer has."""
-    if separated.carried is None:
+    if carried is None:
         return matches
-    here = separated.carried.select(F.col("id").alias("past"), F.lit(True).alias("here"))
+    here = carried.select(F.col("id").alias("past"), F.lit(True).alias("here"))
     of_part = F.coalesce(F.col("part") == past.part, F.lit(False))
     matches = matches.join(here, "past", "left")
     return matches.where(~of_part | F.col("here").isNotNull()).drop("here")

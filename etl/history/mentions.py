@@ -33,6 +33,11 @@ READ = (
 key another row has, which is named <key>#<number>."""
 
 
+def text_id(row_id: bytes) -> str:
+    """A record's id as predictions and rejects show it."""
+    return row_id.decode("utf-8", "backslashreplace")
+
+
 def original(row_id: str) -> str | None:
     """The id without the number that a copy's has; None: it has none.
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config.data import DataSection
-from howdah.config.options.source import LAKES, TABLE_NAME
+from howdah.config.options.source import LAKES
 from howdah.core import paths
 from howdah.data.manifest import bytes_hash
-from howdah.etl.sources.source import Source
+from howdah.etl.sources.source import Source, is_table
 from howdah.hadoop import conf as hadoop
 
 _READ_WITH = ("columns", "csv", "kind", "task", "tfrecord")
@@ -27,9 +27,7 @@ def of_source(source: Source, data: DataSection) -> dict[str, Any]:
     place: dict[str, Any] = {} if source.files else {"kind": source.kind}
     if source.query is not None:
         place["query"] = bytes_hash(source.query.strip().encode())
-    elif source.kind in ("hive", "jdbc") or (
-        source.kind in LAKES and TABLE_NAME.fullmatch(source.name)
-    ):
+    elif source.kind in ("hive", "jdbc") or (source.kind in LAKES and is_table(source.name)):
         place["table"] = source.name if source.kind == "jdbc" else _table(source.name)
         if data.partitions:
             place["partitions"] = {
@@ -71,9 +69,8 @@ def _table(name: str) -> str:
 def _path(path: str) -> str:
     """One spelling: absolute, without `.`, `..` and double slashes, the default host in full."""
     if storage.is_local(path):
-        return "/" + storage.local_path(path).lstrip(
-            "/"
-        )  # POSIX keeps two slashes at the beginning
+        # POSIX keeps two slashes at the beginning.
+        return "/" + storage.local_path(path).lstrip("/")
     host = paths.authority(path)
     if not host and paths.on_hdfs(path):
         host = hadoop.load().default_authority() or ""

@@ -23,6 +23,7 @@ from howdah.core.activity import Progress
 from howdah.data.id_index import name_of
 from howdah.data.lineage.rows import layout_of, rows_of
 from howdah.data.manifest import (
+    APPENDED_SCHEMA_VERSION,
     MANIFEST,
     Dataset,
     DatasetManifest,
@@ -38,8 +39,8 @@ from howdah.data.record import ShardWriter
 from howdah.data.targets import Label
 from howdah.errors import StorageError
 from howdah.etl import report
-from howdah.etl.history.artefacts import without_rejected
-from howdah.etl.history.mentions import NOTHING, Targets
+from howdah.etl.history.artefacts import read_table, without_rejected
+from howdah.etl.history.mentions import NOTHING, Targets, text_id
 from howdah.etl.history.turn import turn
 from howdah.etl.workspace.staging import (
     LEDGER,
@@ -53,7 +54,6 @@ from howdah.etl.workspace.staging import (
 
 _ROWS = 2_000
 _DISCARD_SECONDS = 60.0
-_VALUE = {"rows": "node", "bands": "band"}
 _GROUP_ROWS = {"rows": 2_048, "bands": 65_536}
 TARGET_BYTES = 96 * 2**20
 """Default size of a merged shard, the same as that of data.shard_bytes."""
@@ -150,7 +150,8 @@ class _Rewrite:
                 manifest = self._manifest(path, lease.token, hash_)
                 lease.renew()
                 refuse_missing(path, manifest)
-                with self._turn():
+                # The newest version's turn: a part appended meanwhile would be lost.
+                with turn(storage.parent(self.dataset.path), self.dataset):
                     commit(path, manifest)
             except BaseException:
                 with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
@@ -158,10 +159,6 @@ class _Rewrite:
                 raise
         self.progress(f"committed {path}")
         return load_dataset(path)
-
-    def _turn(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the turn of the newest version: a part appended meanwhile would be lost."""
-        return turn(storage.parent(self.dataset.path), self.dataset)
 
     def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
         old = self.dataset.manifest
@@ -183,7 +180,7 @@ class _Rewrite:
             "quality": quality,
             "source": cleaned.source,
             "parent": old.dataset_hash,
-            "schema_version": 2,
+            "schema_version": APPENDED_SCHEMA_VERSION,
             "parts": [
                 part.model_copy(update={"version": new_name}) if part.version == latest else part
                 for part in parts
@@ -256,7 +253,7 @@ class _Rewrite:
         writer, count, batch = ShardWriter(buffer, layout, compression=record.compression), 0, []
         for entry in group:
             for row in rows_of(self.dataset, entry):
-                row_id = row[2].decode("utf-8", "backslashreplace")
+                row_id = text_id(row[2])
                 if self.targets.has(row_id):
                     self._gone[entry.part, split] += row_id not in self.targets.copies
                     continue
@@ -279,7 +276,7 @@ class _Rewrite:
     def _rejects(self, path: str, token: str) -> list[str]:
         names = []
         for old in self.dataset.manifest.quality.get("reject_files", []):
-            table = _read(storage.join(self.dataset.path, old))
+            table = read_table(storage.join(self.dataset.path, old))
             if self.targets.ids:
                 table, _ = without_rejected(table, self.targets)
             if table.num_rows:
@@ -326,7 +323,7 @@ class _Rewrite:
             return frozenset()
         for file in self.dataset.manifest.ledger.files:
             if file.kind == "rows":
-                table = _read(self.dataset.ledger_path(file), ["id", "node"])
+                table = read_table(self.dataset.ledger_path(file), ["id", "node"])
                 for row_id, node in zip(*(c.to_pylist() for c in table.columns), strict=True):
                     (gone if row_id in self.targets.exact else stay).add(node)
         return frozenset(gone - stay)
@@ -356,13 +353,8 @@ def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, Label, bytes]]) ->
         writer.write(list(ids), list(labels), list(row_ids))
 
 
-def _read(path: str, columns: list[str] | None = None) -> pa.Table:
-    with storage.open_read(path) as file:
-        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
-
-
 def _filtered(path: str, column: str, unwanted: Collection) -> pa.Table:
-    table = _read(path)
+    table = read_table(path)
     if not unwanted:
         return table
     mask = [value not in unwanted for value in table.column(column).to_pylist()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from howdah import storage
 from howdah.data.lineage.shards import version_hash
-from howdah.errors import NotFound
+from howdah.etl.history.in_dataset import below
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 from howdah.run_files import RUN_JSON
@@ -72,18 +72,10 @@ def markers(places: Sequence[str]) -> list[str]:
 def _all(places: Sequence[str]) -> Iterator[str]:
     """Files of directories, and of those below; files that are named."""
     for place in places:
-        try:
-            if not storage.is_dir(place):
-                yield storage.entry(place).path
-                continue
-            entries = storage.list_dir(place)
-        except NotFound:
-            continue
-        for entry in entries:
-            if entry.is_dir:
-                yield from _all([entry.path])
-            else:
-                yield entry.path
+        if storage.is_dir(place):
+            yield from (entry.path for entry in below(place))
+        elif storage.exists(place):
+            yield storage.entry(place).path
 
 
 def model_lines(one: dict) -> list[str]:

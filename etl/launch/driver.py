@@ -44,11 +44,12 @@ class _State:
 
     def progress(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
-        self._write(lines=[*self._value["lines"], line])
+        self._write(line=line)
 
-    def _write(self, **changed) -> None:
+    def _write(self, *, line: str | None = None, **changed) -> None:
         with self._lock, contextlib.suppress(StorageError):
             self._value |= changed
+            self._value["lines"] += [] if line is None else [line]
             storage.write_whole(self._path, json.dumps(self._value).encode())
 
 

@@ -13,6 +13,7 @@ import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from howdah import storage
 from howdah.config import loader as config_module
@@ -150,7 +151,7 @@ def _environ(home: str, *, python: bool = False) -> dict[str, str]:
         code = library
         if not os.path.isdir(os.path.join(library, "pyspark", "sql")):
             code = os.path.join(library, "lib", "pyspark.zip")
-        first = [code, *glob.glob(os.path.join(library, "lib", "py4j-*.zip"))]
+        first = [code, *glob.glob(os.path.join(glob.escape(library), "lib", "py4j-*.zip"))]
         return isolation.environment(env, first=first)
     return env
 
@@ -238,7 +239,9 @@ def _quiet(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
     with tempfile.NamedTemporaryFile("w", suffix=".properties", prefix="howdah-log4j2-") as file:
         file.write(QUIET_LOG)
         file.flush()
-        options = f"-Dlog4j2.configurationFile=file://{file.name} -Dhowdah.client.level=info"
+        # As a URI: a blank in TMPDIR would end the option.
+        options = f"-Dlog4j2.configurationFile={Path(file.name).as_uri()}"
+        options += " -Dhowdah.client.level=info"
         yield {**env, "SPARK_SUBMIT_OPTS": f"{env.get('SPARK_SUBMIT_OPTS', '')} {options}".strip()}
 
 

@@ -24,11 +24,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from howdah.errors import ClusterError
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch, local_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
+DRIVER_EDGES = 2_000_000
+"""Distinct edges that the driver joins itself, about 100 bytes each: 200 MB of the 4 GB that it has
+by default. More are contracted on the executors first, with the same result."""
 _MOST_ROUNDS = 120  # for 1e9 nodes the chance of needing more is below 1e9 * (2/3) ** 120 = 1e-12
 _LABELS = "node bigint, root bigint"
 _FEW = 100_000  # nodes or edges; a file for them, or a count of them, would cost more than it saves
@@ -71,18 +75,15 @@ def roots(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def connected_components(
     edges: DataFrame,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
-    driver_edges: int,
     progress: Callable[[str], None] = lambda line: None,
 ) -> DataFrame:
     """(node, root) of every node that has an edge to another: equal roots, same component.
 
     Args:
         edges: (a bigint, b bigint), in any direction and any number of times.
-        scratch: takes what rounds leave, where there are more than `driver_edges`.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
-        driver_edges: distinct edges that the driver takes at once (some 100 bytes each).
+        scratch: takes what rounds leave, where there are more than DRIVER_EDGES.
         progress: gets a line for each round.
 
     Raises:
@@ -90,14 +91,14 @@ def connected_components(
     """
     edges = _distinct(edges).persist()
     temporary.append(edges)
-    few = min(_FEW, driver_edges)
+    few = min(_FEW, DRIVER_EDGES)
     first = edges.limit(few + 1).toPandas()  # by Arrow: 16 bytes an edge
     if len(first) <= few:
         return _by_driver(edges.sparkSession, first, scratch)
     count = edges.count()
-    if count <= driver_edges:
+    if count <= DRIVER_EDGES:
         return _by_driver(edges.sparkSession, edges.toPandas(), scratch)
-    return _by_rounds(edges, count, scratch, driver_edges, progress)
+    return _by_rounds(edges, count, scratch, progress)
 
 
 def _distinct(edges: DataFrame) -> DataFrame:
@@ -114,17 +115,13 @@ def _by_driver(spark: SparkSession, edges: pd.DataFrame, scratch: Scratch) -> Da
 
 
 def _by_rounds(
-    edges: DataFrame,
-    count: int,
-    scratch: Scratch,
-    driver_edges: int,
-    progress: Callable[[str], None],
+    edges: DataFrame, count: int, scratch: Scratch, progress: Callable[[str], None]
 ) -> DataFrame:
     directory = scratch.path("components")
     held, edges = edges, scratch.keep(edges, f"{directory}/edges-000")
     held.unpersist()
     replaced: list[DataFrame] = []
-    while count > driver_edges:
+    while count > DRIVER_EDGES:
         number = len(replaced) + 1
         progress(f"joining near duplicates, round {number}: {count:,} edges are left")
         if number > _MOST_ROUNDS:

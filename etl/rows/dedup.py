@@ -22,6 +22,7 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.etl.rows import leaders, near
 from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 
 _OPEN = 2
@@ -59,9 +60,8 @@ def deduplicate(
     rows: DataFrame,
     options: DedupOptions,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
-    driver_edges: int,
     task: Task = "single_label",
     whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
@@ -74,9 +74,6 @@ def deduplicate(
         rows: id, text, label, key; each id once. Other columns are kept as they are; of them
             `given` is the split that the data gives a row, or null.
         options: `data.dedup`.
-        scratch: for intermediate data.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
-        driver_edges: edges between near duplicates that the driver joins by itself.
         task: what labels are: a set of labels conflicts with any other set, a target with one that
             differs by more than the conflict's tolerance.
         whole: given test and validation sets keep their own duplicates and conflicts.
@@ -99,9 +96,7 @@ def deduplicate(
     lone = marked.where(~F.col("conflict") & ~F.col("copy"))
     unique = lone.where(F.col("id") == F.col("first"))
     if options.near:
-        clustered = near.find(
-            unique, options, scratch, temporary, driver_edges=driver_edges, progress=progress
-        )
+        clustered = near.find(unique, options, scratch, temporary, progress=progress)
     else:
         clustered = near.none(unique)
     alike = clustered.rows.withColumnRenamed("id", "first")

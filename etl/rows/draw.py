@@ -22,11 +22,14 @@ from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.errors import DataError
 from howdah.etl.sources.given import GIVEN
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import local_table
 
 ROWS_PER_BUCKET = 50_000
 _HEX_DIGITS = 24
 _BINS = 4_096
+_FARTHEST = 1e300
+"""Moments beyond this, infinite ones too, are one moment."""
 _TENTHS = [n / 10 for n in range(1, 10)]
 _SAMPLED = 100_000
 """Rows whose targets the driver takes in, to find the tenths."""
@@ -70,7 +73,7 @@ def draw(
     rows: DataFrame,
     options: SplitOptions,
     drawn: list[Split],
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     task: Task = "single_label",
 ) -> DataFrame:
@@ -80,7 +83,6 @@ def draw(
         rows: label, reason, group, and `given` where the data gives splits. Of rows with a reason
             the split means nothing.
         drawn: splits that the data does not give: test, validation or both.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         task: what labels are: each label of a set counts as a class, of targets each tenth.
 
     Raises:
@@ -188,10 +190,10 @@ def _tenths(rows: DataFrame) -> list[float]:
     return np.unique(np.quantile(targets, _TENTHS, method="inverted_cdf")).tolist()
 
 
-def digits(units: int) -> int:
-    """Hex digits of the hash that name a bucket, so that it has some ROWS_PER_BUCKET units.
+def bucket_digits(units: int) -> int:
+    """Hex digits of the hash that name a bucket, so that it has some ROWS_PER_BUCKET units or rows.
 
-    >>> digits(50_000), digits(50_001), digits(100_000_000)
+    >>> bucket_digits(50_000), bucket_digits(50_001), bucket_digits(100_000_000)
     (0, 1, 3)
     """
     return max(0, math.ceil(math.log(max(1.0, units / ROWS_PER_BUCKET), 16)))
@@ -200,7 +202,7 @@ def digits(units: int) -> int:
 def _ranked(units: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
     """The units with `start`, the rows before them in their stratum, and `place`, the units."""
     spark = units.sparkSession
-    table = [(n, one.limit, digits(one.units)) for n, one in strata.items()]
+    table = [(n, one.limit, bucket_digits(one.units)) for n, one in strata.items()]
     table = F.broadcast(local_table(spark, table, "stratum int, most bigint, digits int"))
     placed = units.join(table, "stratum").select(
         "group",
@@ -284,6 +286,9 @@ def newest(rows: DataFrame, column: str, count: float) -> float | None:
     Exact, with `_BINS` counts at once on the driver. None: there are no rows.
     """
     newer, after = 0, None
+    # Infinite moments would make bins of infinite width, which do not come to an end.
+    moment = F.least(F.greatest(F.col(column), F.lit(-_FARTHEST)), F.lit(_FARTHEST))
+    rows = rows.select(moment.alias(column))
     low, high = rows.agg(F.min(column), F.max(column)).first()
     while low is not None and low < high:
         width = (high - low) / _BINS

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,30 +20,32 @@ from howdah.data.clean import PAIR, clean_pair, clean_text
 from howdah.data.targets import label_name, label_set, set_text, target_text
 from howdah.errors import DataError
 from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
+from howdah.pages.figures import percent
 
-REASONS = (
-    "malformed",
-    "no_id",
-    "duplicate_id",
-    "wrong_encoding",
-    "empty",
-    "too_short",
-    "too_long",
-    "undecodable",
-    "too_small",
-    "too_large",
-    "bad_label",
-    "bad_target",
-    "bad_split",
-    "bad_time",
-    "forgotten",
-    "known_id",
-    "label_conflict",
-    "bridges_splits",
-    "held_out_copy",
-    "exact_duplicate",
-    "near_duplicate",
-)
+REASONS = {
+    "malformed": "the row could not be read: another number of fields, or no valid JSON",
+    "no_id": "the column data.columns.id is empty",
+    "duplicate_id": "an earlier row has the same id",
+    "wrong_encoding": "the text is not in the encoding of data.csv.encoding",
+    "empty": "no text is left after cleaning",
+    "too_short": "fewer characters than data.quality.min_characters",
+    "too_long": "more characters than data.quality.max_characters",
+    "undecodable": "the image cannot be read",
+    "too_small": "the image has too few pixels",
+    "too_large": "the image has too many pixels or bytes",
+    "bad_label": "no label, or one that data.labels does not have",
+    "bad_target": "the target is not a finite number",
+    "bad_split": "the row's split has an unknown name",
+    "bad_time": "the row's time cannot be read",
+    "forgotten": "the row was forgotten by `howdah model forget`",
+    "known_id": "an earlier version of the dataset has the row",
+    "label_conflict": "the same text has several labels (data.dedup.conflict)",
+    "bridges_splits": "the row is like rows of two splits",
+    "held_out_copy": "a copy of a row of validation or test",
+    "exact_duplicate": "the same text as another row",
+    "near_duplicate": "nearly the same text as another row (data.dedup.threshold)",
+}
+"""{reason for which a row is left out: its meaning}."""
 DUPLICATES = ("held_out_copy", "exact_duplicate", "near_duplicate")
 NOT_BAD = ("forgotten", "known_id", "bridges_splits", *DUPLICATES)
 """What says nothing against the source (the rows are there already, or were forgotten, or stand
@@ -201,7 +204,7 @@ def refuse_rejects(read: int, drops: Mapping[str, int], data: DataSection) -> No
         raise DataError(
             "too many rows are rejected",
             where="data.quality.max_reject_fraction",
-            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
+            expected=f"at most {percent(data.quality.max_reject_fraction)} of {read:,} rows",
             got=f"{rejected:,} rows: "
             + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
             remedy="fix the source or the column mapping, or raise the fraction",
@@ -216,6 +219,36 @@ def text_key(text: str) -> str:
 def line_breaks(text: str) -> int:
     """Line breaks of a text: LF, CR or CR LF."""
     return text.count("\n") + text.count("\r") - text.count("\r\n")
+
+
+def columns_of(batch: pa.RecordBatch) -> dict[str, list]:
+    """The values of a source's rows, by column.
+
+    A string of Hive or Parquet may be any bytes. Those that are not UTF-8 become U+FFFD in a text;
+    in a key or label they are spelt, and the row is rejected, as in CSV and JSON.
+    """
+    with contextlib.suppress(UnicodeDecodeError):
+        return batch.to_pydict()
+    columns: dict[str, list] = {}
+    invalid = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if not pa.types.is_string(column.type):
+            columns[name] = column.to_pylist()
+            continue
+        how = "replace" if name == "text" else "backslashreplace"
+        raw = column.cast(pa.binary()).to_pylist()
+        values = [None if value is None else value.decode("utf-8", how) for value in raw]
+        if name in ("key", "label"):
+            invalid += [
+                (n, f"{name}: {value}"[:DETAIL_CHARACTERS])
+                for n, value in enumerate(values)
+                if value is not None and value.encode() != raw[n]
+            ]
+        columns[name] = values
+    for n, detail in invalid:
+        if columns["reason"][n] is None:
+            columns["reason"][n], columns["detail"][n] = "wrong_encoding", detail
+    return columns
 
 
 def clean_batches(
@@ -239,7 +272,7 @@ def _judged(
 ) -> Iterator[tuple[pa.RecordBatch, list[Name]]]:
     """SCHEMA without the id, and the names of the rows."""
     for batch in batches:
-        columns = batch.select(_READ).to_pydict()
+        columns = columns_of(batch.select(_READ))
         more = [name for name in batch.schema.names if name not in _READ]
         out: dict[str, list] = {name: [] for name in ("text", "label", "reason", "detail", "key")}
         breaks: list[int] = []

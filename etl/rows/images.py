@@ -11,7 +11,7 @@ from pyspark import Broadcast
 from howdah.data.images import UnusableImage
 from howdah.data.inputs import encoder_of_files
 from howdah.data.targets import label_name
-from howdah.etl.rows.gate import DETAIL_CHARACTERS
+from howdah.etl.rows.gate import DETAIL_CHARACTERS, columns_of
 from howdah.etl.rows.numbering import GROUP, Name, Names, with_ids
 
 SCHEMA = (
@@ -45,7 +45,7 @@ def _judged(
     """SCHEMA without the id, and the names of the rows."""
     encoder = encoder_of_files("image", *files.value)
     for batch in batches:
-        columns = batch.to_pydict()
+        columns = columns_of(batch)
         out: dict[str, list] = {name: [] for name in ("label", "reason", "detail", "key", "pixels")}
         named: list[Name] = []
         for source_key, group, label, reason, detail, image in zip(

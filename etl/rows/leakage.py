@@ -120,7 +120,8 @@ def estimate(rows: DataFrame, old: Old | None = None) -> dict:
     if sampled:
         context = rows.sparkSession.sparkContext
         numbers = [n for n, row in enumerate(sampled) if row["text"] is not None]
-        parts = [(numbers, _sample([sampled[n]["text"] for n in numbers]), None)]
+        texts = [sampled[n]["text"] for n in numbers]
+        parts = [(numbers, (minhash.sets(texts, "auto"), *_sorted(_keys(texts))), None)]
         if numbers := [n for n, row in enumerate(sampled) if row["text"] is None]:
             raw = b"".join(sampled[n]["signature"] for n in numbers)
             signature = np.frombuffer(raw, np.uint32).reshape(len(numbers), -1)
@@ -157,12 +158,8 @@ def estimate(rows: DataFrame, old: Old | None = None) -> dict:
 
 def share(estimated: dict) -> float:
     """The share of the sampled rows that were found, of what `estimate` returns."""
-    sampled = sum(counts["sampled"] for counts in estimated["splits"].values())
-    return (
-        sum(counts["found"] for counts in estimated["splits"].values()) / sampled
-        if sampled
-        else 0.0
-    )
+    counts = estimated["splits"].values()
+    return sum(one["found"] for one in counts) / max(1, sum(one["sampled"] for one in counts))
 
 
 def _keys(texts: list[str]) -> np.ndarray:
@@ -180,10 +177,6 @@ def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keys = keys.reshape(-1)
     order = np.argsort(keys, kind="stable")
     return keys[order], owners[order]
-
-
-def _sample(texts: list[str]) -> Sample:
-    return minhash.sets(texts, "auto"), *_sorted(_keys(texts))
 
 
 def _look_up(

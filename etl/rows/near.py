@@ -31,7 +31,7 @@ from howdah.config.options.dedup import NUM_PERMUTATIONS
 from howdah.errors import ClusterError
 from howdah.etl.rows.components import connected_components
 from howdah.etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
-from howdah.etl.workspace.kept import release
+from howdah.etl.workspace.kept import Kept, release
 from howdah.etl.workspace.scratch import Scratch, local_table
 from howdah.spark.errors import crossing
 
@@ -69,9 +69,8 @@ def find(
     unique: DataFrame,
     options: DedupOptions,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
-    driver_edges: int,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Near:
     """Find the near duplicates of different texts.
@@ -80,21 +79,14 @@ def find(
         unique: id, text; each id and each text once.
         options: `data.dedup`.
         scratch: for intermediate data; `rows` of the result are read from it.
-        temporary: data frames persisted on the way are appended: the caller unpersists them where
-            this fails.
-        driver_edges: edges that the driver joins by itself.
         progress: gets a line where it takes rounds.
     """
     begin = len(temporary)
-    join = partial(
-        connected_components,
-        scratch=scratch,
-        temporary=temporary,
-        driver_edges=driver_edges,
-        progress=progress,
-    )
+    join = partial(connected_components, scratch=scratch, temporary=temporary, progress=progress)
     large = F.col("size") > MAX_BUCKET_SIZE
-    hashed = _signed(unique, options, temporary)
+    sign = crossing(partial(_sign_batches, options=options))
+    hashed = unique.select("id", "text").mapInArrow(sign, _SIGNED).persist()
+    temporary.append(hashed)
     before = len(temporary)
     for salt in range(_SALTS):
         signed = hashed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
@@ -151,13 +143,6 @@ def find(
 
 
 # --------------------------------------------------------------------------------- signatures
-def _signed(unique: DataFrame, options: DedupOptions, temporary: list[DataFrame]) -> DataFrame:
-    sign = partial(_sign_batches, options=options)
-    signed = unique.select("id", "text").mapInArrow(crossing(sign), _SIGNED).persist()
-    temporary.append(signed)
-    return signed
-
-
 def _sign_batches(
     batches: Iterable[pa.RecordBatch], options: DedupOptions
 ) -> Iterator[pa.RecordBatch]:

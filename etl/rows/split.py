@@ -14,6 +14,7 @@ from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.etl.rows.draw import draw, newest, refuse_too_few
 from howdah.etl.sources.given import GIVEN, MOMENT
+from howdah.etl.workspace.kept import Kept
 
 _HEX_DIGITS = 12
 _ALL = 16**_HEX_DIGITS
@@ -132,7 +133,7 @@ def assign(
     rows: DataFrame,
     options: SplitOptions,
     official: Given | None,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
     task: Task = "single_label",
 ) -> DataFrame:
@@ -140,7 +141,6 @@ def assign(
 
     Args:
         rows: label, reason, group, and `given` where the data gives splits.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
         task: what labels are, where they are to be shared out.
     """
     drawn: list[Split] = [TEST, VALIDATION] if official is None else official.drawn

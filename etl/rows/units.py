@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from howdah.etl.rows.components import connected_components
 from howdah.etl.sources.given import GROUPS
+from howdah.etl.workspace.kept import Kept
 from howdah.etl.workspace.scratch import Scratch
 
 _DUPLICATES, _KEYED = "d:", "g:"
@@ -37,9 +38,8 @@ class Units:
 def of_groups(
     rows: DataFrame,
     scratch: Scratch,
-    temporary: list[DataFrame],
+    temporary: Kept,
     *,
-    driver_edges: int,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Units:
     """Join groups of duplicates with those that the data names.
@@ -47,9 +47,6 @@ def of_groups(
     Args:
         rows: reason, group, groups (array of "<column>=<value>"). Rows with a reason stay as they
             are and join nothing: they are in no split.
-        scratch: for intermediate data.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
-        driver_edges: edges that the driver joins by itself.
         progress: gets a line where joining them takes rounds.
 
     A unit is named by the smallest of the names in it, a function of the rows alone. Units are
@@ -67,9 +64,7 @@ def of_groups(
     spans = entries.groupBy("of").agg(F.min("node").alias("low"), F.max("node").alias("high"))
     spans = spans.where(F.col("low") != F.col("high")).select("of", "low")
     edges = entries.join(spans, "of").select(F.col("low").alias("a"), F.col("node").alias("b"))
-    components = connected_components(
-        edges, scratch, temporary, driver_edges=driver_edges, progress=progress
-    )
+    components = connected_components(edges, scratch, temporary, progress=progress)
     components = scratch.keep(components, f"{scratch.path('units')}/found")
     units = kept.select("unit", "node").distinct().join(components, "node")
     names = units.groupBy("root").agg(F.min("unit").alias("name"))

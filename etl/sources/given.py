@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     CharType,
@@ -181,8 +181,3 @@ def _refuse_other_cuts(time: SplitTime, kind: DataType) -> None:
                 expected="a number" if isinstance(kind, NumericType) else "a date or time",
                 got=f"{cut!r}; column {time.column} is {kind.simpleString()}",
             )
-
-
-def only(rows: DataFrame) -> list[str]:
-    """Those of the columns that rows have."""
-    return [name for name in (GIVEN, GROUPS, MOMENT) if name in rows.columns]

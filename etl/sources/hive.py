@@ -33,8 +33,9 @@ from howdah.spark.hive_catalog import (
 from howdah.spark.paths import quoted
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)
+# Comments are atomic: else a text of many of them is tried in each of their combinations.
 _SELECT = re.compile(
-    r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|with|from|values|table)\b", re.I | re.S
+    r"(?>[\s(]+|--[^\n]*\n|/\*.*?\*/)*+(select|with|from|values|table)\b", re.I | re.S
 )
 _FILE_RELATIONS = frozenset(("LogicalRelation", "HiveTableRelation"))
 _CONSTANT_RELATIONS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
@@ -161,8 +162,6 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     them, writing a file into a partition's directory does not.
     """
     if not table.partition_columns:
-        if data.partitions:
-            _chosen(data.partitions, [], table.name)
         return {"files": listed([table.location])}
     patterns = _chosen(data.partitions or {}, table.partition_columns, table.name)
     partitions, present = [], {column: set() for column in patterns}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -37,6 +38,8 @@ _PARAMETERS = frozenset({
     "loginTimeout", "targetServerType", "currentSchema", "channelBinding",
 })  # fmt: skip
 """Parameters of a URL that are passed on: others of the driver load classes or write files."""
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?\*/""", re.S)
+"""Texts, quoted names and comments of SQL, in which a semicolon ends nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +86,9 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """The rows, read by as many tasks as the options say."""
     at, options = server(data.jdbc), data.jdbc
     with _translated(source):
-        if options.partition_column is None:
-            return _frame(spark, source, at, options)
         frame = _frame(spark, source, at, options)
+        if options.partition_column is None:
+            return frame
         column = _column(frame, options.partition_column, "data.jdbc.partition_column", source)
         name = _quoted(column)
         select = f"CAST(min({name}) AS text) AS low, CAST(max({name}) AS text) AS high"
@@ -133,7 +136,9 @@ def _relation(source: Source) -> str:
     if source.query is None:
         return source.name
     query = source.query.strip().rstrip(";")
-    if not hive.is_select(source.query) or ";" in query:
+    # A backslash may escape a quote, and $ quotes in a way of PostgreSQL's: then none is left out.
+    bare = query if "\\" in query or "$" in query else _QUOTED.sub("", query)
+    if not hive.is_select(query) or ";" in bare:
         raise DataError(
             "the query file must hold one SELECT",
             where=source.name,  # without the query's text, which may hold secrets
@@ -184,7 +189,7 @@ def server(options: JdbcOptions) -> Server:
             where, what="the file with the database's password", where=f"data.jdbc.url_file {where}"
         )
     try:
-        return _parsed(text.strip(), where)
+        return _parsed(text.removeprefix("\ufeff").strip(), where)
     except ValueError:  # the port is not a number
         raise _no_url(where) from None
 

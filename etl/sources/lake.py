@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.options.source import LAKES, TABLE_NAME, moment_of
+from howdah.config.options.source import LAKES, moment_of
 from howdah.errors import DataError
-from howdah.etl.sources.source import Source
+from howdah.etl.sources.source import Source, is_table
 from howdah.spark.errors import translated
 
 KINDS = frozenset(LAKES)
@@ -55,19 +55,15 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         return spark.read.format("iceberg").option("snapshot-id", snapshot).load(_name(source))
     if source.kind == "delta":
         reader = spark.read.option("versionAsOf", snapshot)
-        if _is_table(source):
+        if is_table(source.name):
             return reader.table(source.name)
         return reader.format("delta").load(_name(source))
     assert_never(source.kind)
 
 
-def _is_table(source: Source) -> bool:
-    return TABLE_NAME.fullmatch(source.name) is not None
-
-
 def _name(source: Source) -> str:
     """A table's name, or the URI of its directory."""
-    if _is_table(source) or not storage.is_local(source.name):
+    if is_table(source.name) or not storage.is_local(source.name):
         return source.name
     return "file://" + storage.local_path(source.name)
 
@@ -75,7 +71,7 @@ def _name(source: Source) -> str:
 def _history(spark: SparkSession, source: Source) -> DataFrame:
     """(number, micros): each snapshot of the table, and when it became the current one."""
     if source.kind == "iceberg":
-        metadata = f"{_name(source)}{'.' if _is_table(source) else '#'}history"
+        metadata = f"{_name(source)}{'.' if is_table(source.name) else '#'}history"
         table = spark.read.format("iceberg").load(metadata)
         # one that was rolled back, or is a branch's, was never in this table's line
         table = table.where("is_current_ancestor")
@@ -97,7 +93,7 @@ def _table_id(spark: SparkSession, source: Source) -> str | None:
 
 
 def _in_sql(source: Source) -> str:
-    if _is_table(source):
+    if is_table(source.name):
         return source.name
     return "delta.`" + _name(source).replace("`", "``") + "`"
 

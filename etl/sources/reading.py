@@ -54,23 +54,19 @@ def read(
     """
     with translated(f"read the source {source.name}", DataError):
         rows = [
-            _mapped(_table(spark, part, split_data, counted), part, split_data, split)
+            _mapped(table(spark, part, split_data, counted), part, split_data, split)
             for split, part, split_data in given.each(source, data)
         ]
         return functools.reduce(DataFrame.unionByName, rows)
 
 
-def table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's own columns; of files, those that are mapped."""
-    return _table(spark, source, data, None)
-
-
-def _table(
+def table(
     spark: SparkSession,
     source: Source,
     data: DataSection,
-    counted: Mapping[str, Quotes] | None,
+    counted: Mapping[str, Quotes] | None = None,
 ) -> DataFrame:
+    """The source's own columns; of files, those that are mapped."""
     if source.kind == "csv" or source.kind == "jsonl":
         return _text_files(spark, source, source.kind, data, counted)
     return _TABLES[source.kind](spark, source, data)
@@ -146,7 +142,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
     key = nothing
     reason = detail = nothing
     if named.id is not None:
-        key = _id(table, source, named.id, f"data.columns.id: {named.id}")
+        key = key_column(table, source, named.id, f"data.columns.id: {named.id}", times=True)
         reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
         if split is not None:  # keys are often row numbers, in each source from 0
             key = F.concat(F.lit(f"{split}:"), key)
@@ -154,7 +150,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
         data.split,
         split,
         lambda name, where: find(table, source, name, f"{where}: {name}"),
-        lambda name, where: _id(table, source, name, f"{where}: {name}"),
+        lambda name, where: key_column(table, source, name, f"{where}: {name}", times=True),
     )
     detail = F.when(reason.isNull(), why)
     reason = F.coalesce(reason, no_split)
@@ -231,24 +227,22 @@ def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:
     return column
 
 
-def key_column(table: DataFrame, source: Source, name: str, where: str) -> Column:
+def key_column(
+    table: DataFrame, source: Source, name: str, where: str, *, times: bool = False
+) -> Column:
     """A column of names or numbers as text: whole numbers without a point, of any size.
 
+    Args:
+        times: dates and times are possible too: ISO 8601, in UTC where the type knows a zone.
     Raises:
         DataError: it is missing, or of another type.
     """
     column, kind = find(table, source, name, where)
     spelt = ids.column(column, kind)
-    if spelt is None or isinstance(kind, DateType | TimestampType | TimestampNTZType):
+    of_time = isinstance(kind, DateType | TimestampType | TimestampNTZType)
+    if spelt is None or (of_time and not times):
         raise _wrong_type(source, where, "a string or a number", kind)
     return spelt
-
-
-def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    """`key_column`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
-    column, kind = find(table, source, name, where)
-    spelt = ids.column(column, kind)
-    return key_column(table, source, name, where) if spelt is None else spelt
 
 
 def _without_point(label: Column, data: DataSection) -> Column:

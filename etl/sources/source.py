@@ -18,6 +18,7 @@ from howdah.data.files import checks, everyday
 from howdah.data.files.listing import ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
+from howdah.storage.charsets import SURROGATES
 
 Kind = Literal[
     "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta", "tfrecord",
@@ -70,10 +71,10 @@ def resolve(data: DataSection) -> Source:
 
     Raises:
         ConfigError: no source, or files whose format is not known.
-        DataError: nothing is there, or only empty files.
+        DataError: nothing is there, or only empty files, or a file's name is not UTF-8.
     """
     if data.query_file is not None:
-        query = storage.read_text(data.query_file)
+        query = storage.read_text(data.query_file).removeprefix("\ufeff")  # as Windows writes it
         return Source(kind=data.format, name=data.query_file, query=query)
     if not data.source:
         raise ConfigError(
@@ -95,7 +96,16 @@ def resolve(data: DataSection) -> Source:
     if data.format in LAKES:
         return Source(kind=data.format, name=data.source)
     root, entries = _files(data.source)
-    kind = _kind_of(data, entries)
+    for entry in entries:
+        if SURROGATES.search(entry.path):
+            raise DataError(
+                "a file's name is not UTF-8",
+                where=entry.path.encode("utf-8", "surrogateescape").decode(
+                    "utf-8", "backslashreplace"
+                ),
+                remedy="rename it, e.g. convmv -f LATIN1 -t UTF-8: Spark cannot open such a name",
+            )
+    kind = _kind_of(data, entries) if entries else None
     # An empty image file is a row that is rejected; an empty file of rows has none.
     files = [entry for entry in entries if entry.size > 0 or kind == "image"]
     if not files:
@@ -198,13 +208,6 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
     others = [e.name for e in entries if ending(e.name) not in _ENDINGS]
     if len(kinds) == 1 and not others:
         return kinds.pop()
-    if not entries:
-        raise DataError(
-            "the source is empty",
-            where=storage.absolute(source),
-            got="no file",
-            remedy="check data.source",
-        )
     if (error := everyday.refusal(source, entries)) is not None:
         raise error
     raise ConfigError(

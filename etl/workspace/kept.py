@@ -9,7 +9,10 @@ from pyspark.sql import DataFrame
 
 
 class Kept(list):
-    """Data frames to unpersist at the end, in a `with`."""
+    """Data frames to unpersist at the end, in a `with`.
+
+    A function that gets it as `temporary` appends what it persists and still needs when it returns.
+    """
 
     def __enter__(self) -> Kept:
         return self

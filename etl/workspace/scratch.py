@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -50,12 +49,7 @@ class Scratch:
     def __enter__(self) -> Scratch:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # After a failure `staging.discard` removes it, together with the run's other files.
         if self._used and kind is None:
             # What cannot be removed now is swept later: no reason to lose the version.
@@ -114,15 +108,6 @@ class Scratch:
                 frames[frame] = spark.read.schema(StructType.fromJson(schema)).parquet(path)
         return frames, body["about"]
 
-    def once(self, frame: DataFrame, name: str) -> DataFrame:
-        """`keep`, unless an earlier run has done it."""
-        before = self.finished(frame.sparkSession, name)
-        if before is not None:
-            return before[0][name]
-        frame = self.keep(frame, name)
-        self.finish(name, {name: frame})
-        return frame
-
     def once_by_pieces(
         self, name: str, rows: DataFrame, work: Callable[[DataFrame], DataFrame], kept: str
     ) -> DataFrame:
@@ -141,8 +126,12 @@ class Scratch:
             some = files[first : first + at_once]
             paths = [spark_path(storage.join(self._directory, name, file)) for file in some]
             # Other cores than the earlier run's make other pieces.
-            names.append(f"{kept}-{first}-{first + len(some)}")
-            done = self.once(work(spark.read.schema(rows.schema).parquet(*paths)), names[-1])
+            names.append(piece := f"{kept}-{first}-{first + len(some)}")
+            if (before := self.finished(spark, piece)) is not None:
+                done = before[0][piece]
+            else:
+                done = self.keep(work(spark.read.schema(rows.schema).parquet(*paths)), piece)
+                self.finish(piece, {piece: done})
         paths = [spark_path(storage.join(self._directory, piece)) for piece in names]
         return spark.read.schema(done.schema).parquet(*paths)
 

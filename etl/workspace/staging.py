@@ -24,10 +24,11 @@ from howdah import storage
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import DataError, HowdahError, NotFound, StorageError
-from howdah.etl import report
 from howdah.storage import Entry, commit, lease
 from howdah.storage.lease import Lease
 
+REPORTS = ("report.json", "report.html")
+"""The data report in a version directory."""
 REJECTS = "rejects"
 LEDGER = "ledger"
 """Directories of files in a version directory, beside its shards."""
@@ -109,13 +110,13 @@ def _owner(entry: Entry) -> str | None:
     return match.group(1) if match else None
 
 
-def _named(version: str) -> set[str] | None:
+def manifest_names(version: str) -> set[str] | None:
     """Names that a version's manifest lists, relative to it; None without a manifest."""
     path = storage.join(version, MANIFEST)
     if not storage.exists(path):
         return None
     value = storage.read_json(path)
-    names = {MANIFEST, *report.FILES}
+    names = {MANIFEST, *REPORTS}
     for shards in value.get("splits", {}).values():
         for shard in shards:
             names |= {shard["name"], shard["index_name"], name_of(shard["name"])}
@@ -157,7 +158,8 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
 
 
 def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
-    """Remove all files that the run `token` made in a version directory.
+    """Remove all files that the run `token` made in a version directory, but those that a manifest
+    names: the run may have failed, or been interrupted, right after its commit.
 
     Args:
         whole_stays: intermediate data that is whole stays for `adopt`.
@@ -165,14 +167,18 @@ def discard(directory: str, token: str, *, whole_stays: bool = False) -> bool:
         Whether any stays.
     """
     entries = [*_scratch(directory), *_walk(directory)]
-    own = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
-    stays = {entry.path for entry in own if whole_stays and _is_whole(entry)}
-    commit.sweep(own, lambda entry: entry.path not in stays)
+    made = [e for e in entries if _owner(e) == token and not LEASE.search(e.name)]
+    stays = {entry.path for entry in made if whole_stays and _is_whole(entry)}
+    # Read last: a commit whose answer was lost may have taken effect since the failure.
+    committed = manifest_names(directory) or set()
+    commit.sweep(
+        made, lambda one: one.path not in stays and _relative(directory, one.path) not in committed
+    )
     _remove_if_empty(directory)
     return bool(stays)
 
 
-def adopt(version: str, token: str) -> bool:
+def adopt(version: str, token: str) -> None:
     """Give the run `token` the intermediate data that a dead run of the same version left whole.
 
     Of two runs that try, one gets it: a rename decides.
@@ -183,8 +189,7 @@ def adopt(version: str, token: str) -> bool:
         if owner != token and _is_whole(entry) and not is_live(lease_path):
             with contextlib.suppress(StorageError):
                 storage.rename_dir(entry.path, storage.join(version, scratch_name(token)))
-                return True
-    return False
+                return
 
 
 def _is_whole(entry: Entry) -> bool:
@@ -195,7 +200,6 @@ def _is_whole(entry: Entry) -> bool:
 
 def sweep(
     dataset: str,
-    own_token: str | None = None,
     *,
     over: Collection[str] = (),
     whole_stays: bool = True,
@@ -203,12 +207,11 @@ def sweep(
     """Remove the files that crashed runs left in a dataset's version directories. Returns the
     paths.
 
-    Only files that an ETL makes are removed. Those of runs with a live lease stay, and so do those
-    of the calling run; in a version without a manifest and without a live run all of them go, but
-    for whole intermediate data as long as no version is newer.
+    Only files that an ETL makes are removed. Those of runs with a live lease stay; in a version
+    without a manifest and without a live run all of them go, but for whole intermediate data as
+    long as no version is newer.
 
     Args:
-        own_token: token of the calling run, if there is one.
         over: YARN applications that have ended, so that their runs are dead.
         whole_stays: False: intermediate data goes also where a run could go on from it.
     """
@@ -223,7 +226,7 @@ def sweep(
     with ThreadPoolExecutor(min(_THREADS, len(versions)), "howdah-sweep") as pool:
         paths = [version.path for version in versions]
         newest = functools.cache(lambda: _newest(paths)) if whole_stays else None
-        for gone in pool.map(lambda path: _sweep_version(path, own_token, over, newest), paths):
+        for gone in pool.map(lambda path: _sweep_version(path, over, newest), paths):
             removed += gone
     return removed
 
@@ -250,10 +253,7 @@ def _newest(versions: Iterable[str]) -> float:
 
 
 def _sweep_version(
-    version: str,
-    own_token: str | None,
-    over: Collection[str],
-    newest: Callable[[], float] | None,
+    version: str, over: Collection[str], newest: Callable[[], float] | None
 ) -> list[str]:
     """Sweep one version.
 
@@ -267,23 +267,21 @@ def _sweep_version(
     leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
     alive = _live([entry.path for entry in leases.values()], over)
     live = {token for token, entry in leases.items() if entry.path in alive}
-    if own_token:
-        live.add(own_token)
-    named = _named(version)
+    committed = manifest_names(version)
 
     def dead(entry: Entry) -> bool:
-        if named is not None and _relative(version, entry.path) in named:
+        if committed is not None and _relative(version, entry.path) in committed:
             return False
         owner = _owner(entry)
         if owner is not None:
             return owner not in live
         unfinished = entry.name.startswith(storage.TEMP_PREFIX)
-        return not live and (unfinished or (named is None and entry.name in report.FILES))
+        return not live and (unfinished or (committed is None and entry.name in REPORTS))
 
-    if named is None and newest is not None:
+    if committed is None and newest is not None:
         scratch = [one for one in scratch if not (_is_whole(one) and _made(one) > newest())]
     removed = commit.sweep([*scratch, *entries], dead)
-    if named is None and not live:
+    if committed is None and not live:
         _remove_if_empty(version)
     return removed
 

@@ -31,16 +31,9 @@ from howdah.spark.errors import crossing
 ADOPTED = (
     "id string, label string, split string, ids binary, length int, reason string, detail string"
 )
+_TYPES = {"string": pa.string(), "binary": pa.binary(), "int": pa.int32()}
 _ARROW = pa.schema(
-    [
-        ("id", pa.string()),
-        ("label", pa.string()),
-        ("split", pa.string()),
-        ("ids", pa.binary()),
-        ("length", pa.int32()),
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-    ]
+    [(name, _TYPES[kind]) for name, kind in (column.split() for column in ADOPTED.split(", "))]
 )
 _BATCH_ROWS = 2_000
 _WORD = re.compile(r"[A-Za-z]+")

@@ -10,10 +10,9 @@ from howdah import storage
 from howdah.data.hive_table import replace_partition
 from howdah.errors import ConfigError
 from howdah.etl.sources.source import is_table
+from howdah.etl.write.shards import REJECT_COLUMNS
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
-
-_REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 
 
 def write_rejects(
@@ -36,7 +35,7 @@ def write_rejects(
             spark,
             spark.read.parquet(*paths) if paths else None,
             table,
-            columns=dict.fromkeys(_REJECT_COLUMNS, "string"),
+            columns=dict.fromkeys(REJECT_COLUMNS, "string"),
             partition={"dataset": hash_},
             what="rejected rows",
         )

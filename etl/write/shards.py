@@ -30,6 +30,7 @@ from howdah.data.inputs import encoder_of_files
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
+from howdah.etl.rows.draw import bucket_digits
 from howdah.etl.workspace import credentials
 from howdah.etl.workspace.scratch import local_table
 from howdah.etl.workspace.staging import REJECTS, attempt_name
@@ -37,8 +38,8 @@ from howdah.spark.errors import crossing
 
 ENCODED = "id string, split string, label int, ids binary, length int"
 _WRITTEN = "split string, shard int, entry string"
+REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 _REJECTED = "name string, rows bigint, bytes bigint"
-_ROWS_PER_BUCKET = 50_000
 _RECORD_OVERHEAD_BYTES = 110
 _WRITE_ROWS = 2_000
 _REJECT_TEXT_CHARACTERS = 2_000
@@ -151,19 +152,15 @@ def plan_shards(
 def place(encoded: DataFrame, plan: dict[str, SplitSize], seed: int) -> DataFrame:
     """Give each row its shard and its position: the order is that of hash(seed, id)."""
     order = F.sha2(F.concat(F.lit(f"{seed}:"), F.col("id")), 256)
-    sizes = {split: size.rows for split, size in plan.items()}
-    rank = F.col("rank")
+    rows = {split: size.rows for split, size in plan.items()}
+    shards = _of_split({split: size.shards for split, size in plan.items()})
     # rank * shards / rows: shard sizes differ by at most one row
-    shard = F.floor(
-        rank
-        * _of_split({split: size.shards for split, size in plan.items()})
-        / _of_split(sizes).cast("double")
-    )
-    return _ranked(encoded, "split", order, max(sizes.values())).select(
+    shard = F.floor(F.col("rank") * shards / _of_split(rows).cast("double"))
+    return _ranked(encoded, "split", order, max(rows.values())).select(
         "split",
         shard.cast("int").alias("shard"),
         "rank",
-        _of_split({split: size.shards for split, size in plan.items()}).cast("int").alias("shards"),
+        shards.cast("int").alias("shards"),
         "id",
         "label",
         "ids",
@@ -191,7 +188,7 @@ def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFra
         order: hexadecimal digits, evenly spread.
         largest: rows of the largest group.
     """
-    digits = max(0, math.ceil(math.log(max(1.0, largest / _ROWS_PER_BUCKET), 16)))
+    digits = bucket_digits(largest)
     rows = rows.withColumn("order", F.substring(order, 1, 24))
     if not digits:  # one bucket: nothing comes before it, and nothing is to be counted
         place = F.row_number().over(Window.partitionBy(group).orderBy("order", "id")) - 1
@@ -357,11 +354,13 @@ def _verify(
             )
         for entry in shards.values():
             if sizes.get(entry.name) != entry.bytes or entry.index_name not in sizes:
+                size = sizes.get(entry.name)
+                index = "an index" if entry.index_name in sizes else "no index"
                 raise DataError(
                     "a shard on storage is not what was written",
                     where=storage.join(directory, entry.name),
                     expected=f"{entry.bytes} bytes and an index",
-                    got=f"{sizes.get(entry.name, 'no file')}",
+                    got="no file" if size is None else f"{size} bytes and {index}",
                     remedy="run `howdah etl` again",
                 )
 
@@ -455,15 +454,8 @@ def write_rejects(
 
     Texts are cut at 2,000 characters: the table is for reading, the source has the rest.
     """
-    rows = rows.select(
-        "id",
-        F.regexp_replace(F.substring("text", 1, _REJECT_TEXT_CHARACTERS), PAIR, " [SEP] ").alias(
-            "text"
-        ),
-        "label",
-        "reason",
-        "detail",
-    )
+    text = F.regexp_replace(F.substring("text", 1, _REJECT_TEXT_CHARACTERS), PAIR, " [SEP] ")
+    rows = rows.select(*REJECT_COLUMNS).withColumn("text", text)
     work = partial(_reject_batches, directory=directory, token=token)
     work = crossing(credentials.using(work, secrets))
     written = rows.mapInArrow(work, _REJECTED).collect()

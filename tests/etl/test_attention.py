@@ -59,6 +59,14 @@ def test_twins_missing_values_and_absent_classes_are_told_with_the_way_out():
     assert console[0] == "Look at this:" and "      data:" in console
 
 
+def test_labels_with_line_ends_of_unicode_can_be_pasted():
+    names = ["a\u2028b", "A\u2028b", "x\x85y \U0001f600", "none"]
+    counts = {"train": dict.fromkeys(range(4), 100)}
+    look = found(section(), names=names, counts=counts)["missing_labels"]
+    assert pasted(look)["data"]["labels"] == {names[0]: names[0], names[1]: names[0],
+                                              names[2]: names[2]}  # fmt: skip
+
+
 def test_rows_that_are_few_cut_wrong_or_personal_are_told_and_others_are_not():
     names, many = ["a", "b"], {"train": {0: 80, 1: 80}, "validation": {0: 16, 1: 16}}
     clean = found(section(), names=names, counts=many, texts=["no address"] * 1_000)

@@ -18,6 +18,7 @@ from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, decode_example, read_frames
 from howdah.errors import DataError, HowdahError
 from howdah.etl import pipeline, version
+from howdah.etl.rows import draw
 from howdah.etl.workspace.staging import attempt_name
 from howdah.etl.write import shards
 from tests.fixtures.spark import FEW_JOBS
@@ -325,7 +326,7 @@ def test_balance_touches_training_rows_only(spark, tmp_path, tiny_model_dir, mon
 def test_positions_are_exact_with_many_buckets(spark, tmp_path, tiny_model_dir, monkeypatch):
     source = write_csv(tmp_path / "r.csv", [(t, "ab"[n % 2]) for n, t in enumerate(sentences(90))])
     one, _ = run(make_config(tmp_path / "one", tiny_model_dir, source=source, num_shards=4))
-    monkeypatch.setattr(shards, "_ROWS_PER_BUCKET", 5)
+    monkeypatch.setattr(draw, "ROWS_PER_BUCKET", 5)
     two, _ = run(make_config(tmp_path / "two", tiny_model_dir, source=source, num_shards=4))
     for split in rows_of(one):
         assert [e.id for e in rows_of(one)[split]] == [e.id for e in rows_of(two)[split]]

@@ -152,6 +152,8 @@ def test_two_days_in_turn_leak_nothing_and_lose_nothing(
 ):
     monkeypatch.setattr(near, "MAX_BUCKET_SIZE", 2)
     options = {"append": {"frozen": ["test"]}}
+    cached = spark.sparkContext._jsc.getPersistentRDDs
+    before = cached().size()
     past, result, places, gone = append_days(
         tmp_path, tiny_model_dir, range(2), 24, seed=3, pairs=8, **options
     )
@@ -160,6 +162,7 @@ def test_two_days_in_turn_leak_nothing_and_lose_nothing(
     planted = {reason for row_id, reason in gone.items() if row_id.startswith("bridge-")}
     assert "bridges_splits" in planted
     assert result.manifest.quality["near_duplicates"]["full_past_buckets"] > 0
+    assert cached().size() == before
     # a day of copies alone adds a part, and no row
     copies = [(f"c-{n}", text, label) for n, (_, text, label) in enumerate(past[:6])]
     result, lines = run(config_for(tmp_path, tiny_model_dir, copies, "day-02", **options))

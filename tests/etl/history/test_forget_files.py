@@ -1,5 +1,6 @@
 """`howdah model forget` outside datasets: Howdah's files are rewritten, and all others listed."""
 
+import datetime
 import gzip
 import io
 import json
@@ -184,6 +185,18 @@ def test_a_column_of_ids_can_be_named(tmp_path, capsys):
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p"), "--id-column", "key"]
     assert answer([*words, "--apply"], capsys)["applied"]
     assert pq.read_table(f"{tmp_path}/p/p.parquet").to_pylist() == [{"text": "5", "key": "6"}]
+
+
+def test_times_stay_of_the_type_that_spark_reads(tmp_path, capsys):
+    ends = [datetime.datetime(9999, 12, 31), datetime.datetime(1, 1, 1, microsecond=5)]
+    table = pa.table({"id": ["5", "6"], "end": pa.array(ends, pa.timestamp("us"))})
+    path = tmp_path / "p.parquet"
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True)  # as Spark does by default
+    words = [*words_for(tmp_path, "5"), "--files", str(path), "--apply"]
+    assert answer(words, capsys)["applied"]
+    left = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+    assert left.schema.column(1).physical_type == "INT96"
+    assert left.read().to_pylist() == [{"id": "6", "end": ends[1]}]
 
 
 def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_model_dir, capsys):

@@ -11,8 +11,8 @@ import pytest
 from howdah.config.data import DataSection
 from howdah.data.manifest import LedgerEntry, commit, load_dataset
 from howdah.errors import ConfigError, DataError, HowdahError
-from howdah.etl import counting
 from howdah.etl.history import ledger, past
+from howdah.etl.rows import gate
 from howdah.etl.rows.minhash import signatures
 from howdah.etl.sources.source import Source
 from tests.support.rows.appended import build_appended
@@ -192,10 +192,10 @@ def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
 
 def test_rows_that_are_there_already_are_no_bad_rows():
     drops = {"known_id": 900, "bridges_splits": 40, "held_out_copy": 30, "near_duplicate": 20}
-    counting.refuse_rejects(1_000, Counter(drops), DataSection())
+    gate.refuse_rejects(1_000, Counter(drops), DataSection())
     strict = DataSection(quality={"max_reject_fraction": 0.009})
     with pytest.raises(DataError) as caught:
-        counting.refuse_rejects(1_000, Counter({**drops, "label_conflict": 10}), strict)
+        gate.refuse_rejects(1_000, Counter({**drops, "label_conflict": 10}), strict)
     assert caught.value.got == "10 rows: 10 label_conflict"
 
 

@@ -51,13 +51,12 @@ def written(spark, tmp_path, old: list[tuple], data: DataSection) -> SimpleNames
 
 def judged(spark, new: list[tuple], places: dict[str, tuple[str, str]], past, data):
     """({id: row}, judging) of new rows, each in the (group, cluster) that is given, or alone."""
-    separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
-    fresh = separated.fresh.collect()
+    judging = judge.judging_of(spark.createDataFrame(new, NEW), past, data, [])
+    fresh = judging.fresh.collect()
     alone = {one["id"]: (one["id"], one["id"]) for one in fresh}
     rows = [(*one.asDict().values(), None, None, *(alone | places)[one["id"]]) for one in fresh]
     more = "reason string, detail string, group string, cluster string"
-    judging = judge.Judging(separated=separated, past=past, data=data, temporary=[])
-    judging.gone(separated.fresh)
+    judging.gone(judging.fresh)
     placed = judging.place(spark.createDataFrame(rows, f"{NEW}, {more}"))
     fates = {one["id"]: one for one in placed.collect()}
     for frame in judging.temporary:
@@ -193,12 +192,9 @@ def test_what_is_like_a_row_that_goes_is_kept_or_judged_by_itself(spark, tmp_pat
     names = ("a", "b", "c")
     new = [row(n, text(0, *c), "a") for n, c in zip(names, changed[1:], strict=True)]
     kept, scratch = [], Scratch(str(tmp_path), "0badcafe")
-    separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
-    judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
+    judging = judge.judging_of(spark.createDataFrame(new, NEW), past, data, kept)
     with scratch:
-        result = dedup.deduplicate(
-            separated.fresh, data.dedup, scratch, kept, driver_edges=100, gone=judging.gone
-        )
+        result = dedup.deduplicate(judging.fresh, data.dedup, scratch, kept, gone=judging.gone)
         placed = {one["id"]: one for one in judging.place(result.rows).collect()}
     for frame in kept:
         frame.unpersist()

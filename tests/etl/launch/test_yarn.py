@@ -8,9 +8,14 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
+import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
@@ -18,7 +23,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.data.manifest import load_dataset
 from howdah.errors import ClusterError, ConfigError, DataError
-from howdah.etl.launch import submit
+from howdah.etl.launch import driver, submit
 from howdah.etl.workspace import staging
 from howdah.spark import applications, shipping
 from howdah.spark.errors import translated
@@ -344,6 +349,44 @@ def test_an_answer_that_names_a_place_keeps_it(answered):
     assert error.as_dict() == lost.as_dict() and not answered.version.exists()
     bad = DataError("a row has no label", where="rows.csv:3")
     assert answered(bad).as_dict() == bad.as_dict()
+
+
+def test_a_spark_in_a_directory_with_brackets_has_its_py4j(tmp_path):
+    library = tmp_path / "spark[3]" / "python"
+    (library / "lib").mkdir(parents=True)
+    (library / "lib" / "py4j-0.10-src.zip").touch()
+    paths = submit._environ(str(tmp_path / "spark[3]"), python=True)["PYTHONPATH"].split(os.pathsep)
+    assert f"{library}/lib/py4j-0.10-src.zip" in paths
+
+
+def test_a_blank_in_tmpdir_does_not_end_the_options_of_spark_submit(tmp_path, monkeypatch):
+    (tmp_path / "my files").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "my files"))
+    with submit._quiet({}) as env:
+        log, _ = env["SPARK_SUBMIT_OPTS"].split()
+        path = url2pathname(urlsplit(log.partition("=")[2]).path)
+        assert storage.read_text(path) == submit.QUIET_LOG
+
+
+def test_lines_of_several_threads_are_all_handed_on(tmp_path, monkeypatch):
+    state, writing, go_on = driver._State(str(tmp_path)), threading.Event(), threading.Event()
+    real = storage.write_whole
+
+    def slow(path, data):
+        writing.set()
+        assert go_on.wait(60)
+        real(path, data)
+
+    monkeypatch.setattr(storage, "write_whole", slow)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(state.progress, "1")
+        assert writing.wait(60)
+        others = [pool.submit(state.progress, line) for line in "23"]
+        time.sleep(0.2)  # both are at the lock, or come later: no line may be lost either way
+        go_on.set()
+        for one in (first, *others):
+            one.result()
+    assert sorted(storage.read_json(f"{tmp_path}/{driver.STATE}")["lines"]) == ["1", "2", "3"]
 
 
 def test_a_driver_under_another_spark_hands_on_its_lines_and_its_end(tmp_path, monkeypatch):

@@ -76,10 +76,9 @@ def joined(spark, a, b, driver_edges, place):
     """(labels as two arrays, lines of progress) of what Spark makes of the edges."""
     edges = spark.createDataFrame(pd.DataFrame({"a": a, "b": b}), "a bigint, b bigint")
     temporary, lines = [], []
-    with Scratch(str(place), "0badcafe") as scratch:
-        roots = components.connected_components(
-            edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
-        )
+    with pytest.MonkeyPatch.context() as patch, Scratch(str(place), "0badcafe") as scratch:
+        patch.setattr(components, "DRIVER_EDGES", driver_edges)
+        roots = components.connected_components(edges, scratch, temporary, progress=lines.append)
         table = roots.toPandas()
     for frame in temporary:
         frame.unpersist()
@@ -137,7 +136,10 @@ def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("shape", "driver_edges"), [("all", 10_000), ("all", 2_000_000), ("chain", 10_000)]
 )
-def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, shape, driver_edges):
+def test_a_million_edges_with_bounded_rounds_and_memory(
+    spark, tmp_path, monkeypatch, shape, driver_edges
+):
+    monkeypatch.setattr(components, "DRIVER_EDGES", driver_edges)
     a, b = graph(1_000_000)
     if shape == "chain":
         random = np.random.default_rng(5)
@@ -149,9 +151,7 @@ def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, shape, 
     temporary, lines = [], []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
         tracemalloc.start()
-        roots = components.connected_components(
-            edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
-        )
+        roots = components.connected_components(edges, scratch, temporary, progress=lines.append)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         table = roots.toPandas()
@@ -172,6 +172,7 @@ from howdah.config.data import SparkOptions
 from howdah.spark.session import session
 
 place = sys.argv[1]
+components.DRIVER_EDGES = 10
 
 def executors():
     return [
@@ -193,7 +194,7 @@ with session(options) as spark, Scratch(place + "/v=0", "0badcafe") as scratch:
     edges = spark.read.parquet(place + "/edges.parquet")
     temporary = []
     found = components.connected_components(
-        edges, scratch, temporary, driver_edges=10, progress=kill_in_the_third
+        edges, scratch, temporary, progress=kill_in_the_third
     )
     found.write.parquet(place + "/labels")
 """
@@ -267,7 +268,7 @@ def test_ten_million_edges_with_a_bounded_driver(spark, tmp_path, compiled):
 
         def join():
             roots = components.connected_components(
-                edges, scratch, temporary, driver_edges=2_000_000, progress=lines.append
+                edges, scratch, temporary, progress=lines.append
             )
             roots.write.parquet(str(tmp_path / "labels"))
 

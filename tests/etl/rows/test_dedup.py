@@ -6,8 +6,7 @@ import pytest
 from howdah import storage
 from howdah.config.data import DedupOptions
 from howdah.config.options.dedup import NUM_PERMUTATIONS
-from howdah.etl import build
-from howdah.etl.rows import dedup, minhash, near
+from howdah.etl.rows import components, dedup, minhash, near
 from howdah.etl.rows.gate import text_key
 from howdah.etl.workspace.scratch import Scratch
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
@@ -42,10 +41,10 @@ def _frame(spark, rows, partitions):
 
 def _fates(spark, rows, options, tmp_path, partitions=3, driver_edges=1_000):
     temporary = []
-    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        result = dedup.deduplicate(
-            _frame(spark, rows, partitions), options, scratch, temporary, driver_edges=driver_edges
-        )
+    patched, scratch = pytest.MonkeyPatch.context(), Scratch(str(tmp_path / "v=0"), "0badcafe")
+    with patched as patch, scratch:
+        patch.setattr(components, "DRIVER_EDGES", driver_edges)
+        result = dedup.deduplicate(_frame(spark, rows, partitions), options, scratch, temporary)
         fates = {r["id"]: (r["reason"], r["detail"], r["group"]) for r in result.rows.collect()}
     assert len(temporary) == 1  # signatures and buckets have gone
     for frame in temporary:
@@ -228,7 +227,7 @@ def test_clusters_joined_on_the_executors_make_the_same_version(
     config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     result, _ = run(config)
     other = tmp_path / "rounds"
-    monkeypatch.setattr(build, "DRIVER_EDGES", 0)
+    monkeypatch.setattr(components, "DRIVER_EDGES", 0)
     config = make_config(other, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     again, lines = run(config)
     assert again.hash == result.hash and not again.unchanged
@@ -280,9 +279,7 @@ def test_a_copy_of_a_held_out_row_leaves_train_and_not_the_other_way(spark, tmp_
     options = DedupOptions() if official else DedupOptions(conflict="keep")
     temporary = []
     with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        result = dedup.deduplicate(
-            frame, options, scratch, temporary, driver_edges=99, whole=official
-        )
+        result = dedup.deduplicate(frame, options, scratch, temporary, whole=official)
         got = {r["id"]: (r["reason"], r["detail"]) for r in result.rows.collect()}
     for each in temporary:
         each.unpersist()

@@ -21,7 +21,7 @@ import pytest
 
 from howdah.config.data import DedupOptions
 from howdah.config.options.dedup import NUM_PERMUTATIONS
-from howdah.etl.rows import dedup, minhash, near
+from howdah.etl.rows import components, dedup, minhash, near
 from howdah.etl.rows.gate import text_key
 from howdah.etl.workspace.scratch import Scratch
 
@@ -73,8 +73,10 @@ def _groups(spark, texts, options, tmp_path):
     rows = [(f"r{n:06d}", text, f"label{n % 5}", text_key(text)) for n, text in enumerate(texts)]
     frame = spark.createDataFrame(rows, "id string, text string, label string, key string")
     temporary = []
-    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        result = dedup.deduplicate(frame, options, scratch, temporary, driver_edges=2_000)
+    patched, scratch = pytest.MonkeyPatch.context(), Scratch(str(tmp_path / "v=0"), "0badcafe")
+    with patched as patch, scratch:
+        patch.setattr(components, "DRIVER_EDGES", 2_000)
+        result = dedup.deduplicate(frame, options, scratch, temporary)
         table = sorted(
             (row["id"], row["group"]) for row in result.rows.select("id", "group").collect()
         )

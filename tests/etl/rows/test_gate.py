@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from howdah.config.data import CleanOptions, DataSection, QualityOptions, SplitOptions
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError
-from howdah.etl.rows import labels, minhash, near
+from howdah.etl.rows import gate, labels, minhash, near
 from howdah.etl.rows.components import roots
 from howdah.etl.rows.gate import RowRules, judge, wrong_encoding
 from howdah.etl.rows.split import split_of
@@ -99,6 +99,38 @@ def test_labels_that_make_no_classifier():
         labels.names(DataSection(), {"only": 5})
     with pytest.raises(DataError, match="too many values"):
         labels.names(DataSection(), {f"text {n}": 1 for n in range(labels.MOST_LABELS + 1)})
+
+
+def test_strings_that_are_not_utf_8_are_rejected_and_others_of_their_batch_are_not():
+    """Tables of Hive hold any bytes as strings."""
+    rows = {
+        "key": [b"k1", b"k2", b"k\xe9", b"k4", None],
+        gate.GROUP: [b"k1", b"k2", b"k\xe9", b"k4", b"h"],
+        "text": [b"a text", b"the caf\xe9", b"a text", "the caf\u00e9".encode(), None],
+        "label": [b"a", b"a", b"a", b"\xe9t\xe9", b"b"],
+    }
+    arrays = [pa.array(values, pa.binary()).view(pa.string()) for values in rows.values()]
+    nothing = pa.nulls(5, pa.string())
+    batch = pa.RecordBatch.from_arrays(
+        [*arrays, nothing, nothing], names=[*rows, "reason", "detail"]
+    )
+    made = gate.clean_batches([batch], CleanOptions(), QualityOptions(), RowRules())
+    by_id = {row["id"]: row for one in made for row in one.to_pylist()}
+    fates = {key: (row["reason"], row["detail"]) for key, row in by_id.items() if key[0] == "k"}
+    assert fates == {
+        "k1": (None, None),
+        "k2": ("wrong_encoding", "replacement character at 7"),
+        "k\\xe9": ("wrong_encoding", "key: k\\xe9"),
+        "k4": ("wrong_encoding", "label: \\xe9t\\xe9"),
+    }
+    assert by_id["k4"]["text"] == "the caf\u00e9" and len(by_id) == 5
+
+
+def test_a_small_bound_on_rejects_is_shown_as_it_is():
+    data = DataSection(quality={"max_reject_fraction": 0.004})
+    with pytest.raises(DataError) as caught:
+        gate.refuse_rejects(1_000, {"empty": 5}, data)
+    assert caught.value.expected == "at most 0.4 % of 1,000 rows"
 
 
 def test_unknown_labels_name_the_nearest():

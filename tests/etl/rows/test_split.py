@@ -9,7 +9,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.options.split import SplitOptions, moment
 from howdah.errors import ConfigError, DataError
-from howdah.etl.rows import draw, split, units
+from howdah.etl.rows import components, draw, split, units
 from howdah.etl.sources.given import GIVEN, MOMENT
 from howdah.etl.workspace.scratch import Scratch
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
@@ -99,7 +99,7 @@ def test_each_class_has_its_share_of_each_split_in_whole_groups(spark, monkeypat
             assert all(counts[label, name] for name in ("train", "validation", "test"))
     # ranks counted inside buckets of the hash are those of one sorted list
     monkeypatch.setattr(draw, "ROWS_PER_BUCKET", 50)
-    assert draw.digits(1_000) == 2
+    assert draw.bucket_digits(1_000) == 2
     assert _drawn(spark, _rows()[::-1], options, 1)[0] == splits
 
 
@@ -172,17 +172,23 @@ def test_the_newest_rows_are_found_without_sorting_all(spark):
     frame.unpersist()
 
 
+@pytest.mark.spark
+def test_infinite_moments_are_the_newest_and_the_oldest(spark):
+    moments = [float("-inf"), -1e308, *map(float, range(8)), 1e308, float("inf")]
+    frame = spark.createDataFrame([(one,) for one in moments], "moment double")
+    assert draw.newest(frame, MOMENT, 4) == 6.0
+    assert draw.newest(frame, MOMENT, 2) == 1e300  # both
+
+
 # -------------------------------------------------------------------------------------- groups
 def _joined(spark, rows, tmp_path, driver_edges):
     schema = "id string, reason string, group string, groups array<string>"
     temporary = []
-    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
-        result = units.of_groups(
-            spark.createDataFrame(rows, schema).repartition(3),
-            scratch,
-            temporary,
-            driver_edges=driver_edges,
-        )
+    patched, scratch = pytest.MonkeyPatch.context(), Scratch(str(tmp_path / "v=0"), "0badcafe")
+    with patched as patch, scratch:
+        patch.setattr(components, "DRIVER_EDGES", driver_edges)
+        frame = spark.createDataFrame(rows, schema).repartition(3)
+        result = units.of_groups(frame, scratch, temporary)
         groups = {row["id"]: row["group"] for row in result.rows.collect()}
     for one in temporary:
         one.unpersist()

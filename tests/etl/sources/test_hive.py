@@ -11,6 +11,7 @@ from howdah.config import loader as config_module
 from howdah.errors import ConfigError, DataError
 from howdah.etl import pipeline
 from howdah.etl.sources import hive
+from howdah.etl.sources import source as sources
 from howdah.etl.sources.source import Source
 from howdah.spark import hive_catalog
 
@@ -139,6 +140,23 @@ def test_a_version_depends_on_what_is_read_not_on_how_it_was_asked_for():
     assert first == version(query_file="q.sql")
     assert first == version(source="t", rejects_table="rejects")
     assert first != version(source="t", max_length=64)
+
+
+@pytest.mark.parametrize(
+    ("query", "reads"),
+    [
+        ("\ufeffSELECT 1", True),  # as Windows writes it
+        ("-- news\n/* of\nlast year */ select 1", True),
+        ("(SELECT 1) UNION ALL (SELECT 2)", True),
+        ("/* a */\n" * 200 + "INSERT INTO t VALUES (1)", False),  # as fast as one comment
+        ("INSERT INTO t SELECT 1", False),
+    ],
+)
+def test_a_query_begins_as_one_behind_comments_and_brackets(tmp_path, query, reads):
+    path = tmp_path / "q.sql"
+    path.write_text(query)
+    data = config_module.from_dict({"data": {"format": "hive", "query_file": str(path)}}).data
+    assert hive.is_select(sources.resolve(data).query) == reads
 
 
 def test_of_a_file_that_is_no_query_nothing_is_shown():

@@ -7,8 +7,9 @@ import pytest
 
 from howdah.config import loader as config_module
 from howdah.config.data import JdbcOptions
-from howdah.errors import ConfigError, HowdahError, NotFound, PermissionDenied
+from howdah.errors import ConfigError, DataError, HowdahError, NotFound, PermissionDenied
 from howdah.etl.sources import jdbc
+from howdah.etl.sources.source import Source
 from tests.etl.sources.test_snapshots import rows, scenarios
 from tools.local_airflow.postgres import Postgres
 
@@ -84,7 +85,7 @@ def test_the_password_is_apart_from_what_is_shown(tmp_path):
         ("postgresql://me:pw@10.0.0.7/x?connectTimeout=3",
          "10.0.0.7:5432/x?connectTimeout=3&sslmode=verify-full"),
         ("postgresql://me:pw@db.example/x?sslmode=disable", "db.example:5432/x?sslmode=disable"),
-        ("postgresql://me:pw@127.0.0.1/x", "127.0.0.1:5432/x"),
+        ("\ufeffpostgresql://me:pw@127.0.0.1/x\r\n", "127.0.0.1:5432/x"),  # as Windows writes it
         ("postgresql://me:pw@localhost/x", "localhost:5432/x"),
         ("postgresql://me:pw@[::1]/x", "[::1]:5432/x"),
     ],
@@ -135,6 +136,25 @@ def test_another_url_is_refused_without_showing_it(tmp_path, text):
 def test_keys_that_do_not_fit_are_refused(data, message):
     with pytest.raises(ConfigError, match=message):
         config_module.from_dict({"data": {"source": "news", **data}})
+
+
+@pytest.mark.parametrize(
+    ("query", "one"),
+    [
+        ("SELECT * FROM t WHERE body <> 'a; b''c;' -- don't; read\n;", True),
+        ('SELECT "a;b" FROM t /* all; of it */', True),
+        ("SELECT 1) AS x; DROP TABLE t; --", False),
+        ("SELECT E'\\''; DROP TABLE t; --'", False),
+        ("SELECT $$'$$; DROP TABLE t; --'", False),
+    ],
+)
+def test_a_semicolon_in_a_text_or_comment_ends_no_query(query, one):
+    source = Source(kind="jdbc", name="q.sql", query=query)
+    if one:
+        assert query.rstrip(";\n") in jdbc._relation(source)
+    else:
+        with pytest.raises(DataError, match="one SELECT"):
+            jdbc._relation(source)
 
 
 def test_a_driver_on_the_cluster_needs_a_file_that_it_can_read():

@@ -3,6 +3,7 @@
 import datetime
 import gzip
 import json
+import os
 from decimal import Decimal
 
 import pyarrow as pa
@@ -341,6 +342,13 @@ def test_sources_that_are_not_there_or_empty(tmp_path):
             sources.resolve(section(source=source))
     with pytest.raises(ConfigError, match="not a table name"):
         sources.resolve(section(source="drop table; x", format="hive"))
+
+
+def test_a_file_whose_name_is_not_utf_8_is_named(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9.csv")).write_text("text,label\nx,y\n")
+    with pytest.raises(DataError, match="name is not UTF-8") as caught:
+        sources.resolve(section(source=str(tmp_path)))
+    assert caught.value.where == f"{tmp_path}/caf\\xe9.csv"
 
 
 def test_identity_changes_with_the_files(tmp_path):

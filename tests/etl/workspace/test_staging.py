@@ -68,8 +68,9 @@ def test_intermediate_data_goes_with_the_run_that_made_it(dataset):
         _put(version, f"{staging.scratch_name(token)}/edges/part-0.parquet")
     _put(version, "scratch-of-mine/a")
     _lease(version, "aaaaaaaa", host=socket.gethostname(), pid=_dead_pid())
-    _lease(version, "bbbbbbbb", host=socket.gethostname(), pid=os.getpid())
-    gone = sweep(dataset, "cccccccc")
+    for token in ("bbbbbbbb", "cccccccc"):
+        _lease(version, token, host=socket.gethostname(), pid=os.getpid())
+    gone = sweep(dataset)
     assert gone[0] == f"{version}/scratch-aaaaaaaa" and len(gone) == 2
     left = {e.name for e in storage.list_dir(version) if e.is_dir}
     assert left == {"scratch-bbbbbbbb", "scratch-cccccccc", "scratch-of-mine"}
@@ -91,6 +92,21 @@ def test_a_committed_version_keeps_what_its_manifest_names(dataset):
     kept = [MINE, MINE + ".index", "manifest.json", "notes.md", "report.html", storage.name(REJECT)]
     assert _names(version) == sorted(kept)
     assert sweep(dataset) == []
+
+
+def test_a_run_that_ends_right_after_its_commit_keeps_what_its_manifest_names(dataset):
+    version = f"{dataset}/v=1"
+    other = attempt_name("train-00000-of-00001", "aaaaaaaa", 4, "tfrecord")
+    _put(version, MINE, MINE + ".index", REJECT, other)
+    _put(version, f"{staging.scratch_name('aaaaaaaa')}/edges/part-0.parquet")
+    manifest = {
+        "splits": {"train": [{"name": MINE, "index_name": MINE + ".index"}]},
+        "quality": {"reject_files": [REJECT]},
+    }
+    storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
+    assert not discard(version, "aaaaaaaa")
+    assert _names(version) == sorted([MINE, MINE + ".index", "manifest.json", storage.name(REJECT)])
+    assert not [entry for entry in storage.list_dir(version) if entry.name.startswith("scratch")]
 
 
 def test_files_of_a_live_run_stay(dataset):

@@ -14,7 +14,7 @@ from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.errors import DataError
 from howdah.etl import build, counting
-from howdah.etl.rows import labels
+from howdah.etl.rows import draw, labels
 from howdah.etl.sources import given as official
 from howdah.etl.write import shards
 from howdah.etl.write.shards import SplitSize
@@ -61,7 +61,7 @@ def _encoded(spark):
 
 @pytest.mark.parametrize("how", ["downsample", "upsample"])
 def test_balance_and_place_need_no_task_for_a_class_or_split(spark, monkeypatch, how):
-    monkeypatch.setattr(shards, "_ROWS_PER_BUCKET", 20)
+    monkeypatch.setattr(draw, "ROWS_PER_BUCKET", 20)
     encoded = _encoded(spark).cache()
     train = encoded.where("split = 'train'").groupBy("label").count().collect()
     counts = {row["label"]: row["count"] for row in train}
@@ -79,7 +79,7 @@ def test_balance_and_place_need_no_task_for_a_class_or_split(spark, monkeypatch,
         keys = [{name.split("#")[0] for name in window.split(", ")} for window in windows]
         assert keys and all(names in ({"label", "bucket"}, {"split", "bucket"}) for names in keys)
     # the same rows whatever the buckets and partitions
-    monkeypatch.setattr(shards, "_ROWS_PER_BUCKET", 10**6)
+    monkeypatch.setattr(draw, "ROWS_PER_BUCKET", 10**6)
     whole = shards.balance(encoded.repartition(5), how, 1.0, counts, seed=3)
     assert sorted(row["id"] for row in whole.collect()) == sorted(ids)
     encoded.unpersist()
