@@ -216,6 +216,8 @@ def _matches(directory: str, parts: list[str]) -> Iterator[str]:
     if not is_dir(directory):
         return
     entries = list_dir(directory)
+    if not part.startswith("."):
+        entries = [item for item in entries if not item.name.startswith(".")]
     if part == "**":
         if rest:
             yield from _matches(directory, rest)
@@ -226,8 +228,7 @@ def _matches(directory: str, parts: list[str]) -> Iterator[str]:
                 yield from _matches(item.path, parts)
         return
     for item in entries:
-        hidden = item.name.startswith(".") and not part.startswith(".")
-        if hidden or not fnmatch.fnmatchcase(item.name, part):
+        if not fnmatch.fnmatchcase(item.name, part):
             continue
         if not rest:
             yield item.path
