@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -63,7 +64,18 @@ def require_java(home: str) -> str:
             expected=works,
             remedy=remedy,
         )
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:  # not executable, or of another kind of processor
+        raise ClusterError(
+            "Java cannot be started",
+            where=java,
+            expected=works,
+            got=error.strerror,
+            remedy=remedy,
+        ) from None
     major = java_major(answer.stderr + answer.stdout)
     output = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
     wrong = [] if major else ["java -version prints no version"]
@@ -366,7 +378,9 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
             settings["spark.hadoop.javax.jdo.option.ConnectionURL"] = (
                 f"jdbc:derby:;databaseName={warehouse}/metastore_db;create=true"
             )
-            settings[_JAVA_OPTIONS] = f"-Dderby.stream.error.file={warehouse}/derby.log"
+            storage.make_dirs(warehouse)  # Derby logs to stderr where its log cannot be made
+            log = f"-Dderby.stream.error.file={warehouse}/derby.log"
+            settings[_JAVA_OPTIONS] = shlex.quote(log)  # Spark divides options as a shell does
     return connectors.joined({**settings, **shipped}, options.conf)
 
 
@@ -395,7 +409,7 @@ def _environment(options: SparkOptions) -> Iterator[None]:
             "SPARK_HOME": spark_home(options),
             "SPARK_SUBMIT_OPTS": before
             if "log4j2" in before
-            else f"{before} -Dlog4j2.configurationFile=file://{log}".strip(),
+            else f"{before} -Dlog4j2.configurationFile={pathlib.Path(log).as_uri()}".strip(),
             "TOKENIZERS_PARALLELISM": "false",
         }
         if is_local_master(options.master):
