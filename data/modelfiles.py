@@ -167,7 +167,7 @@ def base_config(base: str) -> dict[str, Any] | None:
     Raises:
         ModelError: its model family is not known.
     """
-    if "://" in base or os.path.isdir(base):
+    if "://" in base or os.path.isdir(storage.local_path(base)):
         where = storage.join(base, "config.json")
         fields = storage.read_object(where, kind=ModelError)
         family = family_of(fields, where=where)

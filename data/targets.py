@@ -71,7 +71,7 @@ def label_set(text: str, separator: str) -> list[str] | None:
     if text.lstrip().startswith("["):
         try:
             parsed = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets, thousands deep
             return None
         if any(isinstance(one, bool) or not isinstance(one, str | int) for one in parsed):
             return None

@@ -123,7 +123,7 @@ def readable(path: str, kind: Kind) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError, TypeError) as error:
         reason = str(error) or type(error).__name__
         raise DataError(
             f"a file of the source is not {_A_FILE[kind]}",

@@ -22,7 +22,9 @@ two ranks wait for each other. A copy that is found damaged is removed at once (
 
 All locks are the kernel's, flock(2) on open files but for the leases: they end with their process,
 however it dies, so that none is ever stale. The unlocked `.part` of a killed process is fetched
-anew by the next process that needs the file, or removed to make room.
+anew by the next process that needs the file, or removed to make room. Files are open to read where
+their lock is shared and to write where it is exclusive, as NFS demands (flock(2)): home directories
+often lie there.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class ShardCache:
         with self._typed():
             self._make_directory()
             os.makedirs(os.path.join(self.directory, name), exist_ok=True)
-            file = open(os.path.join(self.directory, name, "in-use"), "ab")  # noqa: SIM115
+            file = open(os.path.join(self.directory, name, "in-use"), "a+b")  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_SH)
         return Pin(file)
 
@@ -241,7 +243,7 @@ class ShardCache:
     @contextlib.contextmanager
     def request_room(self) -> Iterator[None]:
         """Inside, `room_requested` is true in every process: a reader here cannot continue."""
-        with self._typed(), open(os.path.join(self.directory, _ROOM_REQUESTS), "ab") as file:
+        with self._typed(), open(os.path.join(self.directory, _ROOM_REQUESTS), "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
@@ -251,7 +253,7 @@ class ShardCache:
         Also true, by mistake, where two processes ask this at the same moment.
         """
         try:
-            with open(os.path.join(self.directory, _ROOM_REQUESTS), "rb") as file:
+            with open(os.path.join(self.directory, _ROOM_REQUESTS), "r+b") as file:
                 return not locked(file)
         except FileNotFoundError:
             return False
@@ -322,7 +324,7 @@ class ShardCache:
         guard = path  # its lock tells whether the file is in use
         if path.endswith(_KEPT):
             guard = os.path.join(os.path.dirname(path), "in-use")
-        with contextlib.suppress(FileNotFoundError), open(guard, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(guard, "r+b") as file:
             if locked(file) and (guard != path or is_named(file, path)):
                 os.unlink(path)
                 return True

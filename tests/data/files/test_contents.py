@@ -1,0 +1,38 @@
+"""Files that are not what their names say, and files that only look so."""
+
+import json
+
+import pytest
+
+from howdah.data.files import everyday, footers
+from howdah.errors import DataError
+
+
+@pytest.mark.parametrize("header", ["ORCID,text", "PAR1,text", "ARROW1;text", "ORC"])
+def test_a_header_that_begins_like_a_format_is_text(tmp_path, header):
+    path = tmp_path / "people.csv"
+    path.write_text(f"{header}\n1,a\n")
+    everyday.refuse_content(str(path))
+
+
+def test_tables_that_are_named_as_text_are_refused(tmp_path):
+    import pyarrow as pa
+    import pyarrow.orc
+    import pyarrow.parquet as pq
+
+    table = pa.table({"text": pa.array([], pa.string())})
+    pq.write_table(table, tmp_path / "a.csv")
+    pyarrow.orc.write_table(table, str(tmp_path / "b.csv"))
+    pyarrow.feather.write_feather(table, str(tmp_path / "c.csv"))
+    for name, kind in (("a.csv", "a Parquet"), ("b.csv", "an ORC"), ("c.csv", "an Arrow")):
+        with pytest.raises(DataError, match=kind):
+            everyday.refuse_content(str(tmp_path / name))
+
+
+def test_an_avro_file_of_no_records_is_refused(tmp_path):
+    """Its schema may be any of Avro's: here "string"."""
+    schema, key = json.dumps("string").encode(), b"avro.schema"
+    sized = b"".join(bytes([2 * len(part)]) + part for part in (key, schema))
+    (tmp_path / "a.avro").write_bytes(b"Obj\x01\x02" + sized + bytes(17))
+    with pytest.raises(DataError, match="not an Avro file"):
+        footers.schema(str(tmp_path / "a.avro"), "avro")
