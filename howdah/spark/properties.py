@@ -143,7 +143,16 @@ def launching(
         home: SPARK_HOME.
         submit_args: PYSPARK_SUBMIT_ARGS; None: of the environment.
     """
-    arguments = shlex.split(submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell")
+    command = submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell"
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"${_SUBMIT_ARGS} cannot be read as a command line", got=f"{command}: {error}"
+        ) from None
+    arguments = []
+    for word in words:  # --properties-file=FILE is the same
+        arguments += word.split("=", 1) if word.startswith(f"{_OPTION}=") else [word]
     defaults = None
     while _OPTION in arguments[:-1]:
         at = arguments.index(_OPTION)

@@ -29,6 +29,7 @@ from howdah.process import isolation
 from howdah.spark import classes, connectors, properties, sizing
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import sigint_kept
+from howdah.spark.paths import path_of
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
@@ -357,9 +358,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         # The driver keeps the plan of each action as text, which could fill its heap.
         "spark.sql.maxPlanStringLength": str(1 << 20),
     }
-    if in_container():
-        return connectors.joined({**settings, **shipped}, options.conf)
-    if is_local_master(options.master):
+    if not in_container() and is_local_master(options.master):
         cores = sizing.local_cores(options.master)
         settings |= {
             "spark.ui.enabled": "false",
@@ -371,9 +370,10 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         }
         configured = any("hive.metastore.uris" in key for key in options.conf)
         if hive and not configured and not _hive_site():
-            warehouse = storage.local_path(
-                options.conf.get("spark.sql.warehouse.dir", "spark-warehouse")
-            )
+            warehouse = path_of(options.conf.get("spark.sql.warehouse.dir", ""))
+            if not warehouse or not storage.is_local(warehouse):  # Derby's files must be here
+                warehouse = "spark-warehouse"
+            warehouse = storage.local_path(warehouse)
             settings["spark.sql.warehouse.dir"] = warehouse
             settings["spark.hadoop.javax.jdo.option.ConnectionURL"] = (
                 f"jdbc:derby:;databaseName={warehouse}/metastore_db;create=true"

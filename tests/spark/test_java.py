@@ -36,6 +36,24 @@ def test_a_working_directory_with_a_blank_is_one_option(tmp_path, monkeypatch):
     assert shlex.split(settings["spark.driver.extraJavaOptions"]) == [log]
 
 
+@pytest.mark.parametrize(
+    ("configured", "folder"),
+    [("file:{0}/w%20h", "w h"), ("{0}/w", "w"), ("hdfs://nn/w", "spark-warehouse")],
+)
+def test_the_embedded_metastore_lies_in_the_warehouse_or_here(
+    tmp_path, monkeypatch, configured, folder
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HIVE_CONF_DIR", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    conf = {"spark.sql.warehouse.dir": configured.format(tmp_path)}
+    settings = session._settings(SparkOptions(master="local[1]", conf=conf), True, {})
+    assert settings["spark.sql.warehouse.dir"] == conf["spark.sql.warehouse.dir"]
+    url = settings["spark.hadoop.javax.jdo.option.ConnectionURL"]
+    assert f"databaseName={tmp_path}/{folder}/metastore_db;" in url
+    assert [entry.name for entry in tmp_path.iterdir()] == [folder]
+
+
 def test_a_temporary_directory_with_a_blank_names_the_log_settings_as_a_url(tmp_path, monkeypatch):
     folder = tmp_path / "my tmp"
     folder.mkdir()

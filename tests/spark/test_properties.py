@@ -160,3 +160,16 @@ with properties.written({"spark.a": "1"}, "spark.b f\u00fcr") as path:
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == repr("spark.b für\n\nspark.a=1\n".encode())
+
+
+def test_submit_arguments_in_other_spellings(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("spark.mine 1\n")
+    arguments = f"--properties-file={mine} --conf a=b pyspark-shell"
+    with properties.launching({"spark.a": "1"}, str(tmp_path), arguments) as variables:
+        option, path, *others = variables["PYSPARK_SUBMIT_ARGS"].split()
+        assert option == "--properties-file" and others == ["--conf", "a=b", "pyspark-shell"]
+        assert Path(path).read_text() == "spark.mine 1\n\n\nspark.a=1\n"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        with properties.launching({}, str(tmp_path), "--conf 'a"):
+            pass
