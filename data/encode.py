@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from howdah.data import modelfiles
 from howdah.data.clean import PAIR
 from howdah.data.family import KNOWN_EXPRESSIONS, TOKENIZER_FILES, TOKENIZERS, UNIGRAM, WORDPIECE
 from howdah.data.manifest import content_hash
-from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
 # Spark and training run one process a core; the library's threads would compete for the cores.
@@ -81,7 +81,7 @@ class Encoder:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         # A tokenizer of no known family must name its padding token, or have WordPiece's.
         kind = TOKENIZERS.get(state["model"]["type"], WORDPIECE)
-        self.pad_id: int = self._special_id(settings, "pad_token", kind.pad_token)
+        self.pad_id: int = self._pad_id(settings, kind.pad_token)
         # User text that spells [MASK] or [SEP] is text: it must never become the special token.
         if state["model"]["type"] == UNIGRAM.algorithm:
             self._tokenizer = _without_special_pieces(state)
@@ -111,14 +111,7 @@ class Encoder:
     @classmethod
     def load(cls, base: str, revision: str | None = None) -> Encoder:
         """The encoder of a base model: a directory, one on another storage, or a hub name."""
-        directory = fetch(base, revision=revision, patterns=TOKENIZER_FILES)
-        files = {}
-        for name in TOKENIZER_FILES:
-            path = os.path.join(directory, name)
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    files[name] = file.read()
-        return cls(files, base)
+        return cls(modelfiles.read(base, TOKENIZER_FILES, revision), base)
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
         """Token ids of each text, special tokens included, cut at `max_length`, not padded.
@@ -231,13 +224,13 @@ class Encoder:
         end = _WORD_END.search(text, limit)
         return text if end is None else text[: end.start()]
 
-    def _special_id(self, settings: dict, key: str, default: str) -> int:
-        token = settings.get(key, default)
+    def _pad_id(self, settings: dict, default: str) -> int:
+        token = settings.get("pad_token", default)
         token = token.get("content", default) if isinstance(token, dict) else token
         number = self._tokenizer.token_to_id(token) if token else None
         if number is None:
             raise ModelError(
-                f"the tokenizer has no {key}",
+                "the tokenizer has no pad_token",
                 where=self.source,
                 expected=str(token),
                 remedy="give the tokenizer of a BERT or RoBERTa, or name the token in"

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from howdah.data import modelfiles
 from howdah.data.family import IMAGE_FILES, family_of
 from howdah.data.family_record import ImageFamily
 from howdah.data.manifest import ImageEntry, content_hash
-from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -109,14 +108,7 @@ class ImageEncoder:
     @classmethod
     def load(cls, base: str, revision: str | None = None) -> ImageEncoder:
         """The encoder of a base model: a directory, one on another storage, or a hub name."""
-        directory = fetch(base, revision=revision, patterns=[_CONFIG, _PROCESSOR])
-        files = {}
-        for name in (_CONFIG, _PROCESSOR):
-            path = os.path.join(directory, name)
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    files[name] = file.read()
-        return cls(files, base)
+        return cls(modelfiles.read(base, (_CONFIG, _PROCESSOR), revision), base)
 
     @classmethod
     def of_model(cls, config: Mapping, files: Mapping[str, bytes], source: str) -> ImageEncoder:
@@ -132,7 +124,7 @@ class ImageEncoder:
         """The pixels of an image file, uint8 [height * width * channels].
 
         Raises:
-            UnusableImage: no image, a broken, too small or too large one.
+            UnusableImage: it is not an image, or a broken, too small or too large one.
         """
         image = open_image(data)
         height, width = self.image.height, self.image.width
@@ -207,7 +199,7 @@ def open_image(data: bytes) -> Any:
     The header's size is judged before a pixel is decoded: a small file can claim any number.
 
     Raises:
-        UnusableImage: no image of FORMATS, a broken, too small or too large one.
+        UnusableImage: it is not an image of FORMATS, or a broken, too small or too large one.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 

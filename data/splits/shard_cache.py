@@ -89,7 +89,7 @@ class ShardCache:
     """
 
     def __init__(self, directory: str | None = None, limit_bytes: int = DEFAULT_BYTES) -> None:
-        self.directory = directory or default_directory()
+        self.directory = storage.local_path(directory or default_directory())  # ~ is home
         self.limit_bytes = limit_bytes
 
     def _make_directory(self) -> None:
@@ -268,10 +268,10 @@ class ShardCache:
     def _make_room(self, file: BinaryIO, size: int) -> None:
         """Reserve `size` bytes on the disk for `file`; removes least recently used files."""
         with self._space():
-            held = self._held()
-            used = sum(entry.size for entry in held)
+            copies = self._copies()
+            used = sum(copy.size for copy in copies)
             while used + size > self.limit_bytes:
-                freed = self._remove_oldest(held)
+                freed = self._remove_oldest(copies)
                 if freed is None:
                     raise NoRoom(
                         "the shard cache is full of shards in use",
@@ -289,15 +289,15 @@ class ShardCache:
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                         raise
-                    if self._remove_oldest(held) is None:
+                    if self._remove_oldest(copies) is None:
                         raise self._disk_full(size) from None
                 else:
                     file.seek(0)
                     return
 
-    def _held(self) -> list[_Held]:
+    def _copies(self) -> list[_Copy]:
         """All files, the least recently used one last."""
-        entries = []
+        copies = []
         for folder in os.scandir(self.directory):
             if not folder.is_dir(follow_symlinks=False):
                 continue
@@ -305,15 +305,15 @@ class ShardCache:
                 with contextlib.suppress(FileNotFoundError):  # renamed or removed since
                     info = item.stat(follow_symlinks=False)
                     if item.name != "in-use":
-                        entries.append(_Held(item.path, info.st_size, info.st_mtime_ns))
-        return sorted(entries, key=lambda entry: -entry.used)
+                        copies.append(_Copy(item.path, info.st_size, info.st_mtime_ns))
+        return sorted(copies, key=lambda copy: -copy.used)
 
-    def _remove_oldest(self, held: list[_Held]) -> int | None:
+    def _remove_oldest(self, copies: list[_Copy]) -> int | None:
         """Remove the least recently used file that may go; its bytes, or None if none may."""
-        while held:
-            entry = held.pop()
-            if self._remove_if_unused(entry.path):
-                return entry.size
+        while copies:
+            copy = copies.pop()
+            if self._remove_if_unused(copy.path):
+                return copy.size
         return None
 
     def _remove_if_unused(self, path: str) -> bool:
@@ -366,7 +366,7 @@ class ShardCache:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Copy:
     path: str
     size: int
     used: int

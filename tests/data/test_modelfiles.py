@@ -2,7 +2,11 @@
 
 import json
 
+import huggingface_hub
+import pytest
+
 from howdah.data import modelfiles
+from howdah.errors import ModelError
 
 
 def test_a_model_below_the_home_directory_is_found_by_every_question(tmp_path, monkeypatch):
@@ -13,3 +17,19 @@ def test_a_model_below_the_home_directory_is_found_by_every_question(tmp_path, m
     directory = modelfiles.fetch("~/model", patterns=["config.json"])
     assert directory == str(tmp_path / "model")
     assert modelfiles.base_config("~/model")["vocab_size"] == 7
+
+
+@pytest.mark.parametrize("library", ["httpx", "requests"])
+def test_a_proxy_that_refuses_is_told_whichever_client_the_hub_has(monkeypatch, tmp_path, library):
+    """huggingface_hub uses requests before version 1.0, and httpx from then on."""
+    client = pytest.importorskip(library)
+    kind = client.ProxyError if library == "httpx" else client.exceptions.ProxyError
+
+    def download(*args, **options):
+        raise kind("407 Proxy Authentication Required")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ModelError, match="the hub cannot be reached") as caught:
+        modelfiles.fetch("bert-base-uncased", patterns=["config.json"])
+    assert caught.value.got == "ProxyError: 407 Proxy Authentication Required"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from howdah.data.files import everyday, footers
+from howdah.data.files import encodings, everyday, footers
 from howdah.errors import DataError
 
 
@@ -36,3 +36,12 @@ def test_an_avro_file_of_no_records_is_refused(tmp_path):
     (tmp_path / "a.avro").write_bytes(b"Obj\x01\x02" + sized + bytes(17))
     with pytest.raises(DataError, match="not an Avro file"):
         footers.schema(str(tmp_path / "a.avro"), "avro")
+
+
+def test_a_character_that_is_cut_off_is_not_of_another_character_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(encodings, "_MOST_BYTES", 2**20)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a" * (2**20 - 1) + "é\n".encode() + b"caf\xe9\n")
+    assert encodings.explained([str(path)], "UTF-8") is None
+    path.write_bytes(b"a\ncaf\xe9")
+    assert encodings.explained([str(path)], "UTF-8") == "windows-1252"

@@ -1,4 +1,4 @@
-"""The locks of the shard cache, on file systems with rules of their own."""
+"""Where the shard cache lies: its locks on NFS, and directories below the home directory."""
 
 import contextlib
 import errno
@@ -31,3 +31,10 @@ def test_locks_are_taken_as_nfs_takes_them(tmp_path, monkeypatch):
         assert not small.room_requested()
         small.take("set/b", 60, filled(b"b", 60)).release()  # removes the first one
     assert not small.holds("set/a", 60) and small.holds("set/b", 60)
+
+
+def test_a_directory_below_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ShardCache("~/cache").use("set").release()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["cache"]
