@@ -82,11 +82,11 @@ def _counts(value: Any, plain: Callable[[Any], dict[str, int]]) -> Mapping[str, 
     return counts if len(counts) <= MOST_PLAIN else PackedCounts(counts)
 
 
-def _dumped(value: Mapping[str, int]) -> dict[str, int] | str:
-    return value.text() if isinstance(value, PackedCounts) else dict(value)
-
-
-ClassCounts = Annotated[dict[str, int], WrapValidator(_counts), PlainSerializer(_dumped)]
+ClassCounts = Annotated[
+    dict[str, int],
+    WrapValidator(_counts),
+    PlainSerializer(lambda of: of.text() if isinstance(of, PackedCounts) else dict(of)),
+]
 """{label number as text: rows}; of many labels a PackedCounts, and one text in the manifest."""
 
 
@@ -328,11 +328,9 @@ _MOST_NAMED = 100
 def described(manifest: DatasetManifest) -> dict[str, Any]:
     """The origin of a version's rows, short enough for run.json: kind and name of the source,
     which partitions, snapshot or watermark of it; the parts of an appended version."""
-    source, description = manifest.source, {}
+    source = manifest.source
     keys = ("kind", "name", "table", "snapshot", "id", "watermark", "server", "query")
-    for key in keys:
-        if source.get(key) is not None:
-            description[key] = source[key]
+    description = {key: source[key] for key in keys if source.get(key) is not None}
     partitions = source.get("partitions")
     if isinstance(partitions, list):
         # a Hive table's: each with its files or, from the metastore, its own state
@@ -375,13 +373,13 @@ def load_dataset(path: str) -> Dataset:
         raise DataError(
             "there is no dataset",
             where=storage.local_path(path) if storage.is_local(path) else path,
-            remedy="run `howdah etl`, or correct data.dataset (a relative path is of the working"
-            " directory)",
+            remedy="run `howdah etl`, or correct data.dataset (a relative path begins in the"
+            " working directory)",
         ) from None
     versions = _versions(children)
     if not versions:
         raise DataError(
-            "the directory holds no dataset: a dataset without manifest does not exist",
+            "the directory holds no dataset: no manifest is in it",
             where=path,
             expected=f"{MANIFEST}, or v=<hash>/{MANIFEST}",
             got=", ".join(child.name for child in children[:5]) or "an empty directory",
@@ -393,14 +391,14 @@ def load_dataset(path: str) -> Dataset:
 def newest(root: str) -> Dataset | None:
     """The newest version below a dataset's root, if there is any: of a version and one that was
     made from it always the latter, whatever their clocks said."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    versions = _versions_below(root)
     return _load_version(_latest(versions).path) if versions else None
 
 
 def created_now(root: str) -> str:
     """When a version below a dataset's root is made that is made now: at least a microsecond after
     each one that is there, also where this machine's clock is behind that of another one."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    versions = _versions_below(root)
     now = datetime.now(UTC)
     if versions:
         last = datetime.fromisoformat(max(version.created for version in versions))
@@ -411,8 +409,7 @@ def created_now(root: str) -> str:
 
 def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
     """The newest version below a dataset's root that was made before this one, if there is any."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    older = [version for version in versions if version.created < manifest.created]
+    older = [version for version in _versions_below(root) if version.created < manifest.created]
     return _load_version(max(older).path) if older else None
 
 
@@ -433,6 +430,14 @@ def _latest(versions: list[_Version]) -> _Version:
         latest = max(children)
         del left[latest.path]
     return latest
+
+
+def _versions_below(root: str) -> list[_Version]:
+    """Each committed version below a dataset's root, which need not exist."""
+    try:
+        return _versions(storage.list_dir(root))
+    except NotFound:
+        return []
 
 
 def _versions(children: Iterable[storage.Entry]) -> list[_Version]:

@@ -44,15 +44,10 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def _version(self) -> int:
-        if self.starts is not None:
-            return _MANY
-        return _REAL if self.labels.dtype.kind == "f" else _ONE
-
     def to_bytes(self) -> bytes:
         """The file's contents."""
-        version = self._version
+        version = _REAL if self.labels.dtype.kind == "f" else _ONE
+        version = version if self.starts is None else _MANY
         parts = [struct.pack("<Q", len(self.lengths)), self.offsets.astype("<i8").tobytes()]
         if self.starts is not None:
             parts.append(self.starts.astype("<i8").tobytes())

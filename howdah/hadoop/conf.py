@@ -44,8 +44,7 @@ class HadoopConf:
 
     def get(self, name: str, default: str | None = None) -> str | None:
         """One setting, references filled in."""
-        value = self.values.get(name)
-        return default if value is None else value
+        return self.values.get(name, default)
 
     @property
     def kerberos(self) -> bool:
