@@ -34,6 +34,8 @@ PACKED_SCHEMA_VERSION = 3
 """Schema of versions whose shards have more labels than MOST_PLAIN: the counts are packed."""
 _VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
+RESTORE = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
+"""Remedy for a file of a version that is damaged."""
 ID_INDEX = ".ids"
 """Ends the name of the index of a shard's row ids (data/id_index.py)."""
 _HEAD_BYTES = 4_096
@@ -474,12 +476,11 @@ def _head(path: str) -> _Version | None:
 def _load_version(path: str) -> Dataset:
     where = storage.join(path, MANIFEST)
     raw = storage.read_bytes(where)
-    remedy = "restore the file, or remove the version directory and run `howdah etl` again"
     try:
         value = json.loads(raw)
     except ValueError as error:
         raise DataError(
-            "the manifest is not JSON", where=where, got=str(error), remedy=remedy
+            "the manifest is not JSON", where=where, got=str(error), remedy=RESTORE
         ) from None
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in _VERSIONS:
@@ -498,6 +499,6 @@ def _load_version(path: str) -> Dataset:
             "the manifest is not whole",
             where=f"{where}: {'.'.join(str(part) for part in first['loc'])}",
             got=first["msg"],
-            remedy=remedy,
+            remedy=RESTORE,
         ) from None
     return Dataset(path=path, manifest=manifest, manifest_hash=bytes_hash(raw))

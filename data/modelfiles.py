@@ -51,7 +51,7 @@ def fetch(
         local = storage.local_path(base)
         if os.path.isdir(local):
             _refuse_revision(base, revision)
-            _require_match(base, os.listdir(local), patterns)
+            _require_match(base, [entry.name for entry in storage.list_dir(local)], patterns)
             return local
         if os.path.exists(local):
             raise ModelError(

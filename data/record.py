@@ -60,7 +60,7 @@ from howdah.core.protobuf_wire import (
     varint,
 )
 from howdah.data import id_index
-from howdah.data.manifest import ImageEntry, ShardStats
+from howdah.data.manifest import RESTORE, ImageEntry, ShardStats
 from howdah.data.shard_index import ShardIndex, length_histogram
 from howdah.data.targets import Label, labels_as, summary
 from howdah.errors import DataError
@@ -401,7 +401,7 @@ def _bad(name: str, offset: int, what: str, expected: str, got: str) -> DataErro
         where=f"{name}, offset {offset}",
         expected=expected,
         got=got,
-        remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
+        remedy=RESTORE,
     )
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import google_crc32c
 import numpy as np
 
+from howdah import storage
+from howdah.data.manifest import RESTORE
 from howdah.errors import DataError
 
 MAGIC = b"HOWDAHIX"
@@ -91,7 +93,7 @@ class ShardIndex:
     @classmethod
     def open(cls, local_path: str, *, check: bool = True) -> ShardIndex:
         """The index in a local file, memory-mapped: the ranks of a node share its pages."""
-        with open(local_path, "rb") as file:
+        with storage.open_read(local_path) as file:
             if file.seek(0, 2) == 0:
                 raise _bad(local_path, "an index of Howdah", "an empty file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -104,7 +106,7 @@ def _bad(name: str, expected: str, got: str) -> DataError:
         where=name,
         expected=expected,
         got=got,
-        remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
+        remedy=RESTORE,
     )
 
 

@@ -19,14 +19,13 @@ import google_crc32c
 
 from howdah import storage
 from howdah.core import activity
-from howdah.data.manifest import Dataset, ShardEntry
+from howdah.data.manifest import RESTORE, Dataset, ShardEntry
 from howdah.data.record import FOOTER_BYTES, HEADER_BYTES, read_frames
 from howdah.data.shard_index import ShardIndex
 from howdah.data.splits.shard_cache import Fill, NoRoom, Pin, ShardCache
 from howdah.errors import DataError, NotFound
 
 _CHUNK = 8 * 2**20
-_REMEDY = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
 
 
 class Traffic:
@@ -114,7 +113,7 @@ class ShardFiles:
                     raise DataError(
                         "a shard that the manifest lists is missing",
                         where=storage.join(self._dataset.directory(entry), name),
-                        remedy=_REMEDY,
+                        remedy=RESTORE,
                     )
             if sizes[entry.name] != entry.bytes:
                 self.locate_damage(entry)
@@ -133,7 +132,7 @@ class ShardFiles:
                 where=path,
                 expected=f"{entry.rows} rows",
                 got=f"{len(index)} rows",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
         return index
 
@@ -157,7 +156,7 @@ class ShardFiles:
         entry = self.entries[number]
         if not self.cached:
             TRAFFIC.add(local_bytes=entry.bytes)
-            with open(storage.local_path(self._dataset.shard_path(entry)), "rb") as file:
+            with storage.open_read(self._dataset.shard_path(entry)) as file:
                 return self._map(number, file, None)
         if self.is_here(number):
             TRAFFIC.add(local_bytes=self.sizes[number])
@@ -174,7 +173,7 @@ class ShardFiles:
                 where=f"{self._dataset.shard_path(self.entries[number])}, offset {len(mapped)}",
                 expected=f"{expected} bytes of records",
                 got=f"{len(mapped)}",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
         return MappedShard(mapped, pin)
 
@@ -255,7 +254,7 @@ class ShardFiles:
                 where=path,
                 expected=f"CRC-32C {crc32c:08x}",
                 got=f"{crc.value:08x}",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
 
         return fill
@@ -327,7 +326,7 @@ class ShardFiles:
             where=f"{path}, offset {end}",
             expected=f"{entry.bytes} bytes, CRC-32C {entry.crc32c:08x}",
             got=f"{len(data)} bytes",
-            remedy=_REMEDY,
+            remedy=RESTORE,
         )
 
 
@@ -383,11 +382,11 @@ def _gunzipped(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
             "the shard is altered",
             where=f"{name}, offset {at} of the compressed file",
             got=str(error),
-            remedy=_REMEDY,
+            remedy=RESTORE,
         ) from None
     if not unzip.eof:
         raise DataError(
             "the shard is truncated",
             where=f"{name}, offset {at} of the compressed file",
-            remedy=_REMEDY,
+            remedy=RESTORE,
         )

@@ -1,6 +1,9 @@
 """Where a base model's files are found."""
 
 import json
+import os
+import subprocess
+import sys
 
 import huggingface_hub
 import pytest
@@ -33,3 +36,23 @@ def test_a_proxy_that_refuses_is_told_whichever_client_the_hub_has(monkeypatch, 
     with pytest.raises(ModelError, match="the hub cannot be reached") as caught:
         modelfiles.fetch("bert-base-uncased", patterns=["config.json"])
     assert caught.value.got == "ProxyError: 407 Proxy Authentication Required"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_directory_that_another_user_keeps_private_is_a_typed_error():
+    code = """
+import os, tempfile
+from howdah.data.modelfiles import fetch
+from howdah.errors import PermissionDenied
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o711)
+    os.seteuid(65534)
+    try:
+        fetch(folder, patterns=["config.json"])
+    except PermissionDenied as error:
+        print(error.where == folder)
+    os.seteuid(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -3,6 +3,7 @@
 import doctest
 import io
 import json
+import os
 import re
 import struct
 import subprocess
@@ -315,3 +316,26 @@ def test_features_of_other_kinds_and_without_values_are_data_errors(features, pr
     payload = bytes_field(1, b"".join(entries))
     with pytest.raises(DataError, match=problem):
         decode_example(payload, RecordLayout(ids_dtype="int64_list"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_an_index_that_another_user_keeps_private_is_a_typed_error():
+    code = """
+import os, tempfile
+from howdah.data.shard_index import ShardIndex
+from howdah.errors import PermissionDenied
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o755)
+    path = os.path.join(folder, "a.index")
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(bytes(30))
+    os.seteuid(65534)
+    try:
+        ShardIndex.open(path)
+    except PermissionDenied as error:
+        print(error.where == path)
+    os.seteuid(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

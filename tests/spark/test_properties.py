@@ -150,7 +150,7 @@ def test_a_value_of_the_defaults_ends_with_its_line(defaults, value):
 
 def test_the_file_is_utf8_in_every_locale(tmp_path):
     """Spark reads it so; the defaults may have letters beyond ASCII."""
-    code = """
+    code = r"""
 from howdah.spark import properties
 with properties.written({"spark.a": "1"}, "spark.b f\u00fcr") as path:
     print(open(path, "rb").read())

@@ -222,8 +222,8 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         if "SIMPLE" not in self._probe()[0]:
             raise Remote(
                 "AuthorizationException",
-                f"the NameNode closes the connection of this user as {user}: probably it is not"
-                f" allowed to impersonate {user} (see the NameNode's log)",
+                f"the NameNode closes the connection of this user acting as {user}: it is probably"
+                f" not allowed to impersonate {user} (see the NameNode's log)",
             )
 
     # ----------------------------------------------------------------------------- metadata

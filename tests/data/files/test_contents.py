@@ -17,6 +17,7 @@ def test_a_header_that_begins_like_a_format_is_text(tmp_path, header):
 
 def test_tables_that_are_named_as_text_are_refused(tmp_path):
     import pyarrow as pa
+    import pyarrow.feather
     import pyarrow.orc
     import pyarrow.parquet as pq
 
