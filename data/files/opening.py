@@ -206,6 +206,8 @@ def open_text(
         raise UsageError("there is no such character set", got=encoding) from None
     if codec in _MARKS and head(path, 4).startswith(_MARKS[codec]):
         codec = codec.rpartition("-")[0]
+    elif codec in ("utf-16", "utf-32"):
+        _require_mark(path, encoding, tuple(_MARKS[codec + order] for order in ("-le", "-be")))
     with open_bytes(path) as file:
         if part is not None:
             start, end = (_line_begin(file, at) for at in part)
@@ -218,6 +220,20 @@ def open_text(
             file = io.BufferedReader(_Counted(file, count), _BUFFER_BYTES)
         with io.TextIOWrapper(file, encoding=codec, errors=ESCAPE, newline=newline) as text:
             yield text
+
+
+def _require_mark(path: str, encoding: str, marks: tuple[bytes, ...]) -> None:
+    """Refuse a file that does not say in which order its bytes are."""
+    begin = head(path, 4)
+    if begin and not begin.startswith(marks):
+        raise DataError(
+            f"the file has no byte order mark, which {encoding} demands",
+            where=path,
+            expected=" or ".join(mark.hex(" ") for mark in marks),
+            got=begin.hex(" "),
+            remedy=f"set data.csv.encoding to {encoding}LE or {encoding}BE, or to the character set"
+            " that the file is in",
+        )
 
 
 def _line_begin(file: Any, at: int) -> int:

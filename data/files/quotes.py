@@ -170,7 +170,6 @@ class _Scanner:
             only = cr_ends_lines(self.text, self.options, self.delimiter)
             if only is None and not self.more():
                 break
-        self.text = self.text.removeprefix("\ufeff")
         if only:
             self.text = self.plain(self.text)
         self.result.carriage = bool(only)

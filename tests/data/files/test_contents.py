@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from howdah.data.files import encodings, everyday, footers
+from howdah.config.data import CsvOptions
+from howdah.data.files import encodings, everyday, footers, peek, records
 from howdah.errors import DataError
 
 
@@ -46,3 +47,30 @@ def test_a_character_that_is_cut_off_is_not_of_another_character_set(tmp_path, m
     assert encodings.explained([str(path)], "UTF-8") is None
     path.write_bytes(b"a\ncaf\xe9")
     assert encodings.explained([str(path)], "UTF-8") == "windows-1252"
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16", "utf16", "UTF-32"])
+def test_a_character_set_with_a_byte_order_mark_demands_it(tmp_path, encoding):
+    """Programs that write UTF-16LE often leave it out; Python's decoder ends in a UnicodeError."""
+    path = tmp_path / "a.csv"
+    options = CsvOptions(encoding=encoding)
+    for content in ("text,label\n".encode("utf-16-le"), b"text,label\n"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="byte order mark"):
+            records.csv_names(str(path), options)
+        with pytest.raises(DataError, match="byte order mark") as caught:
+            peek.sample(str(path), "csv", options)
+        assert caught.value.where == str(path) and "LE" in caught.value.remedy
+    path.write_bytes("text,label\n".encode(encoding))
+    assert records.csv_names(str(path), options) == ["text", "label"]
+    path.write_bytes(b"")
+    assert records.csv_names(str(path), options) == []
+
+
+def test_a_second_byte_order_mark_is_a_character_wherever_records_are_counted(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbf\xef\xbb\xbf\n\ntext\nx\n")
+    part = records.Part(path=str(path), form="csv")
+    options = CsvOptions(header=False, names=["text"])
+    rows = [values for _, values, _, _ in records.read(part, ["text"], options)]
+    assert rows == [["\ufeff"], ["text"], ["x"]]
