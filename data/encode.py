@@ -6,6 +6,7 @@ bytes, so that Spark executors need neither a framework nor the model's director
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _PREFIX_CHARACTERS_PER_TOKEN = 6
 _WORD_END = re.compile(r"[ !-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]")
 """BERT's chain begins a new word at each of them: a blank and some punctuation."""
+_EXPRESSION = "remove its pre-tokenizer's expression, or use another tokenizer"
 _CHUNK_CHARACTERS = 131_072
 """Characters that are tokenized at once: an encoding takes some 400 bytes for a token, also for
 those that are cut off."""
@@ -57,6 +59,12 @@ class Encoder:
     def __init__(self, files: dict[str, bytes], source: str) -> None:
         self.files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         self.source = source
+        remedy = "restore its files, or take the tokenizer of the base model's publisher"
+        damaged = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+        with _model_errors("the base model's tokenizer cannot be used", source, remedy, *damaged):
+            self._open(sorted(files), source)
+
+    def _open(self, names: Sequence[str], source: str) -> None:
         settings = _json(self.files, "tokenizer_config.json", source)
         if "tokenizer.json" in self.files:
             self._tokenizer = _from_json(self.files["tokenizer.json"], settings, source)
@@ -69,7 +77,7 @@ class Encoder:
                 "the base model has no tokenizer",
                 where=source,
                 expected="tokenizer.json, or vocab.txt, or vocab.json and merges.txt",
-                got=", ".join(sorted(files)) or "neither",
+                got=", ".join(names) or "neither",
                 remedy="save the fast tokenizer beside the weights, which writes tokenizer.json:"
                 " AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
@@ -186,21 +194,12 @@ class Encoder:
         """Ids of texts or of pairs, some characters at a time.
 
         Raises:
-            ModelError: the library panicked, which is not an Exception to Python.
+            ModelError: the library failed.
         """
         encoded: list[np.ndarray] = []
         for chunk in _chunks(texts):
-            try:
+            with _model_errors("the tokenizer failed on a text", self.source, _EXPRESSION):
                 encodings = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=True)
-            except BaseException as error:
-                if type(error).__name__ != "PanicException":
-                    raise
-                raise ModelError(
-                    "the tokenizer failed on a text",
-                    where=self.source,
-                    got="a panic of the tokenizers library",
-                    remedy="remove its pre-tokenizer's expression, or use another tokenizer",
-                ) from None
             encoded += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         return encoded
 
@@ -237,6 +236,20 @@ class Encoder:
                 " tokenizer_config.json",
             )
         return number
+
+
+@contextlib.contextmanager
+def _model_errors(what: str, source: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise ModelErrors instead of these errors and those of the tokenizers library."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises bare Exceptions, and panics, which are not Exceptions to Python.
+        by_library = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not by_library and not isinstance(error, kinds):
+            raise
+        got = f"{type(error).__name__}: {error}"
+        raise ModelError(what, where=source, got=got, remedy=remedy) from None
 
 
 def _chunks(texts: Sequence[Any]) -> Iterator[list[Any]]:

@@ -169,11 +169,13 @@ class ImageEncoder:
             (f"{_PROCESSOR}: do_center_crop", bool(settings.get("do_center_crop")), False),
         ]
         wrong = [one for one in problems if one[1] != one[2]]
-        if abs(float(settings["rescale_factor"]) * 255 - 1) > 1e-4:
-            wrong.append((f"{_PROCESSOR}: rescale_factor", settings["rescale_factor"], 1 / 255))
+        factor = settings["rescale_factor"]
+        if not isinstance(factor, int | float) or abs(factor * 255 - 1) > 1e-4:
+            wrong.append((f"{_PROCESSOR}: rescale_factor", factor, 1 / 255))
         for key in ("image_mean", "image_std"):
             values = settings[key]
-            if not isinstance(values, list) or len(values) != _CHANNELS:
+            numbers = isinstance(values, list) and all(isinstance(v, int | float) for v in values)
+            if not numbers or len(values) != _CHANNELS:
                 wrong.append((f"{_PROCESSOR}: {key}", values, f"{_CHANNELS} numbers"))
         if settings["resample"] not in range(6):
             wrong.append((f"{_PROCESSOR}: resample", settings["resample"], "0 to 5, as Pillow's"))

@@ -265,6 +265,8 @@ def test_bad_sources_and_models_are_refused(spark, tmp_path, table, base, tiny_m
         ({"preprocessor_config.json": {"size": {"height": 8, "width": 8}}}, "not supported"),
         ({"preprocessor_config.json": {"do_center_crop": True}}, "not supported"),
         ({"preprocessor_config.json": {"image_mean": [0.5]}}, "not supported"),
+        ({"preprocessor_config.json": {"image_std": [0.5, None, 0.5]}}, "not supported"),
+        ({"preprocessor_config.json": {"rescale_factor": [1]}}, "not supported"),
         ({"preprocessor_config.json": None}, "no preprocessor_config.json"),
         ({"config.json": {"num_channels": 1}}, "not supported"),
         ({"config.json": {"patch_size": 7}}, "not supported"),
