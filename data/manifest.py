@@ -316,7 +316,7 @@ def content_hash(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return bytes_hash(text.encode("utf-8"))
+    return bytes_hash(text.encode("utf-8", "surrogatepass"))  # names of files may be any bytes
 
 
 def bytes_hash(data: bytes) -> str:
@@ -358,7 +358,9 @@ def commit(path: str, manifest: DatasetManifest) -> None:
     if any(isinstance(shard.class_counts, PackedCounts) for shard in shards):
         manifest = manifest.model_copy(update={"schema_version": PACKED_SCHEMA_VERSION})
     data = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
-    storage.create_exclusive(storage.join(path, MANIFEST), data.encode("utf-8"))
+    # Half a character, as of a file's name in another encoding than UTF-8, becomes JSON's escape.
+    raw = data.encode("utf-8", "backslashreplace")
+    storage.create_exclusive(storage.join(path, MANIFEST), raw)
 
 
 def load_dataset(path: str) -> Dataset:
