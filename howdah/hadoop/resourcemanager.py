@@ -55,7 +55,8 @@ def web_urls(conf: HadoopConf) -> list[str]:
         kind, key, port = ("https", "https.address", 8090)
     ids: list[str | None] = [None]
     if (conf.get("yarn.resourcemanager.ha.enabled") or "").strip().lower() == "true":
-        ids = [n.strip() for n in (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
+        names = (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(",")
+        ids = [name.strip() for name in names if name.strip()] or [None]
     urls = []
     for member in ids:
         end = f".{member}" if member else ""
