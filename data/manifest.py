@@ -38,6 +38,8 @@ RESTORE = "restore the file from a copy, or remove the dataset version and run `
 """Remedy for a file of a version that is damaged."""
 ID_INDEX = ".ids"
 """Ends the name of the index of a shard's row ids (data/id_index.py)."""
+IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
+Compression = Literal["none", "gzip"]
 _HEAD_BYTES = 4_096
 _HEAD = re.compile(
     rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"([^"\\]*)",'
@@ -163,28 +165,6 @@ class LedgerEntry(_Frozen):
     files: list[LedgerFile]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardStats:
-    """A shard's entry in the manifest, and its index."""
-
-    rows: int
-    bytes: int
-    crc32c: int
-    tokens: int
-    class_counts: dict[str, int]
-    target: TargetEntry | None
-    length_histogram: dict[str, int]
-    index: bytes
-    index_crc32c: int
-    ids: bytes
-    """Content of `<name>.ids` (data/id_index.py)."""
-
-    def entry(self, name: str) -> ShardEntry:
-        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
-        fields = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
-        return ShardEntry(name=name, index_name=f"{name}.index", **fields)
-
-
 class TokenizerEntry(_Frozen):
     """The encoder that made the ids: a tokenizer, or an image processor."""
 
@@ -212,10 +192,10 @@ class ImageEntry(_Frozen):
 class RecordEntry(_Frozen):
     """The layout of a record (record.RecordLayout)."""
 
-    ids_dtype: Literal["uint8", "uint16", "uint32", "int64_list"]
+    ids_dtype: IdsDtype
     columns: dict[str, str]
     """{input_ids|length|label|id: feature name}."""
-    compression: Literal["none", "gzip"] = "none"
+    compression: Compression = "none"
     image: ImageEntry | None = None
     """Rows are images of this shape, their pixels in place of token ids; null: texts."""
 

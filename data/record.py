@@ -60,12 +60,11 @@ from howdah.core.protobuf_wire import (
     varint,
 )
 from howdah.data import id_index
-from howdah.data.manifest import RESTORE, ImageEntry, ShardStats
-from howdah.data.shard_index import ShardIndex, length_histogram
+from howdah.data.manifest import RESTORE, Compression, IdsDtype, ImageEntry
+from howdah.data.shard_index import ShardIndex, ShardStats, length_histogram
 from howdah.data.targets import Label, labels_as, summary
 from howdah.errors import DataError
 
-IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _MASK_DELTA = 0xA282EAD8
@@ -420,7 +419,7 @@ class ShardWriter:
         file: BinaryIO,
         layout: RecordLayout,
         *,
-        compression: Literal["none", "gzip"] = "none",
+        compression: Compression = "none",
     ) -> None:
         self._file = file
         self._layout = layout

@@ -21,7 +21,7 @@ import google_crc32c
 import numpy as np
 
 from howdah import storage
-from howdah.data.manifest import RESTORE
+from howdah.data.manifest import RESTORE, ShardEntry, TargetEntry
 from howdah.errors import DataError
 
 MAGIC = b"HOWDAHIX"
@@ -98,6 +98,28 @@ class ShardIndex:
                 raise _bad(local_path, "an index of Howdah", "an empty file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return cls.from_bytes(mapped, local_path, check=check)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardStats:
+    """A shard's entry in the manifest, and its index."""
+
+    rows: int
+    bytes: int
+    crc32c: int
+    tokens: int
+    class_counts: dict[str, int]
+    target: TargetEntry | None
+    length_histogram: dict[str, int]
+    index: bytes
+    index_crc32c: int
+    ids: bytes
+    """Content of `<name>.ids` (data/id_index.py)."""
+
+    def entry(self, name: str) -> ShardEntry:
+        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
+        fields = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
+        return ShardEntry(name=name, index_name=f"{name}.index", **fields)
 
 
 def _bad(name: str, expected: str, got: str) -> DataError:
