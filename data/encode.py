@@ -6,6 +6,7 @@ bytes, so that Spark executors need neither a framework nor the model's director
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from howdah.data import modelfiles
 from howdah.data.clean import PAIR
 from howdah.data.family import KNOWN_EXPRESSIONS, TOKENIZER_FILES, TOKENIZERS, UNIGRAM, WORDPIECE
 from howdah.data.manifest import content_hash
-from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
 # Spark and training run one process a core; the library's threads would compete for the cores.
@@ -26,6 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _PREFIX_CHARACTERS_PER_TOKEN = 6
 _WORD_END = re.compile(r"[ !-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]")
 """BERT's chain begins a new word at each of them: a blank and some punctuation."""
+_EXPRESSION = "remove its pre-tokenizer's expression, or use another tokenizer"
 _CHUNK_CHARACTERS = 131_072
 """Characters that are tokenized at once: an encoding takes some 400 bytes for a token, also for
 those that are cut off."""
@@ -57,6 +59,12 @@ class Encoder:
     def __init__(self, files: dict[str, bytes], source: str) -> None:
         self.files = {name: files[name] for name in TOKENIZER_FILES if name in files}
         self.source = source
+        remedy = "restore its files, or take the tokenizer of the base model's publisher"
+        damaged = (TypeError, ValueError, KeyError, IndexError, AttributeError)
+        with _model_errors("the base model's tokenizer cannot be used", source, remedy, *damaged):
+            self._open(sorted(files), source)
+
+    def _open(self, names: Sequence[str], source: str) -> None:
         settings = _json(self.files, "tokenizer_config.json", source)
         if "tokenizer.json" in self.files:
             self._tokenizer = _from_json(self.files["tokenizer.json"], settings, source)
@@ -69,7 +77,7 @@ class Encoder:
                 "the base model has no tokenizer",
                 where=source,
                 expected="tokenizer.json, or vocab.txt, or vocab.json and merges.txt",
-                got=", ".join(sorted(files)) or "neither",
+                got=", ".join(names) or "neither",
                 remedy="save the fast tokenizer beside the weights, which writes tokenizer.json:"
                 " AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
@@ -81,7 +89,7 @@ class Encoder:
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         # A tokenizer of no known family must name its padding token, or have WordPiece's.
         kind = TOKENIZERS.get(state["model"]["type"], WORDPIECE)
-        self.pad_id: int = self._special_id(settings, "pad_token", kind.pad_token)
+        self.pad_id: int = self._pad_id(settings, kind.pad_token)
         # User text that spells [MASK] or [SEP] is text: it must never become the special token.
         if state["model"]["type"] == UNIGRAM.algorithm:
             self._tokenizer = _without_special_pieces(state)
@@ -111,14 +119,7 @@ class Encoder:
     @classmethod
     def load(cls, base: str, revision: str | None = None) -> Encoder:
         """The encoder of a base model: a directory, one on another storage, or a hub name."""
-        directory = fetch(base, revision=revision, patterns=TOKENIZER_FILES)
-        files = {}
-        for name in TOKENIZER_FILES:
-            path = os.path.join(directory, name)
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    files[name] = file.read()
-        return cls(files, base)
+        return cls(modelfiles.read(base, TOKENIZER_FILES, revision), base)
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
         """Token ids of each text, special tokens included, cut at `max_length`, not padded.
@@ -193,21 +194,12 @@ class Encoder:
         """Ids of texts or of pairs, some characters at a time.
 
         Raises:
-            ModelError: the library panicked, which is not an Exception to Python.
+            ModelError: the library failed.
         """
         encoded: list[np.ndarray] = []
         for chunk in _chunks(texts):
-            try:
+            with _model_errors("the tokenizer failed on a text", self.source, _EXPRESSION):
                 encodings = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=True)
-            except BaseException as error:
-                if type(error).__name__ != "PanicException":
-                    raise
-                raise ModelError(
-                    "the tokenizer failed on a text",
-                    where=self.source,
-                    got="a panic of the tokenizers library",
-                    remedy="remove its pre-tokenizer's expression, or use another tokenizer",
-                ) from None
             encoded += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         return encoded
 
@@ -231,19 +223,33 @@ class Encoder:
         end = _WORD_END.search(text, limit)
         return text if end is None else text[: end.start()]
 
-    def _special_id(self, settings: dict, key: str, default: str) -> int:
-        token = settings.get(key, default)
+    def _pad_id(self, settings: dict, default: str) -> int:
+        token = settings.get("pad_token", default)
         token = token.get("content", default) if isinstance(token, dict) else token
         number = self._tokenizer.token_to_id(token) if token else None
         if number is None:
             raise ModelError(
-                f"the tokenizer has no {key}",
+                "the tokenizer has no pad_token",
                 where=self.source,
                 expected=str(token),
                 remedy="give the tokenizer of a BERT or RoBERTa, or name the token in"
                 " tokenizer_config.json",
             )
         return number
+
+
+@contextlib.contextmanager
+def _model_errors(what: str, source: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise ModelErrors instead of these errors and those of the tokenizers library."""
+    try:
+        yield
+    except BaseException as error:
+        # The library raises bare Exceptions, and panics, which are not Exceptions to Python.
+        by_library = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not by_library and not isinstance(error, kinds):
+            raise
+        got = f"{type(error).__name__}: {error}"
+        raise ModelError(what, where=source, got=got, remedy=remedy) from None
 
 
 def _chunks(texts: Sequence[Any]) -> Iterator[list[Any]]:

@@ -1,9 +1,8 @@
 """Model families: a record of each, for loading, training, export, serving and checks. Pure data.
 
 A new family is a record in FAMILIES; where its arithmetic is another than its fields say, also a
-forward pass in training/model/ (forward_torch, forward_tf, forward_onnx). Tensors have the names of
-Hugging Face's torch classifiers (`...ForSequenceClassification`, `...ForImageClassification`). It
-is in the core because ETL, training and yarn read it.
+forward pass in models/forward/ (forward_torch, forward_tf, forward_onnx). Tensors have the names of
+Hugging Face's torch classifiers (`...ForSequenceClassification`, `...ForImageClassification`).
 """
 
 from __future__ import annotations
@@ -22,56 +21,19 @@ from howdah.data.family_record import (
 )
 from howdah.errors import ModelError
 
-__all__ = [
-    "BERT",
-    "BPE",
-    "DISTILBERT",
-    "FAMILIES",
-    "IMAGE_FILES",
-    "KNOWN_EXPRESSIONS",
-    "ROBERTA",
-    "TOKENIZERS",
-    "TOKENIZER_FILES",
-    "UNIGRAM",
-    "VIT",
-    "WORDPIECE",
-    "XLM_ROBERTA",
-    "DropoutKeys",
-    "ImageFamily",
-    "LayerNames",
-    "ModelFamily",
-    "SizeKeys",
-    "TokenizerKind",
-    "family_of",
-    "hub_config",
-    "known_titles",
-]
-
+_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 # ------------------------------------------------------------------------------- the records
 WORDPIECE = TokenizerKind(
     algorithm="WordPiece",
-    files=(
-        "tokenizer.json",
-        "vocab.txt",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
+    files=("tokenizer.json", "vocab.txt", *_SETTINGS),
     vocabularies=("tokenizer.json", "vocab.txt"),
     pad_token="[PAD]",
 )
 
 BPE = TokenizerKind(
     algorithm="BPE",
-    files=(
-        "tokenizer.json",
-        "vocab.json",
-        "merges.txt",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-    ),
+    files=("tokenizer.json", "vocab.json", "merges.txt", *_SETTINGS),
     vocabularies=("tokenizer.json", "vocab.json"),
     pad_token="<pad>",
 )
@@ -80,12 +42,10 @@ BPE = TokenizerKind(
 # transformers' fast classes write, has all of it.
 UNIGRAM = TokenizerKind(
     algorithm="Unigram",
-    files=(
-        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    ),
+    files=("tokenizer.json", *_SETTINGS),
     vocabularies=("tokenizer.json",),
     pad_token="<pad>",
-)  # fmt: skip
+)
 
 KNOWN_EXPRESSIONS = frozenset(
     {
@@ -216,7 +176,7 @@ BERT = ModelFamily(
         classifier="classifier_dropout",
     ),
     activation="hidden_act",
-    activations=("gelu", "gelu_new", "relu", "silu"),
+    activations=DISTILBERT.activations,
     epsilon_key="layer_norm_eps",
     fixed={"position_embedding_type": "absolute", "is_decoder": False},
     attended_dropout=True,
@@ -325,22 +285,11 @@ VIT = ImageFamily(
         "patch_size": 16,
         "qkv_bias": True,
     },
-    keys=SizeKeys(
-        width="hidden_size",
-        inner="intermediate_size",
-        heads="num_attention_heads",
-        layers="num_hidden_layers",
-        vocabulary="",
-        positions="",
-    ),
-    dropouts=DropoutKeys(
-        hidden="hidden_dropout_prob",
-        attention="attention_probs_dropout_prob",
-        classifier="classifier_dropout_prob",
-    ),
-    activation="hidden_act",
-    activations=("gelu", "gelu_new", "relu", "silu"),
-    epsilon_key="layer_norm_eps",
+    keys=dataclasses.replace(BERT.keys, vocabulary="", positions="", token_types=""),
+    dropouts=dataclasses.replace(BERT.dropouts, classifier="classifier_dropout_prob"),
+    activation=BERT.activation,
+    activations=BERT.activations,
+    epsilon_key=BERT.epsilon_key,
     # Source: transformers' ViTForImageClassification.
     prefix="vit.",
     encoder=("embeddings.", "encoder.", "layernorm."),
@@ -399,7 +348,7 @@ def family_of(config: object, *, where: str = "config.json") -> ModelFamily:
     """The family of a model by the model_type of its config.json.
 
     Raises:
-        ModelError: it is none of FAMILIES.
+        ModelError: it is not one of FAMILIES.
     """
     model_type = config.get("model_type") if isinstance(config, Mapping) else None
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None

@@ -193,7 +193,7 @@ class ModelFamily:
         """Refuse a base model whose activation is not supported.
 
         Raises:
-            ModelError: it is none of `activations`.
+            ModelError: it is not one of `activations`.
         """
         if config[self.activation] not in self.activations:
             raise ModelError(

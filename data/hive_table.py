@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from howdah.errors import AlreadyExists, DataError, StorageError
+from howdah.spark import paths
 from howdah.storage import commit
 
 _STAGED = ("parquet", "orc")
@@ -24,7 +25,7 @@ def quoted(table: str) -> str:
     >>> quoted("shop.reviews")
     '`shop`.`reviews`'
     """
-    return ".".join(f"`{part}`" for part in table.split("."))
+    return ".".join(map(paths.quoted, table.split(".")))
 
 
 def replace_partition(
@@ -73,7 +74,10 @@ def replace_partition(
             got=", ".join(table_columns),
             remedy="name another table; it is created if it does not exist",
         )
-    literals = {key: _literal(value) for key, value in partition.items()}
+    escaped = {
+        key: value.replace("\\", "\\\\").replace("'", "\\'") for key, value in partition.items()
+    }
+    literals = {key: f"'{value}'" for key, value in escaped.items()}
     spec = ", ".join(f"{key}={literal}" for key, literal in literals.items())
     if frame is None:
         spark.sql(f"ALTER TABLE {name} DROP IF EXISTS PARTITION ({spec})")
@@ -111,12 +115,6 @@ def file_format(spark: Any, table: str) -> str | None:
     """The format of a table's files: parquet, orc, or Spark's name of its provider; None: a table
     format with transactions."""
     return _format(_described(spark, quoted(table)))
-
-
-def _literal(value: str) -> str:
-    """A text in Spark's SQL."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
 
 
 def _insert(spark: Any, frame: Any, name: str, columns: Mapping[str, str], partition: str) -> None:
@@ -182,15 +180,12 @@ class _HadoopFiles:
         """The path of a catalogue's java.net.URI, not percent-encoded."""
         return self._hadoop.Path(uri).toString()
 
-    def _at(self, path: str) -> tuple[Any, Any]:
-        made = self._hadoop.Path(path)
-        return made.getFileSystem(self._context._jsc.hadoopConfiguration()), made
-
     def _call(self, doing: str, path: str, call: Callable[[Any, Any], Any]) -> Any:
         from py4j.protocol import Py4JJavaError
 
         try:
-            return call(*self._at(path))
+            at = self._hadoop.Path(path)
+            return call(at.getFileSystem(self._context._jsc.hadoopConfiguration()), at)
         except Py4JJavaError as error:
             reason = str(error.java_exception.toString())
             raise StorageError(f"cannot {doing}", where=path, got=reason) from error
@@ -200,7 +195,7 @@ class _HadoopFiles:
         return self._call("look up", path, lambda fs, at: fs.exists(at))
 
     def rename_dir(self, source: str, target: str) -> None:
-        """One rename."""
+        """One rename, which of Hadoop's may move INTO an existing directory: that is refused."""
         if self.exists(target):
             raise AlreadyExists("cannot publish: it exists already", where=target)
         to = self._hadoop.Path(target)

@@ -29,6 +29,7 @@ from howdah.errors import DataError
 _MAGIC, _VERSION = b"HOWDAHID", 1
 _HEAD = struct.Struct("<8sIIQ")
 _COPY = re.compile(rb"#\d+$")
+_REMEDY = "restore the file, or make the dataset again"
 _MARGIN = 8.0
 """Standard deviations of a hash's place around its expected one that the first read covers."""
 
@@ -39,7 +40,7 @@ def missing(path: str) -> DataError:
         "a shard has no index of ids",
         where=path,
         expected="the file that the ETL writes beside each shard",
-        remedy="restore the file, or make the dataset again",
+        remedy=_REMEDY,
     )
 
 
@@ -75,7 +76,7 @@ def of_file(data: bytes, where: str) -> np.ndarray:
     """uint64[N] of a whole file, checked.
 
     Raises:
-        DataError: it is none, or altered.
+        DataError: it is not an index of ids, or is altered.
     """
     count = _count(data[: _HEAD.size], len(data), where)
     crc = _HEAD.unpack(data[: _HEAD.size])[2]
@@ -131,5 +132,5 @@ def _bad(where: str, expected: str, got: str) -> DataError:
         where=where,
         expected=expected,
         got=got,
-        remedy="remove this file: `howdah model lineage` reads the shard instead",
+        remedy=_REMEDY,
     )

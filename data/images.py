@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from howdah.data import modelfiles
 from howdah.data.family import IMAGE_FILES, family_of
 from howdah.data.family_record import ImageFamily
 from howdah.data.manifest import ImageEntry, content_hash
-from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
@@ -109,14 +108,7 @@ class ImageEncoder:
     @classmethod
     def load(cls, base: str, revision: str | None = None) -> ImageEncoder:
         """The encoder of a base model: a directory, one on another storage, or a hub name."""
-        directory = fetch(base, revision=revision, patterns=[_CONFIG, _PROCESSOR])
-        files = {}
-        for name in (_CONFIG, _PROCESSOR):
-            path = os.path.join(directory, name)
-            if os.path.isfile(path):
-                with open(path, "rb") as file:
-                    files[name] = file.read()
-        return cls(files, base)
+        return cls(modelfiles.read(base, (_CONFIG, _PROCESSOR), revision), base)
 
     @classmethod
     def of_model(cls, config: Mapping, files: Mapping[str, bytes], source: str) -> ImageEncoder:
@@ -132,7 +124,7 @@ class ImageEncoder:
         """The pixels of an image file, uint8 [height * width * channels].
 
         Raises:
-            UnusableImage: no image, a broken, too small or too large one.
+            UnusableImage: it is not an image, or a broken, too small or too large one.
         """
         image = open_image(data)
         height, width = self.image.height, self.image.width
@@ -177,11 +169,13 @@ class ImageEncoder:
             (f"{_PROCESSOR}: do_center_crop", bool(settings.get("do_center_crop")), False),
         ]
         wrong = [one for one in problems if one[1] != one[2]]
-        if abs(float(settings["rescale_factor"]) * 255 - 1) > 1e-4:
-            wrong.append((f"{_PROCESSOR}: rescale_factor", settings["rescale_factor"], 1 / 255))
+        factor = settings["rescale_factor"]
+        if not isinstance(factor, int | float) or abs(factor * 255 - 1) > 1e-4:
+            wrong.append((f"{_PROCESSOR}: rescale_factor", factor, 1 / 255))
         for key in ("image_mean", "image_std"):
             values = settings[key]
-            if not isinstance(values, list) or len(values) != _CHANNELS:
+            numbers = isinstance(values, list) and all(isinstance(v, int | float) for v in values)
+            if not numbers or len(values) != _CHANNELS:
                 wrong.append((f"{_PROCESSOR}: {key}", values, f"{_CHANNELS} numbers"))
         if settings["resample"] not in range(6):
             wrong.append((f"{_PROCESSOR}: resample", settings["resample"], "0 to 5, as Pillow's"))
@@ -207,7 +201,7 @@ def open_image(data: bytes) -> Any:
     The header's size is judged before a pixel is decoded: a small file can claim any number.
 
     Raises:
-        UnusableImage: no image of FORMATS, a broken, too small or too large one.
+        UnusableImage: it is not an image of FORMATS, or a broken, too small or too large one.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 

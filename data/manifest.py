@@ -34,8 +34,12 @@ PACKED_SCHEMA_VERSION = 3
 """Schema of versions whose shards have more labels than MOST_PLAIN: the counts are packed."""
 _VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
+RESTORE = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
+"""Remedy for a file of a version that is damaged."""
 ID_INDEX = ".ids"
 """Ends the name of the index of a shard's row ids (data/id_index.py)."""
+IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
+Compression = Literal["none", "gzip"]
 _HEAD_BYTES = 4_096
 _HEAD = re.compile(
     rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"([^"\\]*)",'
@@ -82,11 +86,11 @@ def _counts(value: Any, plain: Callable[[Any], dict[str, int]]) -> Mapping[str, 
     return counts if len(counts) <= MOST_PLAIN else PackedCounts(counts)
 
 
-def _dumped(value: Mapping[str, int]) -> dict[str, int] | str:
-    return value.text() if isinstance(value, PackedCounts) else dict(value)
-
-
-ClassCounts = Annotated[dict[str, int], WrapValidator(_counts), PlainSerializer(_dumped)]
+ClassCounts = Annotated[
+    dict[str, int],
+    WrapValidator(_counts),
+    PlainSerializer(lambda of: of.text() if isinstance(of, PackedCounts) else dict(of)),
+]
 """{label number as text: rows}; of many labels a PackedCounts, and one text in the manifest."""
 
 
@@ -161,28 +165,6 @@ class LedgerEntry(_Frozen):
     files: list[LedgerFile]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardStats:
-    """A shard's entry in the manifest, and its index."""
-
-    rows: int
-    bytes: int
-    crc32c: int
-    tokens: int
-    class_counts: dict[str, int]
-    target: TargetEntry | None
-    length_histogram: dict[str, int]
-    index: bytes
-    index_crc32c: int
-    ids: bytes
-    """Content of `<name>.ids` (data/id_index.py)."""
-
-    def entry(self, name: str) -> ShardEntry:
-        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
-        fields = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
-        return ShardEntry(name=name, index_name=f"{name}.index", **fields)
-
-
 class TokenizerEntry(_Frozen):
     """The encoder that made the ids: a tokenizer, or an image processor."""
 
@@ -210,10 +192,10 @@ class ImageEntry(_Frozen):
 class RecordEntry(_Frozen):
     """The layout of a record (record.RecordLayout)."""
 
-    ids_dtype: Literal["uint8", "uint16", "uint32", "int64_list"]
+    ids_dtype: IdsDtype
     columns: dict[str, str]
     """{input_ids|length|label|id: feature name}."""
-    compression: Literal["none", "gzip"] = "none"
+    compression: Compression = "none"
     image: ImageEntry | None = None
     """Rows are images of this shape, their pixels in place of token ids; null: texts."""
 
@@ -314,7 +296,7 @@ def content_hash(value: Any) -> str:
     True
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return bytes_hash(text.encode("utf-8"))
+    return bytes_hash(text.encode("utf-8", "surrogatepass"))  # names of files may be any bytes
 
 
 def bytes_hash(data: bytes) -> str:
@@ -328,11 +310,9 @@ _MOST_NAMED = 100
 def described(manifest: DatasetManifest) -> dict[str, Any]:
     """The origin of a version's rows, short enough for run.json: kind and name of the source,
     which partitions, snapshot or watermark of it; the parts of an appended version."""
-    source, description = manifest.source, {}
+    source = manifest.source
     keys = ("kind", "name", "table", "snapshot", "id", "watermark", "server", "query")
-    for key in keys:
-        if source.get(key) is not None:
-            description[key] = source[key]
+    description = {key: source[key] for key in keys if source.get(key) is not None}
     partitions = source.get("partitions")
     if isinstance(partitions, list):
         # a Hive table's: each with its files or, from the metastore, its own state
@@ -358,7 +338,9 @@ def commit(path: str, manifest: DatasetManifest) -> None:
     if any(isinstance(shard.class_counts, PackedCounts) for shard in shards):
         manifest = manifest.model_copy(update={"schema_version": PACKED_SCHEMA_VERSION})
     data = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
-    storage.create_exclusive(storage.join(path, MANIFEST), data.encode("utf-8"))
+    # Half a character, as of a file's name in another encoding than UTF-8, becomes JSON's escape.
+    raw = data.encode("utf-8", "backslashreplace")
+    storage.create_exclusive(storage.join(path, MANIFEST), raw)
 
 
 def load_dataset(path: str) -> Dataset:
@@ -375,13 +357,13 @@ def load_dataset(path: str) -> Dataset:
         raise DataError(
             "there is no dataset",
             where=storage.local_path(path) if storage.is_local(path) else path,
-            remedy="run `howdah etl`, or correct data.dataset (a relative path is of the working"
-            " directory)",
+            remedy="run `howdah etl`, or correct data.dataset (a relative path begins in the"
+            " working directory)",
         ) from None
     versions = _versions(children)
     if not versions:
         raise DataError(
-            "the directory holds no dataset: a dataset without manifest does not exist",
+            "the directory holds no dataset: no manifest is in it",
             where=path,
             expected=f"{MANIFEST}, or v=<hash>/{MANIFEST}",
             got=", ".join(child.name for child in children[:5]) or "an empty directory",
@@ -393,14 +375,14 @@ def load_dataset(path: str) -> Dataset:
 def newest(root: str) -> Dataset | None:
     """The newest version below a dataset's root, if there is any: of a version and one that was
     made from it always the latter, whatever their clocks said."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    versions = _versions_below(root)
     return _load_version(_latest(versions).path) if versions else None
 
 
 def created_now(root: str) -> str:
     """When a version below a dataset's root is made that is made now: at least a microsecond after
     each one that is there, also where this machine's clock is behind that of another one."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    versions = _versions_below(root)
     now = datetime.now(UTC)
     if versions:
         last = datetime.fromisoformat(max(version.created for version in versions))
@@ -411,8 +393,7 @@ def created_now(root: str) -> str:
 
 def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
     """The newest version below a dataset's root that was made before this one, if there is any."""
-    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    older = [version for version in versions if version.created < manifest.created]
+    older = [version for version in _versions_below(root) if version.created < manifest.created]
     return _load_version(max(older).path) if older else None
 
 
@@ -433,6 +414,14 @@ def _latest(versions: list[_Version]) -> _Version:
         latest = max(children)
         del left[latest.path]
     return latest
+
+
+def _versions_below(root: str) -> list[_Version]:
+    """Each committed version below a dataset's root, which need not exist."""
+    try:
+        return _versions(storage.list_dir(root))
+    except NotFound:
+        return []
 
 
 def _versions(children: Iterable[storage.Entry]) -> list[_Version]:
@@ -469,12 +458,11 @@ def _head(path: str) -> _Version | None:
 def _load_version(path: str) -> Dataset:
     where = storage.join(path, MANIFEST)
     raw = storage.read_bytes(where)
-    remedy = "restore the file, or remove the version directory and run `howdah etl` again"
     try:
         value = json.loads(raw)
     except ValueError as error:
         raise DataError(
-            "the manifest is not JSON", where=where, got=str(error), remedy=remedy
+            "the manifest is not JSON", where=where, got=str(error), remedy=RESTORE
         ) from None
     version = value.get("schema_version") if isinstance(value, dict) else None
     if version not in _VERSIONS:
@@ -493,6 +481,6 @@ def _load_version(path: str) -> Dataset:
             "the manifest is not whole",
             where=f"{where}: {'.'.join(str(part) for part in first['loc'])}",
             got=first["msg"],
-            remedy=remedy,
+            remedy=RESTORE,
         ) from None
     return Dataset(path=path, manifest=manifest, manifest_hash=bytes_hash(raw))

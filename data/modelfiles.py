@@ -6,6 +6,7 @@ result is always a directory on this machine.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
@@ -17,7 +18,7 @@ from howdah.core import activity
 from howdah.core.cache import cache_root
 from howdah.data.family import family_of, hub_config
 from howdah.data.manifest import content_hash
-from howdah.errors import HowdahError, ModelError, NotFound
+from howdah.errors import ModelError, NotFound
 from howdah.storage import commit
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -40,7 +41,7 @@ def fetch(
             (`hdfs://...`, copied to the cache, and again when its files change), or a hub name
             (`distilbert-base-uncased`, `org/name`; HF_HUB_OFFLINE and HF_HOME are honoured).
         revision: branch, tag or commit of a hub name; refused for directories.
-        patterns: file name patterns of the files wanted, e.g. `["config.json", "*.safetensors"]`.
+        patterns: file name patterns of the files needed, e.g. `["config.json", "*.safetensors"]`.
         cache_dir: for copies of remote directories; none: `cache_root()`/models.
 
     Raises:
@@ -50,7 +51,7 @@ def fetch(
         local = storage.local_path(base)
         if os.path.isdir(local):
             _refuse_revision(base, revision)
-            _require_match(base, os.listdir(local), patterns)
+            _require_match(base, [entry.name for entry in storage.list_dir(local)], patterns)
             return local
         if os.path.exists(local):
             raise ModelError(
@@ -71,6 +72,13 @@ def fetch(
     return _from_storage(base, patterns, cache_dir or os.path.join(cache_root(), "models"))
 
 
+def read(base: str, names: Sequence[str], revision: str | None) -> dict[str, bytes]:
+    """{name: content} of those of these files that the model of `fetch` has."""
+    directory = fetch(base, revision=revision, patterns=names)
+    paths = {name: os.path.join(directory, name) for name in names}
+    return {name: storage.read_bytes(at) for name, at in paths.items() if os.path.isfile(at)}
+
+
 def on_hub(base: str) -> bool:
     """True for a name of the hub that is not a directory here."""
     return _HUB_NAME.fullmatch(base) is not None and not os.path.exists(base)
@@ -86,12 +94,12 @@ def _refuse_revision(base: str, revision: str | None) -> None:
         )
 
 
-def _wanted(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return sorted(n for n in names if any(fnmatch.fnmatchcase(n, p) for p in patterns))
 
 
 def _require_match(base: str, names: Sequence[str], patterns: Sequence[str]) -> None:
-    if not _wanted(names, patterns):
+    if not _matching(names, patterns):
         raise ModelError(
             "the base model's directory holds none of the files needed",
             where=base,
@@ -111,7 +119,7 @@ def _from_storage(base: str, patterns: Sequence[str], cache_dir: str) -> str:
             remedy="set model.base to the path of the model",
         ) from error
     _require_match(base, list(entries), patterns)
-    chosen = [entries[name] for name in _wanted(list(entries), patterns)]
+    chosen = [entries[name] for name in _matching(list(entries), patterns)]
     # The key changes with any remote file, so a cached copy is never stale and never mixed.
     state = content_hash([base, [[e.name, e.size, str(e.modified)] for e in chosen]])
 
@@ -128,6 +136,11 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    errors: list[type[Exception]] = [requests.RequestException, HFValidationError, OSError]
+    with contextlib.suppress(ImportError):  # what huggingface_hub raises from version 1.0 on
+        import httpx
+
+        errors.append(httpx.HTTPError)
     nearby = f"(there is no directory {os.path.abspath(name)} either)"
     try:
         with activity.current().at_most(_HUB_SECONDS):
@@ -137,28 +150,23 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
                 allow_patterns=list(patterns),
                 etag_timeout=_HUB_TIMEOUT_SECONDS,
             )
-    except (requests.exceptions.RequestException, HFValidationError, OSError) as error:
+    except tuple(errors) as error:
         answered = isinstance(error, HfHubHTTPError | HFValidationError)
         if answered and not isinstance(error, LocalEntryNotFoundError):
-            raise _hub_error(name, revision, nearby, error) from error
+            what = f"the hub does not give {name} {nearby}"
+            remedy = "check the name and the revision; a private model needs HF_TOKEN"
+        else:
+            what = f"the hub cannot be reached and {name} is not in its local cache {nearby}"
+            remedy = "give a model directory as model.base, or fetch the model once on a machine"
+            remedy += " with a network and copy it here"
         raise ModelError(
-            f"the hub cannot be reached and {name} is not in its local cache {nearby}",
+            what,
             where=f"model.base {name}" + (f", revision {revision}" if revision else ""),
             got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            remedy="give a model directory as model.base, or fetch the model once on a machine with"
-            " a network and copy it here",
+            remedy=remedy,
         ) from error
     _require_match(name, os.listdir(local), patterns)
     return local
-
-
-def _hub_error(name: str, revision: str | None, nearby: str, error: Exception) -> HowdahError:
-    return ModelError(
-        f"the hub does not give {name} {nearby}",
-        where=f"model.base {name}" + (f", revision {revision}" if revision else ""),
-        got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-        remedy="check the name and the revision; a private model needs HF_TOKEN",
-    )
 
 
 def base_config(base: str) -> dict[str, Any] | None:
@@ -167,7 +175,7 @@ def base_config(base: str) -> dict[str, Any] | None:
     Raises:
         ModelError: its model family is not known.
     """
-    if "://" in base or os.path.isdir(base):
+    if "://" in base or os.path.isdir(storage.local_path(base)):
         where = storage.join(base, "config.json")
         fields = storage.read_object(where, kind=ModelError)
         family = family_of(fields, where=where)

@@ -60,12 +60,11 @@ from howdah.core.protobuf_wire import (
     varint,
 )
 from howdah.data import id_index
-from howdah.data.manifest import ImageEntry, ShardStats
-from howdah.data.shard_index import ShardIndex, length_histogram
+from howdah.data.manifest import RESTORE, Compression, IdsDtype, ImageEntry
+from howdah.data.shard_index import ShardIndex, ShardStats, length_histogram
 from howdah.data.targets import Label, labels_as, summary
 from howdah.errors import DataError
 
-IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 _MASK_DELTA = 0xA282EAD8
@@ -264,6 +263,9 @@ def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record
         ids = _ids_of(features, layout)
         label = _label_of(features, names.label, layout.task)
         row_id = _id_of(features, names.id)
+        length = None
+        if names.length is not None and names.length in features:
+            length = _one_int(features, names.length)
         if names.attention_mask is not None:
             kept = np.array(_int64s(_feature(features, names.attention_mask, 3)), dtype=bool)
             ids = ids[kept]
@@ -278,15 +280,13 @@ def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record
         ) from None
     except (ValueError, IndexError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise DataError("a record is not a tf.train.Example", where=where, got=str(error)) from None
-    if names.length is not None and names.length in features:
-        length = _one_int(features, names.length)
-        if length != len(ids):
-            raise DataError(
-                "a record's length does not fit its ids",
-                where=where,
-                expected=f"{length} ids",
-                got=f"{len(ids)}",
-            )
+    if length not in (None, len(ids)):
+        raise DataError(
+            "a record's length does not fit its ids",
+            where=where,
+            expected=f"{length} ids",
+            got=f"{len(ids)}",
+        )
     return Example(input_ids=ids.astype(np.int32), label=label, id=row_id)
 
 
@@ -325,7 +325,10 @@ def _label_of(features: dict, name: str, task: Task) -> Label:
 
 
 def _one_bytes(data: bytes) -> bytes:
-    return next(value for number, _, value in fields(data) if number == 1)
+    for number, _, value in fields(data):
+        if number == 1:
+            return value
+    raise ValueError("a feature holds no value")
 
 
 def _ids_of(features: dict, layout: RecordLayout) -> np.ndarray:
@@ -343,7 +346,7 @@ def _id_of(features: dict, name: str | None) -> bytes:
     kind, data = features[name]
     if kind == 3:
         return str(_int64s(data)[0]).encode()
-    return _one_bytes(data)
+    return _one_bytes(_feature(features, name, 1))
 
 
 # ----------------------------------------------------------------------------------- framing
@@ -397,7 +400,7 @@ def _bad(name: str, offset: int, what: str, expected: str, got: str) -> DataErro
         where=f"{name}, offset {offset}",
         expected=expected,
         got=got,
-        remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
+        remedy=RESTORE,
     )
 
 
@@ -416,7 +419,7 @@ class ShardWriter:
         file: BinaryIO,
         layout: RecordLayout,
         *,
-        compression: Literal["none", "gzip"] = "none",
+        compression: Compression = "none",
     ) -> None:
         self._file = file
         self._layout = layout

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import google_crc32c
 import numpy as np
 
+from howdah import storage
+from howdah.data.manifest import RESTORE, ShardEntry, TargetEntry
 from howdah.errors import DataError
 
 MAGIC = b"HOWDAHIX"
@@ -44,15 +46,10 @@ class ShardIndex:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    @property
-    def _version(self) -> int:
-        if self.starts is not None:
-            return _MANY
-        return _REAL if self.labels.dtype.kind == "f" else _ONE
-
     def to_bytes(self) -> bytes:
         """The file's contents."""
-        version = self._version
+        version = _REAL if self.labels.dtype.kind == "f" else _ONE
+        version = version if self.starts is None else _MANY
         parts = [struct.pack("<Q", len(self.lengths)), self.offsets.astype("<i8").tobytes()]
         if self.starts is not None:
             parts.append(self.starts.astype("<i8").tobytes())
@@ -96,11 +93,33 @@ class ShardIndex:
     @classmethod
     def open(cls, local_path: str, *, check: bool = True) -> ShardIndex:
         """The index in a local file, memory-mapped: the ranks of a node share its pages."""
-        with open(local_path, "rb") as file:
+        with storage.open_read(local_path) as file:
             if file.seek(0, 2) == 0:
                 raise _bad(local_path, "an index of Howdah", "an empty file")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return cls.from_bytes(mapped, local_path, check=check)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardStats:
+    """A shard's entry in the manifest, and its index."""
+
+    rows: int
+    bytes: int
+    crc32c: int
+    tokens: int
+    class_counts: dict[str, int]
+    target: TargetEntry | None
+    length_histogram: dict[str, int]
+    index: bytes
+    index_crc32c: int
+    ids: bytes
+    """Content of `<name>.ids` (data/id_index.py)."""
+
+    def entry(self, name: str) -> ShardEntry:
+        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
+        fields = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
+        return ShardEntry(name=name, index_name=f"{name}.index", **fields)
 
 
 def _bad(name: str, expected: str, got: str) -> DataError:
@@ -109,7 +128,7 @@ def _bad(name: str, expected: str, got: str) -> DataError:
         where=name,
         expected=expected,
         got=got,
-        remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
+        remedy=RESTORE,
     )
 
 

@@ -61,7 +61,7 @@ def label_mapping(data: DataSection) -> dict[str, str] | None:
 def label_set(text: str, separator: str) -> list[str] | None:
     """The labels that a source's text lists: a JSON list, or texts between separators.
 
-    None: it begins as a JSON list and is none of texts and numbers, or names nothing.
+    None: it begins as a JSON list but is not one of texts and whole numbers, or names nothing.
 
     >>> label_set("b, a,b", ","), label_set('["a, b"]', ","), label_set("[]", ",")
     (['a', 'b'], ['a, b'], [])
@@ -71,7 +71,7 @@ def label_set(text: str, separator: str) -> list[str] | None:
     if text.lstrip().startswith("["):
         try:
             parsed = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: brackets, thousands deep
             return None
         if any(isinstance(one, bool) or not isinstance(one, str | int) for one in parsed):
             return None
@@ -86,7 +86,7 @@ def set_text(names: Iterable[str]) -> str:
 
 
 def target_text(text: str) -> str | None:
-    """A finite number in its shortest form; None: it is none, or none that float32 can hold.
+    """A finite number in its shortest form; None: it is not a number that float32 can hold.
 
     >>> target_text(" 1e-1"), target_text("NaN"), target_text("1_0"), target_text("-0")
     ('0.1', None, None, '0.0')

@@ -46,7 +46,7 @@ def check(
     remedy: str,
     root: str | None = None,
 ) -> Checked:
-    """Refuse files that do not have the wanted columns.
+    """Refuse files that do not have the columns.
 
     CSV must have them in each file's header, in any order; of Parquet, ORC and Avro each file in
     one type; of JSON some record must have them, and some record of each file those of the text.
@@ -73,7 +73,7 @@ def check(
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What files say of the wanted columns."""
+    """What files say of the columns."""
 
     missing: frozenset[str] = frozenset()
     """Names of columns that are not required, and that no file has."""
@@ -125,8 +125,8 @@ def no_column(name: str, names: Sequence[str], *, where: str, remedy: str) -> Da
 
 
 # -------------------------------------------------------------------------------------------- CSV
-def _csv(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
-    options, paths = checked.options, checked.paths
+def _csv(looked: _Looked, columns: Sequence[Wanted]) -> Checked:
+    options, paths = looked.options, looked.paths
     headers = of_each(list(paths), lambda path: csv_names(path, options))
     having: dict[str, dict[str, bool]] = {one.name: {} for one in columns}
     for path, names in zip(paths, headers, strict=True):
@@ -138,9 +138,9 @@ def _csv(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
             having[one.name][path] = has
             if one.required and not has:
                 required = [each.name for each in columns if each.required]
-                raise checked.missing(one, path, names, _hint(path, names, required, options))
+                raise looked.missing(one, path, names, _hint(path, names, required, options))
     for one in columns:
-        checked.alike(one, having[one.name])
+        looked.alike(one, having[one.name])
     return Checked(missing=frozenset(name for name, has in having.items() if False in has.values()))
 
 
@@ -161,9 +161,9 @@ def _hint(path: str, names: Sequence[str], columns: Sequence[str], options: CsvO
 
 
 # ------------------------------------------------------------------------------------------- JSON
-def _json(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
+def _json(looked: _Looked, columns: Sequence[Wanted]) -> Checked:
     names = [one.name for one in columns]
-    paths = list(checked.paths)
+    paths = list(looked.paths)
     kinds_by_file = of_each(paths, lambda path: json_rows.kinds(path, names, _FIRST_RECORDS))
     by_path = zip(paths, kinds_by_file, strict=True)
     kinds = {path: of_file for path, of_file in by_path if of_file is not None}
@@ -173,29 +173,25 @@ def _json(checked: _Looked, columns: Sequence[Wanted]) -> Checked:
         seen = {path: of_file.get(name) for path, of_file in kinds.items()}
         if one.text:
             lacking = [
-                path for path in seen if seen[path] is None and not _in_path(checked, path, name)
+                path for path in seen if seen[path] is None and name not in looked.paths[path]
             ]
         else:
-            anywhere = any(kind or _in_path(checked, path, name) for path, kind in seen.items())
+            anywhere = any(kind or name in looked.paths[path] for path, kind in seen.items())
             lacking = [] if anywhere or not one.required else list(seen)
         for path in lacking:  # it may come late in the file
             seen[path] = (json_rows.kinds(path, [name], None) or {}).get(name)
             if seen[path] is not None and not one.text:
                 break
             if seen[path] is None and (one.text or path == lacking[-1]):
-                raise checked.missing(one, path, _first_keys(path))
+                raise looked.missing(one, path, _first_keys(path))
         values = set(filter(None, seen.values()))
         refused = {"object"} if one.lists else {"object", "array"}
         if values & refused and not values - refused - {"null"}:
             path = next(path for path, kind in seen.items() if kind in refused)
             raise _wrong_type(one, path, "texts, numbers or truth values", str(seen[path]))
-        if kinds and not values and not any(_in_path(checked, path, name) for path in seen):
+        if kinds and not values and not any(name in looked.paths[path] for path in seen):
             missing.add(name)
     return Checked(missing=frozenset(missing))
-
-
-def _in_path(checked: _Looked, path: str, name: str) -> bool:
-    return name in checked.paths[path]
 
 
 def _first_keys(path: str) -> list[str]:
@@ -217,15 +213,15 @@ def _wrong_type(one: Wanted, path: str, expected: str, got: str) -> DataError:
 
 # ------------------------------------------------------------------------------ Parquet, ORC, Avro
 def _columnar(
-    checked: _Looked, form: Any, entries: Sequence[Entry], columns: Sequence[Wanted]
+    looked: _Looked, form: Any, entries: Sequence[Entry], columns: Sequence[Wanted]
 ) -> Checked:
     types = footers.check_alike(entries, form, [(one.where, one.name) for one in columns])
     missing = set()
     for one, kind in zip(columns, types, strict=True):
-        path = entries[0].path if entries else checked.source
-        in_directory = bool(entries) and one.name in checked.paths[path]
+        path = entries[0].path if entries else looked.source
+        in_directory = bool(entries) and one.name in looked.paths[path]
         if kind is None and one.required and not in_directory and entries:
-            raise checked.missing(one, path, footers.schema(path, form).names)
+            raise looked.missing(one, path, footers.schema(path, form).names)
         if one.text and kind is not None and not footers.is_text(kind):
             raise _wrong_type(one, path, "a text column (string)", str(kind))
         if one.id and kind is not None and not _names_rows(kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from howdah.data.files.opening import open_bytes
 from howdah.errors import DataError
@@ -30,20 +30,24 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
         return None
     invalid = False
     for path in paths[:_MOST_FILES]:
-        with open_bytes(path) as file:
-            left, rest = _MOST_BYTES, b""
-            while left > 0 and (block := file.read(_BLOCK_BYTES)):
-                left -= len(block)
-                *lines, rest = (rest + block).split(b"\n")
-                answer = _of_lines(lines)
-                if answer is False:
-                    return None
-                invalid = invalid or answer is True
-            answer = _of_lines([rest])
+        for lines in _first_lines(path):
+            answer = _of_lines(lines)
             if answer is False:
                 return None
             invalid = invalid or answer is True
     return _OTHER if invalid else None
+
+
+def _first_lines(path: str) -> Iterator[list[bytes]]:
+    """The lines of a file's first 64 MiB, block by block, without one that is cut off there."""
+    with open_bytes(path) as file:
+        left, rest = _MOST_BYTES, b""
+        while left > 0 and (block := file.read(_BLOCK_BYTES)):
+            left -= len(block)
+            *lines, rest = (rest + block).split(b"\n")
+            yield lines
+        if left > 0:
+            yield [rest]
 
 
 def sniffed(begin: bytes) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -33,6 +34,8 @@ _SIGNATURES = {
     b"%PDF": "a PDF",
 }
 """{first bytes of a file: what it is}, of files that are named as if they were text."""
+_NAMED_BY_LETTERS = ("a Parquet file", "an ORC file", "an Arrow file")
+_CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f]")
 _NAMED_SO = {
     "a Parquet file": "parquet",
     "an Avro file": "avro",
@@ -71,9 +74,11 @@ def refusal(source: str, entries: Sequence[Entry]) -> DataError | None:
 
 def refuse_content(path: str) -> None:
     """Raise DataError where a file that is named as text begins as a file of another format."""
-    begin = head(path, 16)
+    begin = head(path, 256)
     kind = next((words for first, words in _SIGNATURES.items() if begin.startswith(first)), None)
     if kind is None or (kind == "compressed by gzip" and compression_of(path)):
+        return
+    if kind in _NAMED_BY_LETTERS and not _CONTROL.search(begin):  # "ORCID,text" begins so, too
         return
     if "Excel" in kind:
         remedy = _of_sheet(path)

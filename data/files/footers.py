@@ -20,16 +20,14 @@ _MOST_FOOTERS = 1_000
 _MOST_HEADER_BYTES = 16 * 2**20
 
 Kind = Literal["parquet", "orc", "avro"]
-
-
-_NAMES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
+TITLES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
 _A_FILE = {"parquet": "a Parquet file", "orc": "an ORC file", "avro": "an Avro file"}
 
 
 def check_alike(
     files: Sequence[Entry], kind: Kind, columns: Sequence[tuple[str, str]]
 ) -> list[Any]:
-    """Refuse Parquet, ORC or Avro files that do not have the wanted columns with one type each.
+    """Refuse Parquet, ORC or Avro files that do not have the columns with one type each.
 
     A column that no file has is not refused here: it may be a partition directory's. Of more than
     1,000 files every n-th is read.
@@ -37,23 +35,21 @@ def check_alike(
     Args:
         columns: (what names the column, for messages; its name).
     Returns:
-        for each wanted column its type (of pyarrow), or None where no file has it.
+        for each column its type (of pyarrow), or None where no file has it.
     Raises:
         DataError: the column, and a file of each kind; or a file of another format.
     """
-    import pyarrow as pa
-
     read = files[:: -(-len(files) // _MOST_FOOTERS) or 1]
     schemas: list[Any] = of_each(read, lambda entry: schema(entry.path, kind))
     types = []
     for where, name in columns:
         kinds: dict[Any, Entry] = {}
         for entry, file_schema in zip(read, schemas, strict=True):
-            kinds.setdefault(_plain(type_of(file_schema, name), pa), entry)
+            kinds.setdefault(_plain(type_of(file_schema, name)), entry)
         if len(kinds) > 1:
             (first, file), (other, different), *_ = kinds.items()
             raise DataError(
-                f"the {_NAMES[kind]} files do not have the same columns",
+                f"the {TITLES[kind]} files do not have the same columns",
                 where=f"{where}, in {different.path}",
                 expected=f"{first or 'no such column'}, as in {file.path}",
                 got=str(other) if other else f"columns {_shown(schemas[read.index(different)])}",
@@ -123,7 +119,7 @@ def readable(path: str, kind: Kind) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
+    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError, TypeError) as error:
         reason = str(error) or type(error).__name__
         raise DataError(
             f"a file of the source is not {_A_FILE[kind]}",
@@ -205,13 +201,8 @@ def type_of(schema: Any, name: str) -> Any:
         return schema.field(name).type
     inner: Any = schema
     for part in name.split("."):
-        fields = (
-            {inner.field(n).name: inner.field(n) for n in range(inner.num_fields)}
-            if isinstance(inner, pa.StructType)
-            else {field.name: field for field in inner}
-            if isinstance(inner, pa.Schema)
-            else {}
-        )
+        is_struct = isinstance(inner, pa.StructType | pa.Schema)
+        fields = {field.name: field for field in inner} if is_struct else {}
         if part not in fields:
             return None
         inner = fields[part].type
@@ -229,8 +220,10 @@ def column(batch: Any, name: str) -> Any:
     return pc.struct_field(batch.column(first), inner)
 
 
-def _plain(kind: Any, pa: Any) -> Any:
+def _plain(kind: Any) -> Any:
     """The type as Spark sees it: how a file encodes a text column is its own affair."""
+    import pyarrow as pa
+
     if kind is None:
         return None
     if pa.types.is_dictionary(kind):

@@ -8,7 +8,7 @@ import contextlib
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
 from howdah import storage
@@ -18,10 +18,10 @@ from howdah.storage.charsets import ESCAPE, codec_of
 _SMALL = 64 * 2**10
 _BUFFER_BYTES = 2**20
 _MARKS = {
-    "utf-16-le": [(codecs.BOM_UTF16_LE, "utf-16")], "utf-16-be": [(codecs.BOM_UTF16_BE, "utf-16")],
-    "utf-32-le": [(codecs.BOM_UTF32_LE, "utf-32")], "utf-32-be": [(codecs.BOM_UTF32_BE, "utf-32")],
+    "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE, "utf-32-be": codecs.BOM_UTF32_BE,
 }  # fmt: skip
-"""{codec that keeps a byte order mark: [(the mark, the codec that drops it)]}."""
+"""{codec that keeps a byte order mark: the mark}; the codec without -le and -be drops it."""
 
 
 def _zstd(raw: Any) -> BinaryIO:
@@ -29,10 +29,6 @@ def _zstd(raw: Any) -> BinaryIO:
 
     # pyarrow's stream lacks readinto, which io's readers call
     return cast(BinaryIO, io.BufferedReader(_Reading(pa.CompressedInputStream(raw, "zstd"))))
-
-
-def _deflate(raw: Any) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(_Inflated(raw)))
 
 
 class _Reading(io.RawIOBase):
@@ -72,7 +68,8 @@ class _Inflated(_Reading):
 
 
 COMPRESSED: dict[str, Callable[[Any], Any]] = {
-    ".gz": gzip.open, ".bz2": bz2.open, ".zst": _zstd, ".zstd": _zstd, ".deflate": _deflate,
+    ".gz": gzip.open, ".bz2": bz2.open, ".zst": _zstd, ".zstd": _zstd,
+    ".deflate": lambda raw: io.BufferedReader(_Inflated(raw)),
 }  # fmt: skip
 """{ending of a file's name: what opens its content}."""
 NOT_READ = (".snappy", ".lz4", ".lzo", ".xz", ".zip", ".7z", ".br")
@@ -80,13 +77,13 @@ NOT_READ = (".snappy", ".lz4", ".lzo", ".xz", ".zip", ".7z", ".br")
 
 
 class LineCount:
-    """Line ends (LF) among bytes, counted before anything is parsed."""
+    """Line ends (LF) among bytes, counted before anything is parsed, and the lines that are."""
 
     mark = b""
     """The byte order mark that the decoder drops: a file of nothing else has no line."""
 
     def __init__(self) -> None:
-        self._ends, self._last, self._begin = 0, b"\n", b""
+        self._ends, self._last, self._begin, self._read = 0, b"\n", b"", 0
 
     def add(self, data: bytes) -> None:
         self._ends += data.count(b"\n")
@@ -101,14 +98,20 @@ class LineCount:
             return 0
         return self._ends + (self._last != b"\n")
 
-    def require(self, lines: int, path: str) -> None:
-        """Raise DataError where another number of lines was read."""
-        if lines != self.lines:
+    def each(self, lines: Iterable[str]) -> Iterator[str]:
+        """The lines, counted as they are read."""
+        for line in lines:
+            self._read += 1
+            yield line
+
+    def require(self, path: str) -> None:
+        """Raise DataError where `each` has given another number of lines than there are."""
+        if self._read != self.lines:
             raise DataError(
                 "not all lines of a file were read",
-                where=f"{path}, from line {min(lines, self.lines):,} on",
+                where=f"{path}, from line {min(self._read, self.lines):,} on",
                 expected=f"{self.lines:,} lines",
-                got=f"{lines:,}",
+                got=f"{self._read:,}",
                 remedy="this is a defect: please report the lines after that one",
             )
 
@@ -201,12 +204,13 @@ def open_text(
         codec = codec_of(encoding)
     except LookupError:
         raise UsageError("there is no such character set", got=encoding) from None
-    for mark, decides in _MARKS.get(codec, ()):
-        if head(path, 4).startswith(mark):
-            codec = decides
+    if codec in _MARKS and head(path, 4).startswith(_MARKS[codec]):
+        codec = codec.rpartition("-")[0]
+    elif codec in ("utf-16", "utf-32"):
+        _require_mark(path, encoding, tuple(_MARKS[codec + order] for order in ("-le", "-be")))
     with open_bytes(path) as file:
         if part is not None:
-            start, end = line_range(file, *part)
+            start, end = (_line_begin(file, at) for at in part)
             file = io.BufferedReader(_Part(file, start, end), _BUFFER_BYTES)
             if start and codec == "utf-8-sig":
                 codec = "utf-8"  # a byte order mark there is a character
@@ -218,9 +222,18 @@ def open_text(
             yield text
 
 
-def line_range(file: Any, start: int, end: int) -> tuple[int, int]:
-    """The bytes of the lines that begin from `start` on and before `end`."""
-    return _line_begin(file, start), _line_begin(file, end)
+def _require_mark(path: str, encoding: str, marks: tuple[bytes, ...]) -> None:
+    """Refuse a file that does not say in which order its bytes are."""
+    begin = head(path, 4)
+    if begin and not begin.startswith(marks):
+        raise DataError(
+            f"the file has no byte order mark, which {encoding} demands",
+            where=path,
+            expected=" or ".join(mark.hex(" ") for mark in marks),
+            got=begin.hex(" "),
+            remedy=f"set data.csv.encoding to {encoding}LE or {encoding}BE, or to the character set"
+            " that the file is in",
+        )
 
 
 def _line_begin(file: Any, at: int) -> int:

@@ -7,6 +7,7 @@ start of a JVM or the loading of a model.
 
 from __future__ import annotations
 
+import codecs
 import io
 import itertools
 import re
@@ -88,7 +89,7 @@ def sample(path: str, form: str, options: CsvOptions, root: str | None = None) -
     Raises:
         DataError: it is a file of another format, an unclosed quote, a broken array.
     """
-    if form == "csv" or form == "jsonl":
+    if form in ("csv", "jsonl"):
         everyday.refuse_content(path)
         one = _csv(path, options) if form == "csv" else _json(path)
     else:
@@ -119,6 +120,7 @@ def _csv(path: str, options: CsvOptions) -> Sample:
             continue
         rows.append({name: value or None for name, value in zip(shown, fields, strict=True)})
     header = "a header" if options.header else "no header (data.csv.names)"
+    mark = " with a byte order mark" if head(path, 3) == codecs.BOM_UTF8 else ""
     return Sample(
         path=path,
         form="csv",
@@ -128,13 +130,8 @@ def _csv(path: str, options: CsvOptions) -> Sample:
         malformed=malformed,
         blanks=[name for name in names if name != name.strip()],
         description=f"CSV, separator {delimiter!r}, quote {options.quote or 'none'},"
-        f" {_encoding_shown(path, options.encoding)}, {header}",
+        f" {options.encoding}{mark}, {header}",
     )
-
-
-def _encoding_shown(path: str, encoding: str) -> str:
-    mark = head(path, 3) == b"\xef\xbb\xbf"
-    return encoding + " with a byte order mark" * mark
 
 
 def _parsed(
@@ -251,9 +248,13 @@ def _columnar(path: str, form: Any) -> Sample:
             if batch is not None:
                 rows = _of_batch(batch)
             whole = parquet.metadata.num_rows == len(rows)
-    kind = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}[form]
     return Sample(
-        path=path, form=form, names=list(schema.names), rows=rows, whole=whole, description=kind
+        path=path,
+        form=form,
+        names=list(schema.names),
+        rows=rows,
+        whole=whole,
+        description=footers.TITLES[form],
     )
 
 

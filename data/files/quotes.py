@@ -131,14 +131,13 @@ class _Scanner:
     def __init__(self, text: TextIO, options: CsvOptions, delimiter: str) -> None:
         self.source, self.options = text, options
         self.quote = options.quote
-        self.most = MAX_LINE_BREAKS
         self.delimiter = delimiter
         self.text = ""
         self.at = 0
         self.line = 1
         self.ended = self.held = False
         self.begun = False  # the record under way has content
-        self.found = Quotes()
+        self.result = Quotes()
         if self.quote:
             self._compile(options.escape or options.quote, delimiter)
         self.carriage = False
@@ -171,11 +170,10 @@ class _Scanner:
             only = cr_ends_lines(self.text, self.options, self.delimiter)
             if only is None and not self.more():
                 break
-        self.text = self.text.removeprefix("\ufeff")
         if only:
             self.text = self.plain(self.text)
-        self.found.carriage = bool(only)
-        return self.found.carriage
+        self.result.carriage = bool(only)
+        return self.result.carriage
 
     def plain(self, block: str) -> str:
         """Line ends of a block as LF, where a CR ends a line."""
@@ -206,16 +204,16 @@ class _Scanner:
         """Move to `to`, and count the records that end before it: no quoted field is open."""
         count = self.text.count("\n", self.at, to)
         if self.begun and not count:
-            self.line, self.at = self.line, to
+            self.at = to
             return
         part = self.text[self.at : to]
         blank = "\n\n" in part or "\n\r" in part or (not self.begun and part[:1] in ("\n", "\r"))
         if not blank:
-            self.found.records += count
+            self.result.records += count
         else:
-            self.found.records += len(_RECORD_END.findall(part))
+            self.result.records += len(_RECORD_END.findall(part))
             if self.begun and part.lstrip("\r")[:1] == "\n":
-                self.found.records += 1
+                self.result.records += 1
         if tail := part.rstrip("\r"):
             self.begun = not tail.endswith("\n")
         self.line, self.at = self.line + count, to
@@ -225,7 +223,7 @@ class _Scanner:
         if self.quote and self.text.startswith(self.quote):
             self.outside(len(self.quote))
             self.field()
-        while not self.found.line:
+        while not self.result.line:
             match = None
             if self.quote and self.text.find(self.quote, self.at) >= 0:
                 match = self.opening.search(self.text, self.at)
@@ -239,10 +237,10 @@ class _Scanner:
             self.outside(max(self.at, len(self.text) - half))
             if not self.more():
                 break
-            self.found.marks.append((self.line, self.found.records))
+            self.result.marks.append((self.line, self.result.records))
         self.outside(len(self.text))
-        self.found.records += self.begun
-        return self.found
+        self.result.records += self.begun
+        return self.result
 
     def field(self) -> None:
         """Scan one field, from after its opening quote to after the quote that ends it."""
@@ -251,11 +249,11 @@ class _Scanner:
         first, begin = self.line, self.text[self.at : self.at + _SHOWN_CHARACTERS]
 
         def swallows(problem: str) -> None:
-            self.found.line, self.found.problem, self.found.begin = first, problem, begin
+            self.result.line, self.result.problem, self.result.begin = first, problem, begin
 
         while True:
-            if self.line - first > self.most:
-                return swallows(f"more than {self.most:,} line breaks in one field")
+            if self.line - first > MAX_LINE_BREAKS:
+                return swallows(f"more than {MAX_LINE_BREAKS:,} line breaks in one field")
             match = self.inner.search(self.text, self.at)
             if match is None:
                 half = self.text.endswith(self.escape)  # it may escape what the next block has
@@ -264,7 +262,7 @@ class _Scanner:
                     continue
                 return swallows(ENDS_INSIDE)
             self.advance(match.start())
-            if self.line - first > self.most:
+            if self.line - first > MAX_LINE_BREAKS:
                 continue
             if match.end() == len(self.text) and self.more():
                 continue  # what follows the quote decides
@@ -279,6 +277,6 @@ class _Scanner:
             if end is None and self.line > first:
                 return swallows(f"a quote on line {self.line} is neither its end nor escaped")
             if end is None:
-                self.found.strays += 1
-                self.found.stray_line = self.found.stray_line or first
+                self.result.strays += 1
+                self.result.stray_line = self.result.stray_line or first
             return None

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 
 from howdah import storage
 from howdah.config.data import CsvOptions
+from howdah.config.options.partition import NULL
 from howdah.data.files import csv_rows, json_rows, quotes
 from howdah.data.files.listing import ending
 from howdah.data.files.opening import LineCount, compression_of, open_text
@@ -23,11 +24,10 @@ from howdah.storage.charsets import lines_are_bytes
 
 TextForm = Literal["csv", "jsonl"]
 Row = tuple[int, Sequence[Any], str | None, str]
-"""(line from 1, or 0 where it is not known; the wanted columns' values; why the row cannot be read;
-the row as it is written)."""
+"""(line from 1, or 0 where it is not known; the values of the columns that are read; why the row
+cannot be read; the row as it is written)."""
 
 _HEAD_CHARACTERS = 2**16
-_DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,23 +146,12 @@ def _csv_records(
         return
     count = LineCount() if lines_are_bytes(options.encoding) else None
     bounds = None if part.end is None else (part.start, part.end)
-    seen = _Seen()
     with open_text(path, options.encoding, newline="\n", part=bounds, count=count) as text:
-        for line, fields in csv_rows.by_line(seen.each(text), options, delimiter, columns):
+        lines = text if count is None else count.each(text)
+        for line, fields in csv_rows.by_line(lines, options, delimiter, columns):
             yield (line if part.start == 0 else 0), fields
     if count is not None:
-        count.require(seen.lines, path)
-
-
-class _Seen:
-    """Counts the lines that were parsed."""
-
-    lines = 0
-
-    def each(self, lines: Iterator[str]) -> Iterator[str]:
-        for line in lines:
-            self.lines += 1
-            yield line
+        count.require(path)
 
 
 def _carriage(path: str, options: CsvOptions, delimiter: str) -> bool:
@@ -210,7 +199,7 @@ def positions(names: Sequence[str], columns: Sequence[str], path: str) -> list[i
     Blanks around a name of a header do not count, unless two names differ in them alone.
 
     Raises:
-        DataError: a wanted column is there twice.
+        DataError: the header has one of the columns twice.
     """
     stripped = [name.strip() for name in names]
     indices: list[int | None] = []
@@ -256,11 +245,11 @@ def _json_values(part: Part) -> Iterator[tuple[int, Any, str | None, str]]:
                 yield from json_rows.of_array(text, path)
         return
     bounds = None if part.end is None else (part.start, part.end)
-    count, seen = LineCount(), _Seen()
+    count = LineCount()
     with open_text(path, "UTF-8", newline="\n", part=bounds, count=count) as text:
-        for line, value, problem, shown in json_rows.lines(seen.each(text)):
+        for line, value, problem, shown in json_rows.lines(count.each(text)):
             yield (line if part.start == 0 else 0), value, problem, shown
-    count.require(seen.lines, path)
+    count.require(path)
 
 
 # ------------------------------------------------------------------------------------ directories
@@ -276,5 +265,5 @@ def directories(path: str, root: str | None) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for name, equals, value in (part.partition("=") for part in below):
         if equals and name:
-            values[unquote(name)] = None if value == _DEFAULT_PARTITION else unquote(value)
+            values[unquote(name)] = None if value == NULL else unquote(value)
     return values

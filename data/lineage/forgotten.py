@@ -13,6 +13,7 @@ The ETL leaves out rows whose id is marked; `howdah publish` refuses a run of a 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import re
@@ -141,10 +142,8 @@ def add(root: str, ids: Collection[str], versions: Collection[str], by: str) -> 
 
 
 def _salt(path: str) -> str:
-    try:
+    with contextlib.suppress(AlreadyExists):
         storage.create_exclusive(path, (secrets.token_hex(32) + "\n").encode())
-    except AlreadyExists:
-        pass
     return storage.read_text(path).strip()
 
 

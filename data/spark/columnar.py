@@ -22,10 +22,10 @@ def load(
     root: str | None,
     columns: Mapping[str, Any],
 ) -> Any:
-    """A DataFrame of the wanted columns, fields of structs by their whole names (`a.b`).
+    """A DataFrame of the columns, fields of structs by their whole names (`a.b`).
 
     Of Parquet Spark gets a schema of these columns alone: others may be of types that it does not
-    know. Times in nanoseconds, which it does not know either, become texts (`ids.moment_text`).
+    know. Times in nanoseconds, which it does not know either, become texts as in data/ids.py.
 
     Args:
         spark: the SparkSession.

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from howdah.config.data import CsvOptions
@@ -34,7 +35,7 @@ _CHUNK_ROWS, _CHUNK_CHARACTERS = 4_096, 16 * 2**20
 # ----------------------------------------------------------------------------------------- quotes
 @dataclass(frozen=True, kw_only=True)
 class Strays:
-    """What was found in all files."""
+    """The stray quotes of all files."""
 
     fields: int = 0
     """Fields with stray quotes that lost no row."""
@@ -64,12 +65,11 @@ def check_quotes(spark: Any, files: Mapping[str, str], options: CsvOptions) -> S
     shares = [list(files.items())[number::tasks] for number in range(tasks)]
     work = partial(_scan_batches, shares=shares, options=options)
     numbers = spark.range(0, tasks, 1, tasks)
-    rows = numbers.mapInArrow(crossing(work), "path string, found string").collect()
+    rows = numbers.mapInArrow(crossing(work), "quotes string").collect()
     quotes_by_path = {}
-    for row in sorted(rows):
-        values = json.loads(row["found"])
-        marks = [(line, records) for line, records in values.pop("marks")]
-        quotes_by_path[row["path"]] = Quotes(**values, marks=marks)
+    for values in sorted((json.loads(row["quotes"]) for row in rows), key=itemgetter("path")):
+        path, marks = values.pop("path"), [tuple(mark) for mark in values.pop("marks")]
+        quotes_by_path[path] = Quotes(**values, marks=marks)
     if bad := [(path, one) for path, one in quotes_by_path.items() if one.line]:
         raise quotes.refused(bad, options)
     strays = [
@@ -94,8 +94,10 @@ def _scan_batches(
         results = []
         for path, delimiter in (file for n in batch.column(0).to_pylist() for file in shares[n]):
             one = asdict(quotes.scan_file(path, options, delimiter))
-            results.append({"path": path, "found": json.dumps(one)})
-        schema = pa.schema([("path", pa.string()), ("found", pa.string())])
+            results.append(
+                {"quotes": json.dumps({"path": path, **one})}
+            )  # in ASCII, whatever it is
+        schema = pa.schema([("quotes", pa.string())])
         yield pa.RecordBatch.from_pylist(results, schema)
 
 

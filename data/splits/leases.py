@@ -26,20 +26,20 @@ class ShardLeases:
 
     def __init__(self, path: str) -> None:
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-        self._held: set[str] = set()
+        self._keys: set[str] = set()
 
     def replace(self, keys: Iterable[str]) -> None:
         """Hold leases on exactly these files from now on."""
         needed = set(keys)
-        for key in needed - self._held:
+        for key in needed - self._keys:
             _lock_byte(self._file.fileno(), fcntl.F_OFD_SETLK, fcntl.F_RDLCK, key)
-        for key in self._held - needed:
+        for key in self._keys - needed:
             _lock_byte(self._file.fileno(), fcntl.F_OFD_SETLK, fcntl.F_UNLCK, key)
-        self._held = needed
+        self._keys = needed
 
     def close(self) -> None:
         """Release all of them."""
-        self._held = set()
+        self._keys = set()
         self._file.close()
 
 

@@ -137,9 +137,6 @@ class Rows:
         )
 
 
-GlobalBatch = Rows
-
-
 class Planner:
     """The order of batches of one split.
 
@@ -175,7 +172,7 @@ class Planner:
     # -- state ---------------------------------------------------------------------------
     def start(self) -> PlanState:
         """State before the first step."""
-        return PlanState(plan_hash=self.plan_hash, epoch=0, step=0)
+        return self.state(0, 0)
 
     def state(self, epoch: int, step: int) -> PlanState:
         """State before that step."""
@@ -207,7 +204,7 @@ class Planner:
             )
 
     # -- batches -------------------------------------------------------------------------
-    def batch(self, epoch: int, step: int) -> GlobalBatch:
+    def batch(self, epoch: int, step: int) -> Rows:
         """The global batch of a step: exactly global_batch_size rows, longest first."""
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} of an epoch of {self.steps_per_epoch}")
@@ -259,10 +256,7 @@ class Planner:
         count = len(self._shard_rows)
         order = np.arange(count)
         if self.spec.shuffle:
-            order = np.empty(count, dtype=np.int64)
-            order[permute(np.arange(count), count, self.spec.seed, epoch, _SHARDS)] = np.arange(
-                count
-            )
+            order = np.argsort(permute(order, count, self.spec.seed, epoch, _SHARDS))
         size = self.spec.group_shards
         groups = [order[at : at + size] for at in range(0, count, size)]
         sizes = [int(self._shard_rows[group].sum()) for group in groups]

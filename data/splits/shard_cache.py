@@ -22,7 +22,9 @@ two ranks wait for each other. A copy that is found damaged is removed at once (
 
 All locks are the kernel's, flock(2) on open files but for the leases: they end with their process,
 however it dies, so that none is ever stale. The unlocked `.part` of a killed process is fetched
-anew by the next process that needs the file, or removed to make room.
+anew by the next process that needs the file, or removed to make room. Files are open to read where
+their lock is shared and to write where it is exclusive, as NFS demands (flock(2)): home directories
+often lie there.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class ShardCache:
     """
 
     def __init__(self, directory: str | None = None, limit_bytes: int = DEFAULT_BYTES) -> None:
-        self.directory = directory or default_directory()
+        self.directory = storage.local_path(directory or default_directory())  # ~ is home
         self.limit_bytes = limit_bytes
 
     def _make_directory(self) -> None:
@@ -113,7 +115,7 @@ class ShardCache:
         with self._typed():
             self._make_directory()
             os.makedirs(os.path.join(self.directory, name), exist_ok=True)
-            file = open(os.path.join(self.directory, name, "in-use"), "ab")  # noqa: SIM115
+            file = open(os.path.join(self.directory, name, "in-use"), "a+b")  # noqa: SIM115
             fcntl.flock(file, fcntl.LOCK_SH)
         return Pin(file)
 
@@ -241,7 +243,7 @@ class ShardCache:
     @contextlib.contextmanager
     def request_room(self) -> Iterator[None]:
         """Inside, `room_requested` is true in every process: a reader here cannot continue."""
-        with self._typed(), open(os.path.join(self.directory, _ROOM_REQUESTS), "ab") as file:
+        with self._typed(), open(os.path.join(self.directory, _ROOM_REQUESTS), "a+b") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
@@ -251,7 +253,7 @@ class ShardCache:
         Also true, by mistake, where two processes ask this at the same moment.
         """
         try:
-            with open(os.path.join(self.directory, _ROOM_REQUESTS), "rb") as file:
+            with open(os.path.join(self.directory, _ROOM_REQUESTS), "r+b") as file:
                 return not locked(file)
         except FileNotFoundError:
             return False
@@ -266,10 +268,10 @@ class ShardCache:
     def _make_room(self, file: BinaryIO, size: int) -> None:
         """Reserve `size` bytes on the disk for `file`; removes least recently used files."""
         with self._space():
-            held = self._held()
-            used = sum(entry.size for entry in held)
+            copies = self._copies()
+            used = sum(copy.size for copy in copies)
             while used + size > self.limit_bytes:
-                freed = self._remove_oldest(held)
+                freed = self._remove_oldest(copies)
                 if freed is None:
                     raise NoRoom(
                         "the shard cache is full of shards in use",
@@ -287,15 +289,15 @@ class ShardCache:
                 except OSError as error:
                     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                         raise
-                    if self._remove_oldest(held) is None:
+                    if self._remove_oldest(copies) is None:
                         raise self._disk_full(size) from None
                 else:
                     file.seek(0)
                     return
 
-    def _held(self) -> list[_Held]:
+    def _copies(self) -> list[_Copy]:
         """All files, the least recently used one last."""
-        entries = []
+        copies = []
         for folder in os.scandir(self.directory):
             if not folder.is_dir(follow_symlinks=False):
                 continue
@@ -303,15 +305,15 @@ class ShardCache:
                 with contextlib.suppress(FileNotFoundError):  # renamed or removed since
                     info = item.stat(follow_symlinks=False)
                     if item.name != "in-use":
-                        entries.append(_Held(item.path, info.st_size, info.st_mtime_ns))
-        return sorted(entries, key=lambda entry: -entry.used)
+                        copies.append(_Copy(item.path, info.st_size, info.st_mtime_ns))
+        return sorted(copies, key=lambda copy: -copy.used)
 
-    def _remove_oldest(self, held: list[_Held]) -> int | None:
+    def _remove_oldest(self, copies: list[_Copy]) -> int | None:
         """Remove the least recently used file that may go; its bytes, or None if none may."""
-        while held:
-            entry = held.pop()
-            if self._remove_if_unused(entry.path):
-                return entry.size
+        while copies:
+            copy = copies.pop()
+            if self._remove_if_unused(copy.path):
+                return copy.size
         return None
 
     def _remove_if_unused(self, path: str) -> bool:
@@ -322,7 +324,7 @@ class ShardCache:
         guard = path  # its lock tells whether the file is in use
         if path.endswith(_KEPT):
             guard = os.path.join(os.path.dirname(path), "in-use")
-        with contextlib.suppress(FileNotFoundError), open(guard, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(guard, "r+b") as file:
             if locked(file) and (guard != path or is_named(file, path)):
                 os.unlink(path)
                 return True
@@ -364,7 +366,7 @@ class ShardCache:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Copy:
     path: str
     size: int
     used: int

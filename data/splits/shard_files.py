@@ -11,6 +11,7 @@ import mmap
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -18,14 +19,13 @@ import google_crc32c
 
 from howdah import storage
 from howdah.core import activity
-from howdah.data.manifest import Dataset, ShardEntry
+from howdah.data.manifest import RESTORE, Dataset, ShardEntry
 from howdah.data.record import FOOTER_BYTES, HEADER_BYTES, read_frames
 from howdah.data.shard_index import ShardIndex
 from howdah.data.splits.shard_cache import Fill, NoRoom, Pin, ShardCache
 from howdah.errors import DataError, NotFound
 
 _CHUNK = 8 * 2**20
-_REMEDY = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
 
 
 class Traffic:
@@ -35,16 +35,11 @@ class Traffic:
         self._lock = threading.Lock()
         self._counts = {"local_bytes": 0, "remote_bytes": 0, "fetches": 0}
 
-    def opened(self, size: int) -> None:
-        """A shard was opened that was on this machine already."""
+    def add(self, **counts: int) -> None:
+        """Add to local_bytes, of shards that were here already, or remote_bytes and fetches."""
         with self._lock:
-            self._counts["local_bytes"] += size
-
-    def fetched(self, size: int) -> None:
-        """A shard was fetched from storage."""
-        with self._lock:
-            self._counts["remote_bytes"] += size
-            self._counts["fetches"] += 1
+            for name, count in counts.items():
+                self._counts[name] += count
 
     def counts(self) -> dict[str, int]:
         """local_bytes, remote_bytes, fetches."""
@@ -118,7 +113,7 @@ class ShardFiles:
                     raise DataError(
                         "a shard that the manifest lists is missing",
                         where=storage.join(self._dataset.directory(entry), name),
-                        remedy=_REMEDY,
+                        remedy=RESTORE,
                     )
             if sizes[entry.name] != entry.bytes:
                 self.locate_damage(entry)
@@ -137,7 +132,7 @@ class ShardFiles:
                 where=path,
                 expected=f"{entry.rows} rows",
                 got=f"{len(index)} rows",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
         return index
 
@@ -160,11 +155,11 @@ class ShardFiles:
         """
         entry = self.entries[number]
         if not self.cached:
-            TRAFFIC.opened(entry.bytes)
-            with open(storage.local_path(self._dataset.shard_path(entry)), "rb") as file:
+            TRAFFIC.add(local_bytes=entry.bytes)
+            with storage.open_read(self._dataset.shard_path(entry)) as file:
                 return self._map(number, file, None)
         if self.is_here(number):
-            TRAFFIC.opened(self.sizes[number])
+            TRAFFIC.add(local_bytes=self.sizes[number])
             self._check_copy(number)
         pin = self.cache.take(*self._copy_of(number))
         return self._map(number, pin.file, pin)
@@ -178,7 +173,7 @@ class ShardFiles:
                 where=f"{self._dataset.shard_path(self.entries[number])}, offset {len(mapped)}",
                 expected=f"{expected} bytes of records",
                 got=f"{len(mapped)}",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
         return MappedShard(mapped, pin)
 
@@ -232,7 +227,7 @@ class ShardFiles:
                 self.locate_damage(entry)
             if file.tell() != self.sizes[number]:
                 self.locate_damage(entry)
-            TRAFFIC.fetched(entry.bytes)
+            TRAFFIC.add(remote_bytes=entry.bytes, fetches=1)
             self._checked.add(number)
 
         return fill
@@ -259,7 +254,7 @@ class ShardFiles:
                 where=path,
                 expected=f"CRC-32C {crc32c:08x}",
                 got=f"{crc.value:08x}",
-                remedy=_REMEDY,
+                remedy=RESTORE,
             )
 
         return fill
@@ -274,7 +269,9 @@ class ShardFiles:
         entry = self.entries[number]
         path = self._dataset.shard_path(entry)
         if not self._remote:
-            if self._crc32c_of(storage.local_path(path), entry) != entry.crc32c:
+            with _reading(entry, entry.bytes):
+                crc = file_crc32c(storage.local_path(path))
+            if crc != entry.crc32c:
                 self.locate_damage(entry)
             return True
         self._check_copy(number)
@@ -283,11 +280,6 @@ class ShardFiles:
         except NoRoom:
             return False
         return True
-
-    @staticmethod
-    def _crc32c_of(local: str, entry: ShardEntry) -> int:
-        with activity.current().doing("", f"reading {entry.name}", total=entry.bytes, unit="bytes"):
-            return file_crc32c(local)
 
     def _check_copy(self, number: int) -> None:
         """Drop a local copy that was damaged since it was fetched, perhaps by an earlier run.
@@ -300,13 +292,11 @@ class ShardFiles:
             return
         entry, path = self.entries[number], self.cache.path(key)
         try:
-            if self._packed:
-                with activity.current().doing(
-                    "", f"reading {entry.name}", total=size, unit="bytes"
-                ):
+            with _reading(entry, size):
+                if self._packed:
                     whole = _crc32(path) == self._packed_crc32(number)
-            else:
-                whole = self._crc32c_of(path, entry) == entry.crc32c
+                else:
+                    whole = file_crc32c(path) == entry.crc32c
         except NotFound:  # removed meanwhile to make room
             return
         if whole:
@@ -331,13 +321,17 @@ class ShardFiles:
         for offset, payload in read_frames(data, path):
             end = offset + HEADER_BYTES + len(payload) + FOOTER_BYTES
         raise DataError(
-            "the shard is not the one that was committed: its records are whole, but some are "
-            "missing or others",
+            "the shard is not the one that was committed: its records are intact, but some are"
+            " missing or differ",
             where=f"{path}, offset {end}",
             expected=f"{entry.bytes} bytes, CRC-32C {entry.crc32c:08x}",
             got=f"{len(data)} bytes",
-            remedy=_REMEDY,
+            remedy=RESTORE,
         )
+
+
+def _reading(entry: ShardEntry, size: int) -> AbstractContextManager[None]:
+    return activity.current().doing("", f"reading {entry.name}", total=size, unit="bytes")
 
 
 class _Crc:
@@ -388,11 +382,11 @@ def _gunzipped(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
             "the shard is altered",
             where=f"{name}, offset {at} of the compressed file",
             got=str(error),
-            remedy=_REMEDY,
+            remedy=RESTORE,
         ) from None
     if not unzip.eof:
         raise DataError(
             "the shard is truncated",
             where=f"{name}, offset {at} of the compressed file",
-            remedy=_REMEDY,
+            remedy=RESTORE,
         )

@@ -19,15 +19,9 @@ from howdah import storage
 from howdah.config.model import TrainingSection
 from howdah.config.tasks import Task
 from howdah.core import activity
-from howdah.data.lineage.rows import layout_of as layout_of_manifest
+from howdah.data.lineage.rows import layout_of
 from howdah.data.manifest import Dataset
-from howdah.data.record import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    Example,
-    RecordLayout,
-    decode_example,
-)
+from howdah.data.record import FOOTER_BYTES, HEADER_BYTES, Example, decode_example
 from howdah.data.splits.planner import Planner
 from howdah.data.splits.shard_cache import NoRoom, ShardCache
 from howdah.data.splits.shard_files import MappedShard, ShardFiles
@@ -43,11 +37,6 @@ _LABEL_DTYPES: dict[Task, type[np.generic]] = {
     "single_label": np.int32, "multi_label": np.float32, "regression": np.float32,
 }  # fmt: skip
 """{task: type of the labels in a batch}"""
-
-
-def layout_of(dataset: Dataset) -> RecordLayout:
-    """The record layout in a dataset's manifest."""
-    return layout_of_manifest(dataset.manifest)
 
 
 def node_cache(training: TrainingSection) -> ShardCache:
@@ -75,7 +64,7 @@ class ShardSet:
             )
         self.dataset = dataset
         self.split = split
-        self.layout = layout_of(dataset)
+        self.layout = layout_of(dataset.manifest)
         self.entries = dataset.manifest.splits[split]
         self.files = ShardFiles(dataset, self.entries, cache)
         self._indexes = self.files.indexes
@@ -339,8 +328,8 @@ def first_rows(lengths: Sequence[np.ndarray], most: int | None) -> list[np.ndarr
     Returns:
         The lengths of the rows that are taken; none of a shard that is left out.
 
-    >>> found = first_rows([np.ones(10)] * 100, 24)
-    >>> sum(map(len, found)), sum(len(part) > 0 for part in found)
+    >>> parts = first_rows([np.ones(10)] * 100, 24)
+    >>> sum(map(len, parts)), sum(len(part) > 0 for part in parts)
     (24, 16)
     """
     rows = np.array([len(part) for part in lengths], np.int64)
@@ -360,12 +349,10 @@ def first_rows(lengths: Sequence[np.ndarray], most: int | None) -> list[np.ndarr
     return taken_lengths
 
 
-def class_counts(shards: Sequence[ShardSet] | ShardSet, classes: int) -> np.ndarray:
+def class_counts(shards: ShardSet, classes: int) -> np.ndarray:
     """int64[C]: rows of each class, by the manifest."""
-    sets = [shards] if isinstance(shards, ShardSet) else shards
     counts = np.zeros(classes, dtype=np.int64)
-    for one in sets:
-        for entry in one.entries:
-            for label, rows in entry.class_counts.items():
-                counts[int(label)] += rows
+    for entry in shards.entries:
+        for label, rows in entry.class_counts.items():
+            counts[int(label)] += rows
     return counts

@@ -19,7 +19,10 @@ YARN_FILES = (*FILES, "yarn-site.xml")
 DEFAULT_RPC_PORT, DEFAULT_HTTP_PORT, DEFAULT_HTTPS_PORT = 8020, 9870, 9871
 _LAST_PORT = 65_535
 _AUTHORITY = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
-_REFERENCE = re.compile(r"\$\{([^${}\s]+)\}")
+_REFERENCE = re.compile(
+    r"\$\{(?:env\.(?P<variable>[^${}\s:-]+)(?:(?P<sign>:?-)(?P<default>[^${}\s]*))?"
+    r"|(?P<name>[^${}\s]+))\}"
+)
 _XI_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
 _UMASK = "fs.permissions.umask-mode"
 _OCTAL_UMASK = re.compile(r"\+?0*([0-7]{3})")
@@ -41,8 +44,7 @@ class HadoopConf:
 
     def get(self, name: str, default: str | None = None) -> str | None:
         """One setting, references filled in."""
-        value = self.values.get(name)
-        return default if value is None else value
+        return self.values.get(name, default)
 
     @property
     def kerberos(self) -> bool:
@@ -163,16 +165,21 @@ class HadoopConf:
         return policy.strip().upper() == "HTTPS_ONLY"
 
     def _of_service(self, prefix: str, service: str) -> list[str]:
-        names = [n.strip() for n in self.values[f"dfs.ha.namenodes.{service}"].split(",")]
-        addresses = [self.get(f"{prefix}.{service}.{name}") for name in names if name]
-        if not names or None in addresses:
+        key = f"dfs.ha.namenodes.{service}"
+        names = [name.strip() for name in self.values[key].split(",") if name.strip()]
+        addresses = [(self.get(f"{prefix}.{service}.{name}") or "").strip() for name in names]
+        if not names or "" in addresses:
             raise ConfigError(
-                f"the name service {service} has a NameNode without an address",
+                f"the name service {service} has a NameNode without an address"
+                if names
+                else f"the name service {service} has no NameNodes",
                 where=self.directory,
-                expected=f"{prefix}.{service}.<name> for each of {', '.join(names)}",
+                expected=f"{prefix}.{service}.<name> for each of {', '.join(names)}"
+                if names
+                else f"{key} with their names",
                 remedy="take the cluster's own hdfs-site.xml",
             )
-        return [address.strip() for address in addresses if address]
+        return addresses
 
 
 def as_xml(conf: HadoopConf) -> bytes:
@@ -239,9 +246,9 @@ def _read(path: str, values: dict[str, str], finals: set[str], files: list[str])
         raise ConfigError(
             "a Hadoop file cannot be read", where=path, got=error.strerror or str(error)
         ) from None
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # also: unknown encodings
         raise ConfigError(
-            "a Hadoop file is no XML", where=path, got=str(error), remedy="correct or replace it"
+            "a Hadoop file holds no XML", where=path, got=str(error), remedy="correct or replace it"
         ) from None
     files.append(path)
     for item in root:
@@ -250,27 +257,35 @@ def _read(path: str, values: dict[str, str], finals: set[str], files: list[str])
             if included not in files and os.path.isfile(included):
                 _read(included, values, finals, files)
         elif item.tag == "property":
-            name, value = item.findtext("name"), item.findtext("value")
+            # <property name="a" value="b"/> is Hadoop's short form
+            name, value, final = (
+                item.get(part, item.findtext(part)) for part in ("name", "value", "final")
+            )
             if name is None or value is None or name.strip() in finals:
                 continue
             values[name.strip()] = value
-            if (item.findtext("final") or "").strip().lower() == "true":
+            if (final or "").strip().lower() == "true":
                 finals.add(name.strip())
 
 
 def _fill(value: str, values: Mapping[str, str]) -> str:
-    """`${name}` and `${env.NAME}` filled in as by Hadoop; unknown references stay."""
+    """`${name}`, `${env.NAME}`, `${env.NAME-default}` (where it is not set) and
+    `${env.NAME:-default}` (where it is empty, too) filled in as by Hadoop; unknown references stay.
+    """
+
+    def replacement(match: re.Match) -> str:
+        name = match["name"]
+        if match["variable"]:
+            variable = os.environ.get(match["variable"])
+            if variable is None or (not variable and match["sign"] == ":-"):
+                return match[0] if match["default"] is None else match["default"]
+            return variable
+        if name == "user.name":
+            return os.environ.get("USER", match[0])
+        return values.get(name, match[0])
+
     for _ in range(20):  # Hadoop's limit of nested references
-
-        def known(match: re.Match) -> str:
-            name = match.group(1)
-            if name.startswith("env."):
-                return os.environ.get(name[4:], match.group(0))
-            if name == "user.name":
-                return os.environ.get("USER", match.group(0))
-            return values.get(name, match.group(0))
-
-        filled = _REFERENCE.sub(known, value)
+        filled = _REFERENCE.sub(replacement, value)
         if filled == value:
             break
         value = filled

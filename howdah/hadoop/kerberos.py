@@ -70,10 +70,10 @@ def short_name() -> str | None:
         return None
     commands = [[program], [program, "-k", os.environ.get("KRB5_CLIENT_KTNAME", "")]]
     for argv in commands[: 2 if commands[1][2] else 1]:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-        match = re.search(r"^(?:Default principal:|\s*\d+)\s+([^\s/@]+)\S*@", done.stdout, re.M)
+        done = _run(argv)
+        # MIT's klist, Heimdal's (a cache alone), and MIT's list of a keytab
+        line = r"^\s*(?:Default principal:|Principal:|\d+)\s+([^\s/@]+)\S*@"
+        match = re.search(line, done.stdout, re.MULTILINE)
         if done.returncode == 0 and match:
             return match.group(1)
     return None
@@ -88,10 +88,7 @@ def login(keytab: str, principal: str, cache: str, where: str) -> None:
             where="PATH",
             remedy="install MIT Kerberos' kinit (Debian: krb5-user)",
         )
-    done = subprocess.run(
-        [program, "-c", cache, "-k", "-t", keytab, principal],
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    done = _run([program, "-c", cache, "-k", "-t", keytab, principal])
     if done.returncode:
         raise ClusterError(
             "the keytab gives no Kerberos ticket",
@@ -99,3 +96,11 @@ def login(keytab: str, principal: str, cache: str, where: str) -> None:
             got=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             remedy=f"check its contents (klist -kt {keytab}) and the realm in krb5.conf",
         )
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program of Kerberos in English: its answers are translated, and parsed here."""
+    return subprocess.run(
+        argv, env={**os.environ, "LC_ALL": "C"}, capture_output=True, text=True, errors="replace",
+        check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip

@@ -55,7 +55,8 @@ def web_urls(conf: HadoopConf) -> list[str]:
         kind, key, port = ("https", "https.address", 8090)
     ids: list[str | None] = [None]
     if (conf.get("yarn.resourcemanager.ha.enabled") or "").strip().lower() == "true":
-        ids = [n.strip() for n in (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
+        names = (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(",")
+        ids = [name.strip() for name in names if name.strip()] or [None]
     urls = []
     for member in ids:
         end = f".{member}" if member else ""
@@ -155,7 +156,7 @@ class ResourceManager:
         except NotFound:
             pass
         until = time.monotonic() + self.patience
-        while (state := self._ha_state()) != "ACTIVE":
+        while (state := str(self.info().get("haState") or "ACTIVE")) != "ACTIVE":
             if time.monotonic() > until:
                 raise ClusterError(
                     "YARN's ResourceManager is starting, and has not recovered its applications",
@@ -164,10 +165,6 @@ class ResourceManager:
                 )
             time.sleep(_PAUSE_SECONDS)
         return ask()  # again: it may have become active in between
-
-    def _ha_state(self) -> str:
-        info = self._call("GET", "info").get("clusterInfo") or {}
-        return str(info.get("haState") or "ACTIVE")
 
     def attempts(self, application: str) -> list[dict[str, Any]]:
         """Its attempts in order: appAttemptId, containerId, nodeHttpAddress, logsLink."""
@@ -206,7 +203,7 @@ class ResourceManager:
     # ------------------------------------------------------------------------ nodes, queues
     def info(self) -> dict[str, Any]:
         """The ResourceManager itself: state, haState, resourceManagerVersion, startedOn."""
-        return self._call("GET", "info")["clusterInfo"]
+        return self._call("GET", "info").get("clusterInfo") or {}
 
     def nodes(self) -> list[dict[str, Any]]:
         """Running NodeManagers: id, nodeHostName, totalResource, availMemoryMB, nodeLabels..."""
@@ -290,7 +287,7 @@ class ResourceManager:
             for url in list(self.urls):
                 answer, cause = self._try(method, url, path, params, body, accept, seconds)
                 if answer is not None:
-                    self._put_first(url)
+                    self.urls = sorted(self.urls, key=lambda other: other != url)  # it comes first
                     return answer
                 causes.append(f"{url}: {cause}")
             is_slow = seconds < ANSWER_SECONDS and "timed out" in str(causes)
@@ -310,10 +307,12 @@ class ResourceManager:
         """One request to one ResourceManager: its answer, or why it cannot be used now."""
         import requests
 
+        if self._http is None:
+            self._http = web.session(self.conf, self.urls[0])
         # A proxy may serve it below a path.
         address = f"{url}{path}" if path.startswith("/") else f"{url}/ws/v1/cluster/{path}"
         try:
-            answer = self._session().request(
+            answer = self._http.request(
                 method,
                 address,
                 params={**(params or {}), **web.identity(self.conf, self.user)},
@@ -340,16 +339,6 @@ class ResourceManager:
         if answer.content and accept not in answer.headers.get("Content-Type", ""):
             return None, "its answer is not the ResourceManager's"
         return answer, ""
-
-    def _put_first(self, url: str) -> None:
-        if self.urls[0] != url:
-            self.urls.remove(url)
-            self.urls.insert(0, url)
-
-    def _session(self) -> Any:
-        if self._http is None:
-            self._http = web.session(self.conf, self.urls[0])
-        return self._http
 
 
 def _remote(answer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from howdah.core import protobuf_wire
@@ -78,10 +78,30 @@ def load(environ: Mapping[str, str] | None = None) -> list[Token]:
     )
 
 
+def none_valid(
+    held: Sequence[Token], ours: Sequence[Token], *, where: str, expected: str
+) -> NotAuthenticated:
+    """The error for a cluster of which no token is valid.
+
+    Args:
+        held: all tokens of the file.
+        ours: those of the cluster, which have expired.
+        expected: services of the cluster.
+    """
+    services = ", ".join(sorted({token.service for token in held})) or "none"
+    return NotAuthenticated(
+        "no delegation token for this cluster",
+        where=where,
+        expected=expected,
+        got="tokens at the end of their life" if ours else f"tokens for: {services}",
+        remedy=LOGIN_REMEDY,
+    )
+
+
 def parse(data: bytes) -> list[Token]:
     """The tokens of a credentials file; ValueError if it is not one."""
     if data[:4] != _MAGIC or len(data) < 5:
-        raise ValueError("no credentials file of Hadoop")
+        raise ValueError("it is not a credentials file of Hadoop")
     if data[4] == 0:
         return _parse_writable(_Reader(data[5:]))
     if data[4] == 1:

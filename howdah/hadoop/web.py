@@ -7,13 +7,12 @@ import ssl
 from typing import Any
 
 from howdah.errors import NotAuthenticated
+from howdah.faults import local_user
 from howdah.hadoop.conf import HadoopConf
 
 
 def current_user() -> str:
     """The user's name on a cluster without Kerberos."""
-    from howdah.faults import local_user
-
     return os.environ.get("HADOOP_USER_NAME") or local_user()
 
 
@@ -41,7 +40,10 @@ def session(conf: HadoopConf, url: str) -> Any:
     http.trust_env = False  # no proxies: the daemons are on the local network
     http.verify = _authorities() or True
     if conf.kerberos:
-        http.auth = _negotiation(url)
+        require_kerberos(url)
+        from requests_kerberos import OPTIONAL, HTTPKerberosAuth
+
+        http.auth = HTTPKerberosAuth(mutual_authentication=OPTIONAL)
     return http
 
 
@@ -58,9 +60,10 @@ def tls() -> ssl.SSLContext:
     return ssl.create_default_context(**{"capath" if os.path.isdir(place) else "cafile": place})
 
 
-def _negotiation(url: str) -> Any:
+def require_kerberos(url: str) -> None:
+    """Raise NotAuthenticated where requests-kerberos is not installed."""
     try:
-        from requests_kerberos import OPTIONAL, HTTPKerberosAuth
+        import requests_kerberos  # noqa: F401
     except ImportError as error:
         raise NotAuthenticated(
             "Hadoop's web interfaces with Kerberos need the package requests-kerberos",
@@ -68,4 +71,3 @@ def _negotiation(url: str) -> Any:
             got=str(error),
             remedy="apt-get install gcc libkrb5-dev; pip install 'howdah[kerberos]'",
         ) from None
-    return HTTPKerberosAuth(mutual_authentication=OPTIONAL)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from howdah.errors import ClusterError
 from howdah.hadoop.resourcemanager import APPLICATION, OVER
 
-_CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?\d+_\d+_\d+_\d+\b")
+_CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?(\d+_\d+)_\d+_\d+\b")
+"""A container's id, and in it its application's number."""
 _CLI = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
 _LOG_BYTES = 262_144  # of each container's end
 _CAUSE_CHARACTERS = 500
@@ -84,14 +85,14 @@ def live(listing: str, owner: str | None) -> list[str]:
 
     Its columns are separated by tabs: id, name, type, user, queue, state...
     """
-    causes = []
+    ids = []
     for line in listing.splitlines():
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) < 6 or not APPLICATION.fullmatch(columns[0]):
             continue
         if columns[5] not in OVER and owner in (None, columns[3]):
-            causes.append(columns[0])
-    return causes
+            ids.append(columns[0])
+    return ids
 
 
 def kill(hadoop: Hadoop, application: str) -> str | None:
@@ -188,10 +189,7 @@ def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
     container = failed_container(error.where or "")
     if container is None:
         return
-    epochless = container.removeprefix("container_").split("_")
-    if epochless[0].startswith("e"):
-        epochless = epochless[1:]
-    application = "application_" + "_".join(epochless[:2])
+    application = _CONTAINER.sub(r"application_\1", container)
     reason = cause(logs(hadoop, application, container=container, owner=owner))
     if reason is not None:
         error.got = f"{error.got}\n{container} says: {reason}"

@@ -13,6 +13,7 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 
 from howdah.core.cache import cache_root
 
@@ -36,14 +37,15 @@ def options(home: str, java: str) -> str:
             return SHORT_JVM
         path = _path(home, java)
         if _whole(path):
-            return f"{SHORT_JVM} -XX:SharedArchiveFile={path} {_QUIET}"
+            return f"{SHORT_JVM} {shlex.quote(f'-XX:SharedArchiveFile={path}')} {_QUIET}"
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        for old in glob.glob(f"{path.rpartition('-')[0]}-*.jsa"):  # of other jars, or cut off
+        others = glob.escape(path.rpartition("-")[0]) + "-*.jsa"  # of other jars, or cut off
+        for old in glob.glob(others):
             with contextlib.suppress(OSError):
                 os.remove(old)
     except OSError:  # no jars, or a cache that cannot be written
         return SHORT_JVM
-    return f"{SHORT_JVM} -XX:ArchiveClassesAtExit={path} {_QUIET}"
+    return f"{SHORT_JVM} {shlex.quote(f'-XX:ArchiveClassesAtExit={path}')} {_QUIET}"
 
 
 def _major(java: str) -> int:

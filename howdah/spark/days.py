@@ -12,6 +12,9 @@ from howdah.config.options.partition import expanded, is_files, parse
 from howdah.errors import ConfigError, DataError
 from howdah.hadoop.kerberos import logged_in
 
+_HIDDEN = ("_", ".")
+"""Hadoop's convention: markers and unfinished files."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
@@ -41,7 +44,7 @@ class Search:
         from howdah.spark import hive_catalog
         from howdah.spark.errors import translated
 
-        data, paths = self.config.data, []
+        data, missing = self.config.data, []
         options = data.spark.model_copy(update={"driver_memory": "512m"})
         with hive_catalog.reading(options, user=self.config.run.user) as catalogue:
             with translated(f"look at the table {self.name}", DataError):
@@ -68,8 +71,8 @@ class Search:
                         )
                     filters = {columns[c.lower()]: [value] for c, value in values.items()}
                     if next(catalogue.matching(table, filters), None) is None:
-                        paths.append(partition)
-        return paths
+                        missing.append(partition)
+        return missing
 
 
 def search(
@@ -100,16 +103,16 @@ def search(
 
 def _is_there(path: str) -> bool:
     """True for a file (an empty one may be a marker), for a directory with a file at any depth that
-    is neither a marker nor unfinished, and for a pattern that matches one."""
-    if any(character in path for character in "*?["):
-        return bool(storage.find(path))
-    if not storage.exists(path):
-        return False
-    return not storage.is_dir(path) or _has_files(path)
+    is neither a marker nor unfinished, and for a pattern that matches one. A pattern matches such
+    names only where its last part begins like them."""
+    hits = storage.find(path)
+    if not storage.name(path).startswith(_HIDDEN):
+        hits = [hit for hit in hits if not storage.name(hit).startswith(_HIDDEN)]
+    return any(not storage.is_dir(hit) or _has_files(hit) for hit in hits)
 
 
 def _has_files(directory: str) -> bool:
-    inside = [each for each in storage.list_dir(directory) if not each.name.startswith(("_", "."))]
+    inside = [each for each in storage.list_dir(directory) if not each.name.startswith(_HIDDEN)]
     return any(not each.is_dir for each in inside) or any(
         _has_files(each.path) for each in inside if each.is_dir
     )

@@ -19,7 +19,7 @@ from howdah.config.data import SparkOptions
 from howdah.config.options.partition import NULL, canonical, text_of
 from howdah.errors import DataError, NotFound
 from howdah.spark.errors import translated
-from howdah.spark.paths import quoted
+from howdah.spark.paths import path_of, quoted
 from howdah.spark.session import driver_jvm, is_active
 from howdah.storage import Entry
 
@@ -290,7 +290,7 @@ def refuse_unreadable(table: Table, *, where: str = "data.source") -> None:
 def _unreadable(name: str, what: str, got: str, where: str) -> DataError:
     copy = name.replace(".", "_") + "_export"
     return DataError(
-        f"Spark cannot read this table rightly: it is {what}",
+        f"Spark cannot read this table correctly: it is {what}",
         where=f"{where} {name}",
         expected="an external table, or a managed one without transactions",
         got=got,
@@ -322,15 +322,3 @@ def listed(paths: Sequence[str]) -> list[list]:
             else:
                 entries[inner.path] = inner
     return [[e.path, e.size, round(e.modified, 6)] for _, e in sorted(entries.items())]
-
-
-def path_of(uri: str) -> str:
-    """A storage path of the catalogue's URI.
-
-    >>> path_of("file:/a%20b"), path_of("hdfs://nn:8020/w/ds=a%3Ab")
-    ('/a b', 'hdfs://nn:8020/w/ds=a:b')
-    """
-    if uri.startswith("file:"):
-        return "/" + unquote(uri[len("file:") :]).lstrip("/")
-    scheme, separator, rest = uri.partition("://")
-    return f"{scheme}://{unquote(rest)}" if separator else uri

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from howdah import storage
 
 
@@ -22,3 +24,15 @@ def spark_path(path: str) -> str:
     local = storage.local_path(path)
     escaped = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
     return "file://" + escaped
+
+
+def path_of(uri: str) -> str:
+    """A storage path of a URI, as catalogues and Spark's settings have it; of a plain path itself.
+
+    >>> path_of("file:/a%20b"), path_of("hdfs://nn:8020/w/ds=a%3Ab")
+    ('/a b', 'hdfs://nn:8020/w/ds=a:b')
+    """
+    if uri.startswith("file:"):
+        return "/" + unquote(uri[len("file:") :]).lstrip("/")
+    scheme, separator, rest = uri.partition("://")
+    return f"{scheme}://{unquote(rest)}" if separator else uri

@@ -113,8 +113,9 @@ def in_utc(settings: Mapping[str, str], defaults: str) -> dict[str, str]:
 
 def _of_defaults(key: str, defaults: str) -> str | None:
     """A setting's last value in the text of spark-defaults.conf; None: it is not there."""
-    line = rf"^\s*{re.escape(key)}\s*[=:\s]\s*(.*?)\s*$"
-    values = re.findall(line, defaults, re.MULTILINE)
+    lines = re.sub(r"\\\n[ \t\f]*", "", defaults)  # a backslash continues a line
+    line = rf"^[ \t]*{re.escape(key)}(?:[ \t]*[=:]|[ \t]|$)[ \t]*(.*?)[ \t]*$"
+    values = re.findall(line, lines, re.MULTILINE)
     return values[-1] if values else None
 
 
@@ -123,7 +124,8 @@ def written(settings: Mapping[str, str], defaults: str) -> Iterator[str]:
     """The path of a file with `defaults` and then the settings; removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="howdah-spark-conf-") as directory:  # 0700
         path = os.path.join(directory, "spark.properties")
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(handle, "w", encoding="utf-8") as file:
             # Two line ends, since the last line of the defaults may end with a continuation.
             file.write(f"{defaults}\n\n{as_text(settings)}")
         yield path
@@ -141,7 +143,16 @@ def launching(
         home: SPARK_HOME.
         submit_args: PYSPARK_SUBMIT_ARGS; None: of the environment.
     """
-    arguments = shlex.split(submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell")
+    command = submit_args or os.environ.get(_SUBMIT_ARGS) or "pyspark-shell"
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"${_SUBMIT_ARGS} cannot be read as a command line", got=f"{command}: {error}"
+        ) from None
+    arguments = []
+    for word in words:  # --properties-file=FILE is the same
+        arguments += word.split("=", 1) if word.startswith(f"{_OPTION}=") else [word]
     defaults = None
     while _OPTION in arguments[:-1]:
         at = arguments.index(_OPTION)

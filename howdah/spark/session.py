@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import re
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from howdah.process import isolation
 from howdah.spark import classes, connectors, properties, sizing
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import sigint_kept
+from howdah.spark.paths import path_of
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
@@ -63,7 +65,18 @@ def require_java(home: str) -> str:
             expected=works,
             remedy=remedy,
         )
-    answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:  # not executable, or of another kind of processor
+        raise ClusterError(
+            "Java cannot be started",
+            where=java,
+            expected=works,
+            got=error.strerror,
+            remedy=remedy,
+        ) from None
     major = java_major(answer.stderr + answer.stdout)
     output = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
     wrong = [] if major else ["java -version prints no version"]
@@ -345,9 +358,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         # The driver keeps the plan of each action as text, which could fill its heap.
         "spark.sql.maxPlanStringLength": str(1 << 20),
     }
-    if in_container():
-        return connectors.joined({**settings, **shipped}, options.conf)
-    if is_local_master(options.master):
+    if not in_container() and is_local_master(options.master):
         cores = sizing.local_cores(options.master)
         settings |= {
             "spark.ui.enabled": "false",
@@ -359,14 +370,17 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         }
         configured = any("hive.metastore.uris" in key for key in options.conf)
         if hive and not configured and not _hive_site():
-            warehouse = storage.local_path(
-                options.conf.get("spark.sql.warehouse.dir", "spark-warehouse")
-            )
+            warehouse = path_of(options.conf.get("spark.sql.warehouse.dir", ""))
+            if not warehouse or not storage.is_local(warehouse):  # Derby's files must be here
+                warehouse = "spark-warehouse"
+            warehouse = storage.local_path(warehouse)
             settings["spark.sql.warehouse.dir"] = warehouse
             settings["spark.hadoop.javax.jdo.option.ConnectionURL"] = (
                 f"jdbc:derby:;databaseName={warehouse}/metastore_db;create=true"
             )
-            settings[_JAVA_OPTIONS] = f"-Dderby.stream.error.file={warehouse}/derby.log"
+            storage.make_dirs(warehouse)  # Derby logs to stderr where its log cannot be made
+            log = f"-Dderby.stream.error.file={warehouse}/derby.log"
+            settings[_JAVA_OPTIONS] = shlex.quote(log)  # Spark divides options as a shell does
     return connectors.joined({**settings, **shipped}, options.conf)
 
 
@@ -395,7 +409,7 @@ def _environment(options: SparkOptions) -> Iterator[None]:
             "SPARK_HOME": spark_home(options),
             "SPARK_SUBMIT_OPTS": before
             if "log4j2" in before
-            else f"{before} -Dlog4j2.configurationFile=file://{log}".strip(),
+            else f"{before} -Dlog4j2.configurationFile={pathlib.Path(log).as_uri()}".strip(),
             "TOKENIZERS_PARALLELISM": "false",
         }
         if is_local_master(options.master):

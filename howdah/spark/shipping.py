@@ -24,6 +24,7 @@ from howdah.errors import ClusterError, ConfigError
 from howdah.hadoop.conf import load as hadoop_settings
 from howdah.packaging import cluster_paths, package
 from howdah.packaging.staging import Staging, ready
+from howdah.spark import properties
 
 ENVIRONMENT = "environment"
 """Name of the unpacked Python environment in a container's working directory."""
@@ -178,12 +179,8 @@ def _names_jars(options: SparkOptions) -> bool:
         return True
     if options.home is None:
         return False
-    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(spark_home(options), "conf")
-    try:
-        with open(os.path.join(folder, "spark-defaults.conf"), encoding="utf-8") as file:
-            return any(line.strip().startswith(_JARS) for line in file)
-    except FileNotFoundError:
-        return False
+    defaults = properties.defaults_of(spark_home(options), os.environ)
+    return any(line.strip().startswith(_JARS) for line in defaults.splitlines())
 
 
 def refuse_two_identities(config: Config) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from howdah.config.data import SparkOptions
 from howdah.core import machine
+from howdah.errors import ConfigError
 
 OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
 """Keys of an executor's memory outside the JVM's heap: the first in MiB, the second a share."""
@@ -78,8 +79,8 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
     """
     if any(key in options.conf for key in OVERHEAD):
         return {}
-    cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
-    tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
+    cores = _whole(options, "spark.executor.cores", options.executor_cores)
+    tasks = max(1, cores // max(1, _whole(options, "spark.task.cpus", 1)))
     heap = re.fullmatch(
         r"(\d+)([kmgt]?)b?",
         options.conf.get("spark.executor.memory", options.executor_memory).lower(),
@@ -95,8 +96,8 @@ def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:
         size: bytes of the source's files; None where that is not known: the executors alone
             decide then, and Spark's usual number.
     """
-    cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
-    executors = int(options.conf.get("spark.executor.instances", options.executors or 0))
+    cores = _whole(options, "spark.executor.cores", options.executor_cores)
+    executors = _whole(options, "spark.executor.instances", options.executors or 0)
     by_size = _USUAL_PARTITIONS
     if size is not None:
         by_size = min(by_size, math.ceil(size / _SMALL_PARTITION_BYTES))
@@ -114,6 +115,15 @@ def for_small(size: int | None) -> dict[str, str]:
         size: bytes of the source's files; None where that is not known.
     """
     return dict(_SMALL) if size is not None and size <= _SMALL_BYTES else {}
+
+
+def _whole(options: SparkOptions, key: str, default: int) -> int:
+    text = options.conf.get(key, str(default)).strip()
+    if not text.isdecimal():
+        raise ConfigError(
+            "a setting of Spark is not a whole number", where=f"data.spark.conf: {key}", got=text
+        )
+    return int(text)
 
 
 def apply(spark: Any, settings: dict[str, str]) -> None:

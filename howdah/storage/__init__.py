@@ -216,6 +216,8 @@ def _matches(directory: str, parts: list[str]) -> Iterator[str]:
     if not is_dir(directory):
         return
     entries = list_dir(directory)
+    if not part.startswith("."):
+        entries = [item for item in entries if not item.name.startswith(".")]
     if part == "**":
         if rest:
             yield from _matches(directory, rest)
@@ -226,8 +228,7 @@ def _matches(directory: str, parts: list[str]) -> Iterator[str]:
                 yield from _matches(item.path, parts)
         return
     for item in entries:
-        hidden = item.name.startswith(".") and not part.startswith(".")
-        if hidden or not fnmatch.fnmatchcase(item.name, part):
+        if not fnmatch.fnmatchcase(item.name, part):
             continue
         if not rest:
             yield item.path
@@ -295,7 +296,7 @@ def read_object(
 
     Args:
         shape: that it must have (howdah/storage/shapes.py).
-        kind: of the error for a file that is no JSON, no object, or has another shape.
+        kind: of the error for a file that is not JSON, not an object, or of another shape.
         remedy: of that error.
     """
     try:
@@ -366,8 +367,9 @@ def write_whole(path: str, data: bytes, *, mode: int | None = None) -> None:
         mode: permission bits, from the first byte on, regardless of the umask; None: by the umask.
             Ignored where the storage has none (s3, memory).
     """
-    more = {} if mode is None else {"mode": mode}
-    backend_of(path).put(path, lambda file: file.write(data), replace=True, size=len(data), **more)
+    backend_of(path).put(
+        path, lambda file: file.write(data), replace=True, size=len(data), mode=mode
+    )
 
 
 def write_stream(path: str, fill: Callable[[BinaryIO], None], *, size: int | None = None) -> None:
@@ -468,5 +470,4 @@ def upload(local: str, path: str, *, mode: int | None = None) -> None:
         with open_read(local) as source:
             _copy(source, file, path)
 
-    more = {} if mode is None else {"mode": mode}
-    backend_of(path).put(path, fill, replace=True, size=size(local), **more)
+    backend_of(path).put(path, fill, replace=True, size=size(local), mode=mode)

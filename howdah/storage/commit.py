@@ -40,19 +40,13 @@ _undeleted: set[str] = set()
 
 
 class Files(Protocol):
-    """The calls that staging needs of a storage: `howdah.storage` itself has them."""
+    """The calls that staging needs of a storage, as `howdah.storage` documents them."""
 
-    def exists(self, path: str) -> bool:
-        """Whether a file or directory is there."""
-        ...
+    def exists(self, path: str) -> bool: ...
 
-    def rename_dir(self, source: str, target: str) -> None:
-        """One rename; StorageError if it fails, AlreadyExists if the target exists."""
-        ...
+    def rename_dir(self, source: str, target: str) -> None: ...
 
-    def remove(self, path: str, recursive: bool = False) -> None:
-        """Remove a file, or a directory with all it holds; no error if it is missing."""
-        ...
+    def remove(self, path: str, recursive: bool = False) -> None: ...
 
 
 def hidden(target: str, kind: str) -> str:

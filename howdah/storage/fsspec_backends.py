@@ -240,7 +240,7 @@ def _typed_s3(path: str, doing: str) -> Iterator[None]:
 
 def _no_credentials(path: str, doing: str, cause: str) -> NotAuthenticated:
     return NotAuthenticated(
-        f"cannot {doing}: S3 takes none of our credentials",
+        f"cannot {doing}: S3 accepts none of the credentials here",
         where=path,
         got=cause,
         remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the host's role",

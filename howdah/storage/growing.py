@@ -14,6 +14,7 @@ not have yet, sees every byte once at any moment.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 
 from howdah import storage
 from howdah.errors import NotFound, StorageError
@@ -59,11 +60,11 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
             pieces.append((0, whole.size, path))
         if not pieces:
             return None
-        pieces.sort(key=lambda piece: (piece[0], -piece[1]))
+        spans = list(_spans(sorted(pieces, key=lambda piece: (piece[0], -piece[1]))))
+        end = spans[-1][1] if spans else 0
+        begin = start if start <= end else 0
         try:
-            end = _end(pieces)
-            begin = start if start <= end else 0
-            return _joined(pieces, begin), end
+            return b"".join(_read(span, begin) for span in spans if span[1] > begin), end
         except NotFound:  # replaced by a larger part, or the whole file, since they were listed
             if last:
                 raise
@@ -110,30 +111,21 @@ def _parts(path: str) -> list[tuple[int, int, str]]:
     ]
 
 
-def _end(pieces: list[tuple[int, int, str]]) -> int:
-    """How far the pieces reach from 0 without a gap."""
-    at = 0
-    for start, size, _ in pieces:
-        if start > at:
-            break
-        at = max(at, start + size)
-    return at
-
-
-def _joined(pieces: list[tuple[int, int, str]], begin: int) -> bytes:
-    """Bytes from `begin` to the end of what is there without a gap."""
-    out = []
+def _spans(pieces: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int, int, str]]:
+    """What the pieces add to each other from 0 on, up to the first gap: (first byte, the one behind
+    the last, where the piece begins, its path)."""
     at = 0
     for start, size, path in pieces:
         if start > at:
-            break
-        if start + size <= at:
-            continue
-        if start + size > begin:
-            first = max(at, begin)
-            with storage.open_read(path) as file:
-                file.seek(first - start)
-                data = file.read(start + size - first)
-            out.append(data)
-        at = start + size
-    return b"".join(out)
+            return
+        if start + size > at:
+            yield at, start + size, start, path
+            at = start + size
+
+
+def _read(span: tuple[int, int, int, str], begin: int) -> bytes:
+    """The bytes of a span from `begin` on."""
+    first, end, start, path = span
+    with storage.open_read(path) as file:
+        file.seek(max(first, begin) - start)
+        return file.read(end - max(first, begin))

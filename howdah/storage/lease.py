@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from types import TracebackType
 from typing import Any, Literal
 
 from howdah import storage
@@ -248,12 +247,7 @@ class Lease:
         """Renew it no more: it expires."""
         self._done.set()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.abandon()
         if self._thread is not None:  # an interrupt may have come before it was started
             self._thread.join(_END_SECONDS)

@@ -13,10 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from howdah.core.paths import join, local_path, name, parent
-from howdah.errors import NotFound
+from howdah.errors import NotFound, StorageError
 from howdah.faults import below_a_file, typed
 from howdah.storage.base import Entry, RenamingBackend
 from howdah.storage.files import Writer
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What link(2) answers on file systems without hard links: a missing permission is EACCES."""
+_NO_DIRECTORY_SYNC = (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS)
+"""What opening a directory or fsync(2) of it answers on network and FUSE file systems that cannot
+sync a directory, or in one that may be written but not read."""
 
 
 class LocalStorage(RenamingBackend):
@@ -82,7 +88,12 @@ class LocalStorage(RenamingBackend):
             else:
                 # link, unlike rename, fails if the target exists; unlike O_EXCL it makes the name
                 # visible only once the contents are whole.
-                os.link(old, new)
+                try:
+                    os.link(old, new)
+                except OSError as error:
+                    if error.errno in _NO_LINKS:
+                        raise _without_links(target, error) from None
+                    raise
                 os.unlink(old)
 
     def rename_dir(self, source: str, target: str) -> None:
@@ -167,10 +178,24 @@ def _opener(mode: int | None) -> Callable[[str, int], int] | None:
     return opened
 
 
+def _without_links(path: str, error: OSError) -> StorageError:
+    return StorageError(
+        "cannot create the file exclusively: this file system has no hard links",
+        where=path,
+        got=str(error.strerror),
+        remedy="give a directory on another file system: exFAT disks and folders shared with a"
+        " virtual machine often have none",
+    )
+
+
 def _sync_directory(directory: str) -> None:
-    """Make a rename survive a power cut."""
-    handle = os.open(directory, os.O_RDONLY)
+    """Make a rename survive a power cut, where the file system can: the rename itself is done."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise

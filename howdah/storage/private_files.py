@@ -40,22 +40,33 @@ def read(path: str, *, what: str, where: str) -> str:
         where: the key that names it, and the path.
     Raises:
         PermissionDenied: other users may read it, or its storage has no modes.
-        NotFound, StorageError: it cannot be read, or is not a file of text.
+        NotFound, StorageError: it cannot be read, is larger, or is not a file of text.
     """
     if storage.is_local(path):
         mode, problem, data = _read_local(storage.local_path(path), what, where)
     else:
         mode = storage.entry(path).mode
-        problem = "mode bits of other users" if mode is None or mode & 0o077 else None
-        data = b"" if problem else storage.read_bytes(path)[:_MOST_BYTES]
+        if mode is None:
+            raise PermissionDenied(
+                f"nothing says who may read {what}",
+                where=where,
+                expected="a file with permission bits, on this machine or on HDFS",
+                got=f"{storage.scheme(path)}://, which has none",
+                remedy="copy it to this machine, and set its mode to 0600",
+            )
+        problem = "mode bits of other users" if mode & 0o077 else None
+        data = b"" if problem else storage.read_bytes(path)
     if problem is not None:
-        shown = "a storage without modes" if mode is None else f"mode {mode & 0o7777:04o}"
         raise PermissionDenied(
             f"other users may read {what}",
             where=where,
             expected="mode 0600; or 0440 with a group of this process, as mounted secrets have",
-            got=f"{shown}: {problem}",
+            got=f"mode {mode & 0o7777:04o}: {problem}",
             remedy=f"chmod 600 {path}, and change the secret if others may have read it",
+        )
+    if len(data) > _MOST_BYTES:
+        raise StorageError(
+            f"{what} is too large", where=where, expected=f"at most {_MOST_BYTES:,} bytes"
         )
     try:
         return data.decode("utf-8")
@@ -80,7 +91,7 @@ def _read_local(local: str, what: str, where: str) -> tuple[int, str | None, byt
                 acl = os.getxattr(descriptor, _ACL)
             groups = {os.getegid(), *os.getgroups()}
             problem = readers_beside(info, acl, os.geteuid(), groups)
-            return info.st_mode, problem, b"" if problem else file.read(_MOST_BYTES)
+            return info.st_mode, problem, b"" if problem else file.read(_MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFound(
             f"{what} cannot be read", where=where, got="no such file", expected="a file here"

@@ -65,10 +65,6 @@ def _is_number(value: Any) -> bool:
     return whole and math.isfinite(value)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def one_of(names: Collection[str], title: str | None = None) -> Kind:
     """One of these texts; the title names them where it is not given."""
     return Kind(
@@ -80,7 +76,7 @@ TEXT = Kind("a text", lambda value: isinstance(value, str))
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", _is_number)
 NUMBER_OR_NULL = Kind("a number or null", lambda value: value is None or _is_number(value))
-COUNT = Kind("a whole number from 0 on", _is_count)
+COUNT = Kind("a whole number from 0 on", lambda n: isinstance(n, int) and _is_number(n) and n >= 0)
 ANY_OBJECT = Fields({})
 
 

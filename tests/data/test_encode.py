@@ -16,6 +16,7 @@ from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 from tools.demo import corpus
 
+VOCABULARY = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n"
 SPECIAL = ["[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]"]
 NASTY = [
     "",
@@ -32,6 +33,17 @@ NASTY = [
     "a " + "\u3000" * 2000 + " b",
     "!" * 700,
 ]
+
+
+def damaged(keys, value):
+    """A tokenizer.json in which one field is another."""
+    state = json.loads(Encoder({"vocab.txt": VOCABULARY}, "whole")._tokenizer.to_str())
+    inner = state
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    return json.dumps(state).encode()
+
 
 REFERENCE = """
 import json, os, sys
@@ -148,11 +160,26 @@ def test_hash_is_of_what_makes_ids(tiny_model_dir, tmp_path):
         ({"vocab.txt": b"\xff\xfe"}, "not UTF-8"),
         ({"vocab.txt": b"hello\nworld\n"}, "lacks special tokens"),
         ({"vocab.txt": b"[PAD]\n", "tokenizer_config.json": b"nope"}, "not JSON"),
+        ({"vocab.txt": VOCABULARY, "tokenizer_config.json": b'{"do_lower_case": null}'}, "be used"),
+        ({"vocab.txt": VOCABULARY, "tokenizer_config.json": b'{"cls_token": 1}'}, "be used"),
+        ({"vocab.txt": VOCABULARY, "tokenizer_config.json": b'{"pad_token": [1]}'}, "be used"),
+        ({"tokenizer.json": damaged(["model", "vocab"], {"a": 0, "[PAD]": 1})}, "be used"),
+        ({"tokenizer.json": damaged(["post_processor", "special_tokens"], {})}, "cannot be"),
     ],
 )
 def test_unusable_tokenizers_are_refused(files, what):
     with pytest.raises(ModelError, match=what):
         Encoder(files, "somewhere")
+
+
+def test_a_text_that_the_tokenizer_cannot_spell_is_a_model_error():
+    """Without the unknown token in the vocabulary the library raises a bare Exception."""
+    state = json.loads(damaged(["model", "unk_token"], "[GONE]"))
+    state["model"]["vocab"]["b"] = 6
+    encoder = Encoder({"tokenizer.json": json.dumps(state).encode()}, "somewhere")
+    assert len(encoder.encode(["a b"], 8)[0]) == 4
+    with pytest.raises(ModelError, match="failed on a text"):
+        encoder.encode(["z"], 8)
 
 
 def test_max_length_must_leave_room(tiny_model_dir):

@@ -57,8 +57,9 @@ def test_a_copy_is_its_original_too():
 def test_a_file_that_is_not_whole_is_refused():
     data = id_index.to_bytes(id_index.digests(str(n).encode() for n in range(100)))
     for bad in (b"", data[:20], data[:-8], b"X" + data[1:], data[:8] + b"\x09" + data[9:]):
-        with pytest.raises(DataError):
+        with pytest.raises(DataError) as caught:
             has(bad, "1")
+        assert "restore" in caught.value.remedy  # nothing reads the shard in its place
     altered = bytearray(data)
     struct.pack_into("<Q", altered, 24, 1)
     with pytest.raises(DataError):

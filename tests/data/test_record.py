@@ -3,7 +3,9 @@
 import doctest
 import io
 import json
+import os
 import re
+import struct
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from howdah.core.protobuf_wire import bytes_field
 from howdah.data import record
 from howdah.data.record import (
     Columns,
@@ -26,6 +29,12 @@ from howdah.data.record import (
 )
 from howdah.data.shard_index import ShardIndex
 from howdah.errors import DataError
+
+
+def _entry(kind: int, *values: bytes) -> bytes:
+    """A feature: 1 bytes, 2 float, 3 int64."""
+    return bytes_field(kind, b"".join(bytes_field(1, value) for value in values))
+
 
 LAYOUTS = [RecordLayout(ids_dtype=dtype) for dtype in ("uint16", "uint32", "int64_list")]
 
@@ -285,3 +294,48 @@ def test_unpacked_int64_lists_are_read():
     )
     example = decode_example(payload, layout)
     assert example.input_ids.tolist() == [101, 7] and example.label == 3
+
+
+@pytest.mark.parametrize(
+    ("features", "problem"),
+    [
+        ({"id": _entry(1)}, "holds no value"),
+        ({"id": _entry(2, struct.pack("<f", 2.0))}, "no feature 'id' of the right kind"),
+        ({"length": _entry(1, b"2")}, "no feature 'length' of the right kind"),
+        ({"length": _entry(3)}, "not 1"),
+        ({"length": _entry(3, b"\3")}, "does not fit"),
+    ],
+)
+def test_features_of_other_kinds_and_without_values_are_data_errors(features, problem):
+    """Other writers keep a feature without a value where a row lacks it."""
+    one = {"id": _entry(1, b"x"), "label": _entry(3, b"\1"), "input_ids": _entry(3, b"\1\2")}
+    entries = [
+        bytes_field(1, bytes_field(1, name.encode()) + bytes_field(2, feature))
+        for name, feature in {**one, **features}.items()
+    ]
+    payload = bytes_field(1, b"".join(entries))
+    with pytest.raises(DataError, match=problem):
+        decode_example(payload, RecordLayout(ids_dtype="int64_list"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_an_index_that_another_user_keeps_private_is_a_typed_error():
+    code = """
+import os, tempfile
+from howdah.data.shard_index import ShardIndex
+from howdah.errors import PermissionDenied
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o755)
+    path = os.path.join(folder, "a.index")
+    with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(bytes(30))
+    os.seteuid(65534)
+    try:
+        ShardIndex.open(path)
+    except PermissionDenied as error:
+        print(error.where == path)
+    os.seteuid(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

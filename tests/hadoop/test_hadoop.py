@@ -187,3 +187,44 @@ def test_answers_that_are_no_rpc():
     for answer in (b"", b"\xff\xff\xff", b"\x05hello"):
         with pytest.raises(ValueError):
             rpc._methods(answer)
+
+
+@pytest.mark.parametrize(
+    ("value", "filled"),
+    [
+        ("${env.OUR_HOST-nn}", "nn"),
+        ("${env.OUR_HOST:-nn}", "nn"),
+        ("${env.OUR_EMPTY-nn}", ""),
+        ("${env.OUR_EMPTY:-nn}", "nn"),
+        ("${env.OUR_PORT:-9}", "8020"),
+        ("${env.OUR_HOST:-${our.host}}", "inner"),
+        ("${env.OUR_HOST}", "${env.OUR_HOST}"),
+    ],
+)
+def test_a_variable_may_have_a_default(tmp_path, monkeypatch, value, filled):
+    """Source: org.apache.hadoop.conf.Configuration.substituteVars."""
+    monkeypatch.delenv("OUR_HOST", raising=False)
+    monkeypatch.setenv("OUR_EMPTY", "")
+    monkeypatch.setenv("OUR_PORT", "8020")
+    write(tmp_path, "core-site.xml", prop("a", value) + prop("our.host", "inner"))
+    assert conf.load({"HADOOP_CONF_DIR": str(tmp_path)}).get("a") == filled
+
+
+def test_the_short_form_of_a_property(tmp_path):
+    write(tmp_path, "core-site.xml", "<property name='a' value='1' final='true'/>" + prop("a", "2"))
+    assert conf.load({"HADOOP_CONF_DIR": str(tmp_path)}).get("a") == "1"
+
+
+def test_a_file_in_an_unknown_encoding_is_named(tmp_path):
+    (tmp_path / "core-site.xml").write_text("<?xml version='1.0' encoding='x-foo'?><a/>")
+    with pytest.raises(ConfigError, match="no XML") as caught:
+        conf.load({"HADOOP_CONF_DIR": str(tmp_path)})
+    assert caught.value.where == str(tmp_path / "core-site.xml")
+
+
+@pytest.mark.parametrize("names", ["", " , "])
+def test_a_name_service_without_namenodes_is_refused(names):
+    settings = conf.HadoopConf(None, {"dfs.ha.namenodes.ns": names})
+    for look in (settings.rpc_addresses, settings.web_urls):
+        with pytest.raises(ConfigError, match="no NameNodes"):
+            look("ns")

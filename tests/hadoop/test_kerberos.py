@@ -69,3 +69,27 @@ def test_a_failed_login_names_the_keytab_and_its_key(programs):
         pass
     assert caught.value.where == "yarn.keytab /etc/k, principal me@R"
     assert "Cannot find KDC" in caught.value.got
+
+
+def test_a_translated_klist_is_asked_in_english(programs, tmp_path, monkeypatch):
+    """MIT Kerberos is translated; its messages may be in another character set than UTF-8."""
+    (tmp_path / "english").write_text(CACHE)
+    (tmp_path / "german").write_bytes("für\nStandard-Principal: alice@X\n".encode("latin-1"))
+    programs("klist", f'test "$LC_ALL" = C && exec cat {tmp_path}/english; cat {tmp_path}/german')
+    monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
+    assert kerberos.short_name() == "alice"
+
+
+def test_short_name_of_heimdals_ticket(programs):
+    programs("klist", "printf 'Credentials cache: API:1\n        Principal: carol@X.Y\n'")
+    assert kerberos.short_name() == "carol"
+
+
+def test_a_failed_login_in_another_character_set_is_told(programs):
+    programs("kinit", "printf 'kinit: Schl\\374ssel\\n' >&2; exit 1")
+    with (
+        pytest.raises(ClusterError, match="no Kerberos ticket") as caught,
+        kerberos.logged_in("/etc/k", "me@R", "yarn.keytab"),
+    ):
+        pass
+    assert caught.value.got.startswith("kinit: Schl")

@@ -72,6 +72,11 @@ def test_addresses_come_from_yarn_site():
     assert urls(**{f"{rm}.hostname": "rm"}) == ["http://rm:8088"]
     assert urls(**{f"{rm}.webapp.address": "rm:1"}) == ["http://rm:1"]
     assert urls(**{"http.policy": "HTTPS_ONLY", f"{rm}.hostname": "rm"}) == ["https://rm:8090"]
+    ids = {f"{rm}.ha.enabled": "true", f"{rm}.ha.rm-ids": "a, b,"}  # as Hadoop reads lists
+    assert urls(**ids, **{f"{rm}.hostname.{n}": n for n in "ab"}) == [
+        "http://a:8088",
+        "http://b:8088",
+    ]
     pair = {f"{rm}.ha.enabled": "true", f"{rm}.ha.rm-ids": "a,b"}
     assert urls(**pair, **{f"{rm}.hostname.a": "x", f"{rm}.webapp.address.b": "y:2"}) == [
         "http://x:8088",

@@ -1,6 +1,7 @@
 """The archive of Spark's classes: made once, used afterwards, and never in the way."""
 
 import os
+import shlex
 import subprocess
 
 import pytest
@@ -74,3 +75,17 @@ def test_java_starts_silently_with_a_broken_archive(tmp_path, monkeypatch):
     assert f"-XX:SharedArchiveFile={path}" in options
     done = subprocess.run([java, *options, "-version"], capture_output=True, text=True, check=True)
     assert done.stderr.startswith("openjdk version") and len(done.stderr.splitlines()) == 3
+
+
+def test_a_cache_whose_path_has_a_blank_is_one_option(tmp_path, java, monkeypatch):
+    """Spark divides a JVM's options as a shell does."""
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "my cache"))
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    words = shlex.split(classes.options(str(tmp_path / "spark"), str(java)))
+    (path,) = [word.partition("=")[2] for word in words if "=/" in word]
+    assert path.startswith(str(tmp_path / "my cache"))
+    with open(path, "wb") as file:
+        file.write(b"\xa8\xab\x0b\xf0")
+    words = shlex.split(classes.options(str(tmp_path / "spark"), str(java)))
+    assert f"-XX:SharedArchiveFile={path}" in words

@@ -43,6 +43,12 @@ def test_a_directory_is_there_once_it_has_a_file_that_is_no_marker_and_a_marker_
     assert missing() == []
     pattern = from_dict({"data": {"source": f"{tmp_path}/ds={{ds}}/part/*.parquet"}})
     assert days.search(pattern, ["ds=1"], source=None, ready=None).missing() == []
+    (day / "part" / "a.parquet").unlink()
+    (day / "hour=1").mkdir()
+    for parts in ("ds={ds}/*", "ds={ds}/hour=*"):  # markers and empty directories are not rows
+        source = from_dict({"data": {"source": f"{tmp_path}/{parts}"}})
+        assert days.search(source, ["ds=1"], source=None, ready=None).missing() == ["ds=1"]
+    assert missing(f"{tmp_path}/ds={{ds}}/_SUCC*") == []
 
 
 def test_what_is_a_table_is_left_to_the_metastore():

@@ -131,3 +131,45 @@ def test_a_sessions_jvm_has_its_settings_and_no_argument_list_does(tmp_path):
     assert any("SparkSubmit" in argv for argv in report["lists"])
     assert not [argv for argv in report["lists"] if "Planted" in argv]
     assert report["left"] == []
+
+
+@pytest.mark.parametrize(
+    ("defaults", "value"),
+    [
+        ("spark.driver.extraJavaOptions\nspark.executor.memory 4g\n", ""),
+        ("spark.driver.extraJavaOptions=\nspark.executor.memory 4g\n", ""),
+        ("spark.driver.extraJavaOptions -Da=b \\\n    -Dc=d\n", "-Da=b -Dc=d "),
+        ("spark.driver.extraJavaOptions : -Da=b \nx y\n", "-Da=b "),
+        ("spark.driver.extraJavaOptionsOther -Da=b\n", ""),
+    ],
+)
+def test_a_value_of_the_defaults_ends_with_its_line(defaults, value):
+    zoned = properties.in_utc({}, defaults)["spark.driver.extraJavaOptions"]
+    assert zoned == f"{value}-Duser.timezone=UTC"
+
+
+def test_the_file_is_utf8_in_every_locale(tmp_path):
+    """Spark reads it so; the defaults may have letters beyond ASCII."""
+    code = r"""
+from howdah.spark import properties
+with properties.written({"spark.a": "1"}, "spark.b f\u00fcr") as path:
+    print(open(path, "rb").read())
+"""
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip() == repr("spark.b für\n\nspark.a=1\n".encode())
+
+
+def test_submit_arguments_in_other_spellings(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("spark.mine 1\n")
+    arguments = f"--properties-file={mine} --conf a=b pyspark-shell"
+    with properties.launching({"spark.a": "1"}, str(tmp_path), arguments) as variables:
+        option, path, *others = variables["PYSPARK_SUBMIT_ARGS"].split()
+        assert option == "--properties-file" and others == ["--conf", "a=b", "pyspark-shell"]
+        assert Path(path).read_text() == "spark.mine 1\n\n\nspark.a=1\n"
+    with pytest.raises(ConfigError, match="cannot be read"):
+        with properties.launching({}, str(tmp_path), "--conf 'a"):
+            pass

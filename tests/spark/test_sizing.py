@@ -4,6 +4,7 @@ import pytest
 
 from howdah.config.data import SparkOptions
 from howdah.config.loader import from_dict
+from howdah.errors import ConfigError
 from howdah.etl import pipeline
 from howdah.etl.sources.source import Source
 from howdah.spark import sizing
@@ -78,3 +79,12 @@ def test_a_small_source_gets_a_session_for_it_and_a_larger_or_unknown_one_does_n
     assert sizing.for_small(1)["spark.sql.shuffle.partitions"] == "1"
     assert sizing.for_small(2 * 2**20) and not sizing.for_small(2 * 2**20 + 1)
     assert sizing.for_small(None) == {}
+
+
+@pytest.mark.parametrize("key", ["spark.executor.cores", "spark.task.cpus"])
+def test_a_number_of_spark_that_is_none_is_a_config_error(key):
+    options = SparkOptions(conf={key: "two"})
+    with pytest.raises(ConfigError, match="not a whole number") as caught:
+        sizing.executor_overhead(options)
+    assert caught.value.where == f"data.spark.conf: {key}"
+    assert sizing.executor_overhead(SparkOptions(conf={"spark.task.cpus": "0"}))  # Spark refuses it

@@ -291,6 +291,10 @@ def test_find_matches_as_on_files(base):
     assert matches("*/?.csv") == ["a/1.csv", "a/2.csv"]
     assert matches("**/*.csv") == ["a/1.csv", "a/2.csv", "a/b/3.csv", "c[1].csv"]
     assert matches("a/b/**/4.txt") == ["a/b/c/4.txt"]
+    for path in (".hive-staging/5.csv", "a/.hidden/6.csv", "a/.7.csv"):  # ** is no hidden name
+        storage.write_whole(storage.join(base, path), b"x")
+    assert matches("**/*.csv") == ["a/1.csv", "a/2.csv", "a/b/3.csv", "c[1].csv"]
+    assert matches("a/.hidden/*.csv") == ["a/.hidden/6.csv"]
     assert matches("c[[]1].csv") == ["c[1].csv"]
     assert matches("none/*.csv") == [] and matches("none.csv") == [] and matches("a/1.csv/*") == []
 

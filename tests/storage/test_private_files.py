@@ -6,8 +6,10 @@ import struct
 
 import pytest
 
+from howdah import storage
 from howdah.errors import NotFound, PermissionDenied, StorageError
 from howdah.storage import private_files
+from tests.support import memory_storage
 
 US = os.geteuid()
 STRANGER = 61234
@@ -92,3 +94,21 @@ def test_what_is_not_a_file_of_text_is_an_error(tmp_path):
     (tmp_path / "bytes").chmod(0o600)
     with pytest.raises(StorageError, match="UTF-8"):
         read(str(tmp_path / "bytes"))
+
+
+def test_a_file_that_is_too_large_is_refused_and_not_cut(tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"x" * 65536)
+    path.chmod(0o600)
+    assert len(read(str(path))) == 65536
+    path.write_bytes(b"x" * 65537)
+    with pytest.raises(StorageError, match="too large"):
+        read(str(path))
+
+
+def test_a_storage_without_modes_is_refused(tmp_path):
+    memory_storage.register()
+    storage.write_whole("memory://private/secret", b"s3cr3t")
+    with pytest.raises(PermissionDenied, match="nothing says who may read") as caught:
+        read("memory://private/secret")
+    assert "memory://" in caught.value.got and "chmod" not in caught.value.remedy

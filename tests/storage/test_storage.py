@@ -1,6 +1,7 @@
 """Paths, local files, retries. The contract of all storages: test_howdah_storage_contract."""
 
 import concurrent.futures
+import errno
 import os
 import subprocess
 import sys
@@ -295,3 +296,34 @@ def test_json_that_is_no_object(tmp_path):
             storage.read_object(path, kind=ModelError)
     storage.write_whole(path, b'{"x": 1}')
     assert storage.read_object(path) == {"x": 1}
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_named(tmp_path, monkeypatch, number):
+    """As exFAT, vboxsf and many FUSE file systems answer; EPERM is no missing permission here."""
+
+    def link(old, new):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageError, match="no hard links") as caught:
+        storage.create_exclusive(str(tmp_path / "a"), b"1")
+    assert type(caught.value) is StorageError and caught.value.where == str(tmp_path / "a")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EBADF])
+def test_a_directory_that_cannot_be_synced_is_published_all_the_same(tmp_path, monkeypatch, number):
+    """CIFS and some FUSE file systems have no fsync of directories: the rename is done by then."""
+
+    def fsync(handle):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "fresh").mkdir()
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.rename_dir(str(tmp_path / "fresh"), str(tmp_path / "done"))
+    assert (tmp_path / "done").is_dir()
+    monkeypatch.setattr(os, "fsync", lambda handle: (_ for _ in ()).throw(OSError(5, "EIO")))
+    (tmp_path / "fresh").mkdir()
+    with pytest.raises(StorageError):
+        storage.rename_dir(str(tmp_path / "fresh"), str(tmp_path / "other"))

@@ -14,9 +14,10 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.data.images import MAX_BYTES, ImageEncoder
+from howdah.data.lineage.rows import layout_of
 from howdah.data.manifest import load_dataset
 from howdah.data.record import decode_example, read_frames
-from howdah.data.splits.shards import ShardSet, layout_of
+from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError, DataError, ModelError
 from howdah.etl import pipeline
 from tests.support.models.images import VIT_FILES, png, write_processor, write_shapes
@@ -98,7 +99,7 @@ def rows_of(result):
         for entry in entries:
             data = storage.read_bytes(dataset.shard_path(entry))
             for _, payload in read_frames(data, entry.name):
-                row = decode_example(payload, layout_of(dataset))
+                row = decode_example(payload, layout_of(dataset.manifest))
                 label = dataset.manifest.labels[row.label]
                 out[row.id.decode()] = (split, label, row.input_ids.astype(np.uint8))
     return out
@@ -264,6 +265,8 @@ def test_bad_sources_and_models_are_refused(spark, tmp_path, table, base, tiny_m
         ({"preprocessor_config.json": {"size": {"height": 8, "width": 8}}}, "not supported"),
         ({"preprocessor_config.json": {"do_center_crop": True}}, "not supported"),
         ({"preprocessor_config.json": {"image_mean": [0.5]}}, "not supported"),
+        ({"preprocessor_config.json": {"image_std": [0.5, None, 0.5]}}, "not supported"),
+        ({"preprocessor_config.json": {"rescale_factor": [1]}}, "not supported"),
         ({"preprocessor_config.json": None}, "no preprocessor_config.json"),
         ({"config.json": {"num_channels": 1}}, "not supported"),
         ({"config.json": {"patch_size": 7}}, "not supported"),

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from howdah.core.paths import inner
 from howdah.errors import NotFound, StorageUnavailable
 from howdah.faults import replaced
 from howdah.storage import retry
-
-T = TypeVar("T")
 
 WINDOW_BYTES = 4 * 2**20
 """Bytes of one read. A DataNode answers in under a millisecond, and malloc reuses buffers of this
@@ -64,16 +62,8 @@ def let_inherited_connections_expire() -> None:
         time.sleep(left)
 
 
-class Client(Protocol):
-    """The calls of the storage (native.py) that open files need."""
-
-    def do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
-        """One attempt of a call on hdfs-native's client, its errors typed.
-
-        Args:
-            seconds: the attempt's limit; 0: the storage's own.
-        """
-        ...
+Do = Callable[..., Any]
+"""`HdfsStorage.do`: one attempt of a call on hdfs-native's client, its errors typed."""
 
 
 class Source:
@@ -83,8 +73,8 @@ class Source:
     is opened anew, and must still be the same one.
     """
 
-    def __init__(self, storage: Client, path: str) -> None:
-        self._storage, self._path = storage, path
+    def __init__(self, do: Do, path: str) -> None:
+        self._do, self._path = do, path
         self._file, self._identity = self._open()
         self.size = len(self._file)
 
@@ -102,7 +92,7 @@ class Source:
                     return file, identity
             raise replaced(self._path)
 
-        return self._storage.do(self._path, "read", same)
+        return self._do(self._path, "read", same)
 
     def _reopen(self) -> Any:
         try:
@@ -120,7 +110,7 @@ class Source:
             file = self._file or self._reopen()
             self._file = file
             try:
-                return self._storage.do(
+                return self._do(
                     self._path, "read", lambda c: file.read_range(offset, length), DATA_SECONDS
                 )
             except StorageUnavailable:
@@ -154,8 +144,8 @@ class Sink:
         file: `raw` of it.
     """
 
-    def __init__(self, storage: Client, path: str, file: Any) -> None:
-        self._storage, self._path, self._file = storage, path, file
+    def __init__(self, do: Do, path: str, file: Any) -> None:
+        self._do, self._path, self._file = do, path, file
         self._at = 0
         self._block_begun = False
         """The last piece may have begun a block."""
@@ -174,11 +164,11 @@ class Sink:
             time.sleep(_SETTLE_SECONDS)
         before, self._at = self._at, self._at + len(piece)
         self._block_begun = before == 0 or before // _BLOCKS_BYTES != self._at // _BLOCKS_BYTES
-        self._storage.do(self._path, "write", lambda c: self._file.write(piece), WRITE_SECONDS)
+        self._do(self._path, "write", lambda c: self._file.write(piece), WRITE_SECONDS)
         _note_transfer()
 
     def close(self) -> None:
-        self._storage.do(self._path, "write", lambda c: self._file.close(), WRITE_SECONDS)
+        self._do(self._path, "write", lambda c: self._file.close(), WRITE_SECONDS)
         _note_transfer()
 
     def give_up(self) -> None:

@@ -24,7 +24,7 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
-from howdah.faults import LOGIN_REMEDY, Remote, may_have_ticket, not_authenticated, typed
+from howdah.faults import Remote, may_have_ticket, not_authenticated, typed
 from howdah.hadoop import conf, rpc, tokens
 from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.calls import TimedCalls, niceness
@@ -144,7 +144,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         secure = "SIMPLE" not in methods
         if secure and not self._conf.kerberos:
             raise NotAuthenticated(
-                "the cluster wants Kerberos, and Hadoop's settings here do not say so",
+                "the cluster requires Kerberos, and Hadoop's settings here do not say so",
                 where=f"hdfs://{address}",
                 expected="core-site.xml and hdfs-site.xml with hadoop.security.authentication ="
                 " kerberos and dfs.data.transfer.protection as the cluster has it",
@@ -174,17 +174,15 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             return forms[alive[0].service]
         if may_have_ticket():
             return address
-        services = ", ".join(sorted({token.service for token in held})) or "none"
-        raise NotAuthenticated(
-            "no delegation token for this cluster",
-            where=f"hdfs://{address}",
-            expected=" or ".join(forms),
-            got="tokens at the end of their life" if ours else f"tokens for: {services}",
-            remedy=LOGIN_REMEDY,
-        )
+        where, expected = f"hdfs://{address}", " or ".join(forms)
+        raise tokens.none_valid(held, ours, where=where, expected=expected)
 
     def do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
-        """One attempt of a call on the client, its errors typed."""
+        """One attempt of a call on the client, its errors typed.
+
+        Args:
+            seconds: the attempt's limit; 0: CALL_SECONDS.
+        """
         try:
             with typed(path, doing, self.free_bytes):
                 try:
@@ -224,8 +222,8 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         if "SIMPLE" not in self._probe()[0]:
             raise Remote(
                 "AuthorizationException",
-                f"the NameNode hangs up on us as {user}: this user is not allowed to impersonate"
-                f" {user}, by all appearances (the NameNode's log tells)",
+                f"the NameNode closes the connection of this user acting as {user}: it is probably"
+                f" not allowed to impersonate {user} (see the NameNode's log)",
             )
 
     # ----------------------------------------------------------------------------- metadata
@@ -264,7 +262,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
-        source = hdfs_files.Source(self, path)
+        source = hdfs_files.Source(self.do, path)
         return RangeReader(source.fetch, source.size, path=path, window=WINDOW_BYTES)
 
     # ------------------------------------------------------------------------------ writing
@@ -274,7 +272,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         bits = self._file_mode if mode is None else mode
         options = WriteOptions(permission=bits, overwrite=True, create_parent=True)
         file = self.do(path, "write", lambda c: hdfs_files.raw(c.create(inner(path), options)))
-        return Writer(hdfs_files.Sink(self, path, file), lambda: typed(path, "write"), path=path)
+        return Writer(hdfs_files.Sink(self.do, path, file), lambda: typed(path, "write"), path=path)
 
     def make_dirs(self, path: str, mode: int | None = None) -> None:
         if inner(path) == "/":

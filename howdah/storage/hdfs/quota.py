@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +35,6 @@ class QuotaCounting:
 
     def __init__(self) -> None:
         self._holders: dict[str, tuple[float, str | None]] = {}
-        self._holders_lock = threading.Lock()
 
     def summary(self, path: str) -> Summary | None:
         """A directory's summary; None if it does not exist or may not be read."""
@@ -46,12 +44,10 @@ class QuotaCounting:
         """Bytes (of one replica) that the nearest space quota leaves; None without a quota."""
         directory = parent(path)
         now = time.monotonic()
-        with self._holders_lock:
-            when, holder = self._holders.get(directory, (now - 2 * _CACHE_SECONDS, None))
+        when, holder = self._holders.get(directory, (now - 2 * _CACHE_SECONDS, None))
         if now - when > _CACHE_SECONDS:
             holder = self._holder(path)
-            with self._holders_lock:
-                self._holders[directory] = (now, holder)
+            self._holders[directory] = (now, holder)
         summary = self.summary(holder) if holder is not None else None
         if summary is None or not summary.limited:
             return None

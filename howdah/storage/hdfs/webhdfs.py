@@ -27,15 +27,12 @@ from howdah.core import activity
 from howdah.core.paths import inner, join, name, parent, scheme
 from howdah.errors import (
     ConfigError,
-    NotAuthenticated,
     NotFound,
     StorageError,
     StorageUnavailable,
 )
 from howdah.faults import (
-    LOGIN_REMEDY,
     Remote,
-    local_user,
     may_have_ticket,
     not_authenticated,
     replaced,
@@ -50,6 +47,9 @@ from howdah.storage.hdfs.quota import QuotaCounting, Summary
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 _PAIR_SECONDS = 20.0
 """Limit of an answer where there is another NameNode to ask: this one may be stopped."""
+
+_IDENTITY = ("type", "length", "modificationTime", "owner")
+"""Fields of a status that differ once a file was replaced or changed."""
 
 
 class WebHdfsStorage(QuotaCounting, RenamingBackend):
@@ -108,19 +108,13 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             return _verbatim(hdfs.TokenClient)(";".join(self._urls), token.url_string(), **options)
         options["proxy"] = proxy
         if not self._conf.kerberos:
-            user = os.environ.get("HADOOP_USER_NAME") or local_user()
+            user = web.current_user()
             if user == proxy:
                 options["proxy"] = None
             return _verbatim(hdfs.InsecureClient)(";".join(self._urls), user=user, **options)
-        try:
-            from hdfs.ext.kerberos import KerberosClient
-        except ImportError as error:
-            raise NotAuthenticated(
-                "WebHDFS with Kerberos needs the package requests-kerberos",
-                where=self._urls[0],
-                got=str(error),
-                remedy="apt-get install gcc libkrb5-dev; pip install 'howdah[kerberos]'",
-            ) from None
+        web.require_kerberos(self._urls[0])
+        from hdfs.ext.kerberos import KerberosClient
+
         return _verbatim(KerberosClient)(";".join(self._urls), mutual_auth="OPTIONAL", **options)
 
     def _token(self) -> tokens.Token | None:
@@ -145,14 +139,8 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             return alive[0]
         if may_have_ticket():
             return None
-        services = ", ".join(sorted({token.service for token in held})) or "none"
-        raise NotAuthenticated(
-            "no delegation token for this cluster",
-            where=self._urls[0],
-            expected=" or ".join(sorted(hosts)),
-            got="tokens at the end of their life" if ours else f"tokens for: {services}",
-            remedy=LOGIN_REMEDY,
-        )
+        expected = " or ".join(sorted(hosts))
+        raise tokens.none_valid(held, ours, where=self._urls[0], expected=expected)
 
     @contextlib.contextmanager
     def _typed(self, path: str, doing: str) -> Iterator[None]:
@@ -242,10 +230,10 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                 with self._typed(path, "read"):
                     with self._client()._open(source, offset=offset, length=length) as answer:
                         data = answer.raw.read(length)  # .content reads 10 kB at a time
-                    same = inode is not None or _same(info, self._client().status(source))
+                    now = info if inode is not None else self._client().status(source)
             except NotFound:
                 raise replaced(path) from None
-            if not same:
+            if any(now.get(key) != info.get(key) for key in _IDENTITY):
                 raise replaced(path)
             if len(data) < length:
                 raise ConnectionError(f"the answer ended after {len(data):,} bytes")
@@ -323,12 +311,6 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                 # Without options it is HDFS' old rename, which moves INTO a directory.
                 renameoptions="OVERWRITE" if replace else "NONE",
             )
-
-
-def _same(before: dict, now: dict) -> bool:
-    """Whether two statuses are of one file that was not replaced or changed in between."""
-    keys = ("type", "length", "modificationTime", "owner")
-    return all(before.get(key) == now.get(key) for key in keys)
 
 
 class _Put:
