@@ -110,11 +110,12 @@ class Published:
             ModelError: the file does not name a version.
         """
         try:
-            current = storage.read_json(self.pointer)
+            shape = Fields(_PARTS)
+            current = storage.read_object(self.pointer, shape, kind=ModelError, remedy=_ANEW)
         except NotFound:
             return None
-        number = current.get("version") if isinstance(current, dict) else None
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        number = current.get("version")
+        if not COUNT.fits(number) or number == 0:
             raise ModelError(
                 "current.json does not name a version",
                 where=self.pointer,
@@ -122,8 +123,7 @@ class Published:
                 got=repr(number),
                 remedy=_ANEW,
             )
-        shape = Fields(_PARTS)
-        return storage.checked_object(current, self.pointer, shape, kind=ModelError, remedy=_ANEW)
+        return current
 
     def challenger(self) -> int | None:
         """The published version that is tried beside the current one; None if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from howdah.models.runs.run_json import CONFIG
 from howdah.pages import page as pages
 from howdah.pages.charts import Axis, Frame, cut
 from howdah.pages.figures import duration, number
-from howdah.tuning.summary import Study, Trial
+from howdah.tuning.summary import Study, Trial, trial_directory
 
 PAGE = "study.html"
 _FEW_TRIALS = 20
@@ -70,7 +71,7 @@ def _headline(study: Study) -> str:
 def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
     """Return (purpose, command) of what one does with the best trial."""
     config = shlex.quote(storage.join(study.directory, CONFIG))
-    run = shlex.quote(storage.join(study.directory, "trials", str(best.number)))
+    run = shlex.quote(trial_directory(study.directory, best.number))
     values = " ".join(
         f"--set {key}={shlex.quote(_plain(value))}" for key, value in best.params.items()
     )
@@ -84,7 +85,8 @@ def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as `--set` takes it: null and true, not None and True."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _kind(study: Study, trial: Trial) -> str:

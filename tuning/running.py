@@ -16,7 +16,7 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
-from howdah.errors import HowdahError, NotFound, TrainingError, UsageError
+from howdah.errors import HowdahError, JobLost, NotFound, TrainingError, UsageError
 from howdah.models.runs import record
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
 from howdah.models.runs.metrics_log import read_metrics
@@ -134,7 +134,7 @@ class RunningTrial:
         for name in self._way.locks:
             lock = RunLock(self._local, name, self.directory)
             lock.take()
-            if self._way.keeps_lock:
+            if self._way.on is not None:
                 held.append(lock.fileno())
                 locks.callback(lock.release)
             else:
@@ -247,7 +247,8 @@ class RunningTrial:
         if code == TrainingError.exit_code:
             own_failure = self._way.own_failure(self._error, self._local)
             return Outcome("failed" if own_failure else "lost", error)
-        return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
+        # A job's driver has died, or the job was killed.
+        return Outcome("lost" if isinstance(self._error, JobLost) else "fatal", error)
 
     def _finished(self) -> Outcome:
         """Outcome of exit code 0, which alone does not prove a finished run: complete or fatal."""

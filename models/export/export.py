@@ -182,10 +182,11 @@ def _put_checked(
 
 
 def _check_target(target: str, info: RunInfo, replace: bool) -> None:
-    if not storage.exists(target) or replace:
+    if replace or not storage.exists(target):
         return
-    info_path = storage.join(target, INFO)
-    owner = storage.read_json(info_path).get("run_id") if storage.exists(info_path) else None
+    if storage.is_dir(target) and not storage.list_dir(target):
+        return
+    owner = storage.read_fields(storage.join(target, INFO)).get("run_id")
     if owner != info.run_id:
         raise AlreadyExists(
             "the export's directory holds something else",

@@ -311,8 +311,8 @@ def _require_exact(name: str, furthest: float, where: str) -> None:
 def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     """Compare an inexact format with model.onnx, row by row."""
     rows = _rows(source)
-    if name == "onnx-int8":  # the others have set its scales
-        rows = [row for number, row in enumerate(rows) if number % _CALIBRATED]
+    if name == "onnx-int8":  # the others have set its scales; a single row has to do both
+        rows = [row for number, row in enumerate(rows) if number % _CALIBRATED] or rows
     exact = _opened(os.path.join(directory, onnx_graph.FILE))
     inexact = _opened(os.path.join(directory, FORMATS[name].file))
     ours, theirs = (_scores(source, forward, rows) for forward in (exact, inexact))

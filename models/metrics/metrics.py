@@ -273,7 +273,7 @@ def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> Non
         raise DataError(
             "a row's label is not among the labels",
             expected=f"0..{classes - 1}",
-            got=f"{bad[1]} (and {bad[0] - 1} more rows)" if bad[0] > 1 else str(bad[1]),
+            got=f"{bad[1]}; {bad[0]} such rows" if bad[0] > 1 else str(bad[1]),
         )
     if broken:
         raise ModelError(

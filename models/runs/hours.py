@@ -60,7 +60,8 @@ def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str,
     """{attempt, wall, cpu, gpu, ended}; a figure that was not measured is null."""
     seconds, usage = one.get("seconds"), one.get("usage") or {}
     if seconds is None and now is not None and one.get("started"):
-        seconds = (now - datetime.datetime.fromisoformat(one["started"])).total_seconds()
+        started = datetime.datetime.fromisoformat(one["started"])
+        seconds = max(0.0, (now - started).total_seconds())  # the clock may have been set back
     gpus = usage.get("gpus")
     return {
         "attempt": one.get("attempt"),

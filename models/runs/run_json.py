@@ -23,7 +23,7 @@ from howdah import __version__, redact, storage
 from howdah.config.loader import Config, dump_yaml
 from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
-from howdah.models.runs import hours
+from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
 from howdah.models.runs.identity import Identity
 from howdah.models.runs.settings import learnt_with
@@ -56,6 +56,8 @@ class RunFile:
     Args:
         directory: run directory.
         check: called before each write; raises if this process may not write any more.
+    Raises:
+        DataError: a user has edited the attempts or hours, so that they cannot be continued.
     """
 
     def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
@@ -70,7 +72,11 @@ class RunFile:
             stored = storage.read_json(self._path)
         except (NotFound, DataError):  # missing or unreadable: begin a new record
             stored = {}
-        self.values: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        self.values: dict[str, Any] = {}
+        if isinstance(stored, dict):
+            self.values = storage.checked_object(
+                stored, self._path, record.KEPT_SHAPE, remedy=record.REMEDY
+            )
         self._until_admitted: dict[str, Any] | None = None
         """This attempt's top-level fields, while `values` still has those of a finished run."""
 
@@ -89,7 +95,7 @@ class RunFile:
         """
         old = self.values
         now = utc_now()
-        history = list(old.get("attempts", []))
+        history = list(old.get("attempts") or [])
         history.append(
             {
                 "attempt": attempt,
@@ -191,16 +197,16 @@ class RunFile:
         """True if an attempt of this submission has chosen where it resumes from."""
         return submission is not None and any(
             attempt.get("submission") == submission and "resumed_at_step" in attempt
-            for attempt in self.values.get("attempts", [])
+            for attempt in self.values.get("attempts") or []
         )
 
     def dataset_of(self, submission: str | None) -> str | None:
         """The dataset version that this submission began with; None if it is only beginning."""
         if submission is None:
             return None
-        attempts = self.values.get("attempts", [])
-        of_it = [one for one in attempts if one.get("submission") == submission]
-        return next((one["dataset"] for one in reversed(of_it) if "dataset" in one), None)
+        attempts = reversed(self.values.get("attempts") or [])
+        of_it = (one for one in attempts if one.get("submission") == submission)
+        return next((one["dataset"] for one in of_it if "dataset" in one), None)
 
     def world(self, number: int, size: int) -> None:
         """Note in the newest attempt that a world of ranks begins; raises only FencedOff."""
@@ -323,16 +329,18 @@ def versions(framework: str) -> dict[str, str]:
 
 def git_state() -> dict[str, Any] | None:
     """{commit, dirty} of the working directory; None if it is not a git checkout."""
+
+    def git(*arguments: str) -> bytes:
+        # Without optional locks a look at the state never makes a user's own command fail.
+        command = ["git", "--no-optional-locks", *arguments]
+        return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.strip()
+
     try:
-        commit, status = (
-            subprocess.run(
-                ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
-        )
+        # Names of files in the state need not be text in this process's encoding.
+        commit, state = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(status)}
+    return {"commit": commit.decode(), "dirty": bool(state)}
 
 
 def cpu_seconds() -> float:
@@ -342,9 +350,9 @@ def cpu_seconds() -> float:
 
 
 def _seconds(started: str, ended: str) -> float:
-    """Seconds between two times of `utc_now`."""
+    """Seconds between two times of `utc_now`; 0 if the clock was set back in between."""
     begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
-    return (end - begin).total_seconds()
+    return max(0.0, (end - begin).total_seconds())
 
 
 def utc_now() -> str:

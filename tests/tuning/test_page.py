@@ -65,6 +65,13 @@ def test_the_page_is_one_file_with_every_trial_and_plot():
     assert ">0.3000<" in page and "mathdefault" not in page
 
 
+def test_values_are_shown_as_the_command_line_takes_them():
+    best = trial(0, value=0.5, params={"training.max_steps": None, "model.dropout": 1e-05})
+    page = render(Study(name="x", directory="d", metric="loss", trials=(best,)), "")
+    assert "--set training.max_steps=null --set model.dropout=1e-05" in page
+    assert "<td>null</td>" in page and "None" not in page
+
+
 @pytest.mark.parametrize("trials", [(), (trial(0, "running", evaluations={}),)])
 def test_a_study_without_values_has_a_page(trials):
     page = render(Study(name="x", directory="d", metric="loss", trials=trials), "")
@@ -72,7 +79,7 @@ def test_a_study_without_values_has_a_page(trials):
 
 
 def test_plain_json_names_the_best_run():
-    values = STUDY.as_dict(lambda number: f"runs/study/trials/{number}")
+    values = STUDY.as_dict()
     assert values["best"]["run"] == "runs/study/trials/1"
     assert values["best"]["export"] == "runs/study/trials/1/export"
     counts = {"waiting": 1, "running": 0, "finished": 2, "pruned": 1, "failed": 1}

@@ -358,6 +358,24 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
         export_run(config)
 
 
+def test_an_empty_directory_is_written_to(tmp_path, base, info):
+    (tmp_path / "export").mkdir()
+    write(str(tmp_path / "export"), base, info)
+    assert (tmp_path / "export" / INFO).exists()
+
+
+@pytest.mark.parametrize("body", ["[]", "{"])
+def test_a_directory_whose_record_is_damaged_is_replaced_only_on_request(
+    tmp_path, base, info, body
+):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / INFO).write_text(body)
+    with pytest.raises(AlreadyExists, match="something else"):
+        write(str(tmp_path / "export"), base, info)
+    write(str(tmp_path / "export"), base, info, replace=True)
+    assert storage.read_json(str(tmp_path / "export" / INFO))["run_id"] == "run-1"
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
