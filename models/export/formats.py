@@ -165,20 +165,27 @@ def write(
         if name == "hf":
             continue
         form = FORMATS[name]
-        probe_logits = _WRITERS[name](directory, source, probes, progress)
-        target = os.path.join(directory, form.file)
-        size = _bytes(target)
+        written = _WRITERS[name](directory, source, probes, progress)
         if form.exact:
-            furthest = _furthest(probe_logits, expected)
-            _require_exact(name, furthest, directory)
+            furthest = _furthest(written, expected)
+            if not furthest <= _EXACT:  # NaN too
+                raise ModelError(
+                    f"the logits of the format {name} differ from the model's",
+                    where=directory,
+                    got=f"a difference of {furthest:.1e}, more than {_EXACT}",
+                    remedy="leave the format out, and report this as a defect",
+                )
             progress(f"{form.file}: written; its logits differ by at most {furthest:.1e}")
             entries[name] = {"file": form.file, "furthest": furthest}
             continue
+        with open(os.path.join(directory, form.file), "wb") as file:
+            file.write(written)
         rows = _compared(name, directory, source)
         entries[name] = {"file": form.file, **rows}
         progress(
-            f"{form.file}: {size / 2**20:,.1f} MiB, {rows['agreement']:.2%} of {rows['rows']} rows"
-            f" keep their label, scores change by at most {rows['furthest_score']:.3f}"
+            f"{form.file}: {len(written) / 2**20:,.1f} MiB, {rows['agreement']:.2%} of"
+            f" {rows['rows']} rows keep their label, scores change by at most"
+            f" {rows['furthest_score']:.3f}"
         )
     return entries
 
@@ -193,7 +200,7 @@ def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> lis
     return [forward(ids, mask) for ids, mask in probes]
 
 
-def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
     from howdah.models.export import quantised_onnx
 
     model = quantised_onnx.build(
@@ -202,12 +209,10 @@ def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> 
         first_type_ends=source.first_type_ends,
         metadata=source.metadata,
     )
-    with open(os.path.join(directory, FORMATS["onnx-w8"].file), "wb") as file:
-        file.write(model.SerializeToString())
-    return []
+    return model.SerializeToString()
 
 
-def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
     import onnx
 
     from howdah.models.export import int8_onnx
@@ -223,19 +228,15 @@ def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -
         first_type_ends=source.first_type_ends,
         metadata=source.metadata,
     )
-    with open(os.path.join(directory, FORMATS["onnx-int8"].file), "wb") as file:
-        file.write(model.SerializeToString())
-    return []
+    return model.SerializeToString()
 
 
 def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
     progress("writing saved_model in a TensorFlow process")
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="howdah-savedmodel-") as place:
-        probes_path, logits_path = (
-            os.path.join(place, "probes.npz"),
-            os.path.join(place, "logits.npz"),
-        )
+        probes_path = os.path.join(place, "probes.npz")
+        logits_path = os.path.join(place, "logits.npz")
         arrays = {f"ids_{n}": ids for n, (ids, _) in enumerate(probes)}
         np.savez(probes_path, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
@@ -254,14 +255,14 @@ def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) 
         return [logits[f"logits_{number}"] for number in range(len(probes))]
 
 
-_WRITERS: dict[str, Callable[..., list[np.ndarray]]] = {
+_WRITERS: dict[str, Callable[..., list[np.ndarray] | bytes]] = {
     "onnx": _onnx,
     "onnx-w8": _onnx_w8,
     "onnx-int8": _onnx_int8,
     "savedmodel": _savedmodel,
 }
-"""Functions that write a format's file. They return the logits that it computes for the probes if
-the format is exact, else []."""
+"""Functions that return an exact format's logits for the probes, once it is written, and the bytes
+of the file of another one."""
 
 
 # -------------------------------------------------------------------------------- the checking
@@ -298,16 +299,6 @@ def _furthest(logits: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> f
     )
 
 
-def _require_exact(name: str, furthest: float, where: str) -> None:
-    if not furthest <= _EXACT:  # NaN too
-        raise ModelError(
-            f"the logits of the format {name} differ from the model's",
-            where=where,
-            got=f"a difference of {furthest:.1e}, more than {_EXACT}",
-            remedy="leave the format out, and report this as a defect",
-        )
-
-
 def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     """Compare an inexact format with model.onnx, row by row."""
     rows = _rows(source)
@@ -334,11 +325,3 @@ def _rows(source: Source) -> list[np.ndarray]:
 def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
     logits = [forward(np.asarray(row)[None], np.ones((1, len(row)), np.int32))[0] for row in rows]
     return source.decision.scores(source.task, np.stack(logits))
-
-
-def _bytes(path: str) -> int:
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(
-        os.path.getsize(os.path.join(at, n)) for at, _, names in os.walk(path) for n in names
-    )

@@ -27,6 +27,11 @@ MOST_IN_MATRIX = 200
 MOST_CONFUSED = 50
 TOP = (3, 5)
 """k of the top-k accuracies; with k classes or fewer it is undefined, since it would be 1."""
+MOST_BINS = 4_096
+"""Most bins of a histogram of log-odds."""
+_HISTOGRAM_VALUES = 2**22
+_LOG_ODDS = 20.0
+"""Bins reach from -20 to 20: probabilities within 2e-9 of 0 or 1 share the outermost ones."""
 ACCURACY_OF_COVERAGE = 0.95
 """Accuracy of the rows that `coverage_at_95` counts."""
 
@@ -316,6 +321,32 @@ def coverage_at(accuracy: float, wrong: np.ndarray, right: np.ndarray) -> float:
     kept_right, kept = np.cumsum(right[::-1]), np.cumsum((wrong + right)[::-1])
     enough = (kept > 0) & (kept_right >= accuracy * kept)
     return float(kept[enough].max() / kept[-1]) if enough.any() else 0.0
+
+
+def histogram_width(classes: int) -> int:
+    """Number of bins of each class's `score_histogram`: many classes have fewer, so that the size
+    stays within bounds."""
+    return min(MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
+
+
+def odds_bins(odds: np.ndarray, width: int) -> np.ndarray:
+    """The bin of each log-odds value, int64."""
+    place = (odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS))
+    return np.clip(place, 0, width - 1).astype(np.int64)
+
+
+def score_histogram(odds_NC: np.ndarray, positive_NC: np.ndarray, width: int) -> np.ndarray:
+    """[2, C, width]: numbers of negative and of positive rows of each class, in bins of ascending
+    log-odds of its score.
+
+    Args:
+        positive_NC: bool, whether a row has the label.
+    """
+    classes = odds_NC.shape[1]
+    place_NC = odds_bins(odds_NC, width) + np.arange(classes) * width
+    both = np.bincount(place_NC.reshape(-1), minlength=classes * width)
+    positive = np.bincount(place_NC[positive_NC], minlength=classes * width)
+    return np.stack([both - positive, positive]).reshape(2, classes, width)
 
 
 def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | None, float | None]:

@@ -11,11 +11,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah.errors import ModelError
-from howdah.models.metrics.metrics import Ranks, areas, areas_of_rows, class_scores, refuse
-
-_HISTOGRAM_VALUES = 2**22
-_MOST_BINS = 4_096
-_LOG_ODDS = 20.0
+from howdah.models.metrics.metrics import (
+    Ranks,
+    areas,
+    areas_of_rows,
+    class_scores,
+    histogram_width,
+    refuse,
+    score_histogram,
+)
 
 
 def binary_loss(labels_NC: np.ndarray, logits_NC: np.ndarray) -> np.ndarray:
@@ -66,7 +70,7 @@ class LabelSums:
 
     def __init__(self, classes: int, *, exact: bool = False) -> None:
         self.classes = classes
-        self.width = min(_MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
+        self.width = histogram_width(classes)
         self.counts = np.zeros((3, classes))
         """For each label, numbers of rows: rightly predicted, having it, predicted to have it."""
         self.histogram = None if exact else np.zeros((2, classes, self.width))
@@ -87,13 +91,7 @@ class LabelSums:
         if self.histogram is None:
             self.areas = [areas_of_rows(labels[:, c], logits[:, c]) for c in range(self.classes)]
             return
-        place_NC = (logits + _LOG_ODDS) * (self.width / (2 * _LOG_ODDS))
-        place_NC = np.clip(place_NC, 0, self.width - 1).astype(np.int64)
-        place_NC += np.arange(self.classes) * self.width
-        size = self.classes * self.width
-        positive = np.bincount(place_NC[labels], minlength=size)
-        both = np.bincount(place_NC.reshape(-1), minlength=size)
-        self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
+        self.histogram += score_histogram(logits, labels, self.width)
 
     def over(self, comm: Ranks) -> LabelSums:
         """The sums over all ranks, on every rank. Every rank enters."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -97,15 +96,10 @@ def open_session(
             remedy="`howdah export` writes the run's export again",
         ) from error
 
-    return _Opened(session, values)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    session: Any
-    weights: Mapping[str, Any]
-    """Arrays that must stay alive: the session reads their memory and holds no reference to it."""
-
-    def __call__(self, ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
         inputs = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
-        return self.session.run([LOGITS], inputs)[0]
+        return session.run([LOGITS], inputs)[0]
+
+    # The session reads the arrays' memory, but holds no reference to them.
+    forward.weights = values
+    return forward

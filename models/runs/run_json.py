@@ -26,10 +26,9 @@ from howdah.errors import DataError, NotFound, StorageError
 from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
 from howdah.models.runs.identity import Identity
-from howdah.models.runs.settings import learnt_with
+from howdah.models.runs.settings import CONFIG, learnt_with
 from howdah.run_files import RUN_JSON
 
-CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Sections that must have their secrets to train; config.yaml is written without secrets."""
 

@@ -21,6 +21,7 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.run_files import RUN_JSON
 
+CONFIG = "config.yaml"
 _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
     "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
@@ -36,7 +37,6 @@ _AFTERWARDS = {
     "training.framework": "either framework trains further steps, from the same checkpoints",
 }
 """{key that changes nothing about the steps that are trained: what a user does about it}."""
-_CONFIG = "config.yaml"
 _EPSILON = 1e-9
 
 
@@ -131,7 +131,7 @@ def _record(directory: str) -> dict[str, Any]:
 def _trained(directory: str) -> Config | None:
     """The configuration that a finished run was trained with; None if it cannot be read."""
     try:
-        return loader.load(storage.join(directory, _CONFIG))
+        return loader.load(storage.join(directory, CONFIG))
     except HowdahError:
         return None
 

@@ -5,8 +5,8 @@ import pytest
 from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 
 from howdah.errors import ModelError
+from howdah.models.decision import Decision
 from howdah.models.fit_decision import (
-    Decision,
     best_threshold,
     fit_temperature,
     logits_of,
