@@ -172,11 +172,11 @@ def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
     frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []
     for one in sorted(trials, key=lambda trial: (trial.value is not None, _kind(study, trial))):
-        kind, seen = _kind(study, one), _finite(one)
-        if len(seen) > 1:
-            parts.append(frame.path(seen, f"line {kind}"))
+        kind, values = _kind(study, one), _finite(one)
+        if len(values) > 1:
+            parts.append(frame.path(values, f"line {kind}"))
         parts += [
-            frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in seen
+            frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in values
         ]
     return frame.svg("".join(parts), legend=_legend(study))
 

@@ -103,7 +103,7 @@ class RunningTrial:
         outcome if the process cannot be started."""
         with contextlib.ExitStack() as locks:
             try:
-                held = self._take_locks(locks)
+                descriptors = self._take_locks(locks)
             except UsageError as error:
                 return self._wait(error)
             try:
@@ -111,7 +111,7 @@ class RunningTrial:
                 # If this process is killed, the kernel sends the training SIGTERM: it saves.
                 self._child = Child(
                     self._way.command(self._path), env=isolation.environment(), on_line=self._take,
-                    pass_fds=held,
+                    pass_fds=descriptors,
                 )  # fmt: skip
             except HowdahError as error:
                 self._files.close()
@@ -130,16 +130,16 @@ class RunningTrial:
         Raises:
             UsageError: a process of an earlier attempt still runs.
         """
-        held = []
+        descriptors = []
         for name in self._way.locks:
             lock = RunLock(self._local, name, self.directory)
             lock.take()
             if self._way.on is not None:
-                held.append(lock.fileno())
+                descriptors.append(lock.fileno())
                 locks.callback(lock.release)
             else:
                 lock.release()
-        return held
+        return descriptors
 
     def _wait(self, error: UsageError) -> Outcome | None:
         if time.monotonic() > self._deadline:

@@ -249,16 +249,16 @@ def _definition(config: Config, datasets: dict[str, str]) -> dict[str, Any]:
 
 def _refuse_another(config: Config, study: optuna.Study) -> None:
     """Raise ConfigError unless the space, metric and configuration are those of the study."""
-    begun = study.user_attrs[_DEFINITION]
+    original = study.user_attrs[_DEFINITION]
     now = _definition(config, {})
     words = {
         "format": "the format of Howdah's studies", "space": "tune.space", "metric": "tune.metric",
         "configuration": "a key of data, model, training or evaluation",
     }  # fmt: skip
     problems = [
-        HowdahError(f"{word} differs", expected=str(begun.get(key)), got=str(now[key]))
+        HowdahError(f"{word} differs", expected=str(original.get(key)), got=str(now[key]))
         for key, word in words.items()
-        if begun.get(key) != now[key]
+        if original.get(key) != now[key]
     ]
     if problems:
         raise ConfigError(

@@ -152,7 +152,7 @@ def _conclude(
     with studies.failures_of_storage(config):
         summary = _summary(config, study)
     path = _write_page(config, summary)
-    made = {**summary.as_dict(), "page": path}
+    result = {**summary.as_dict(), "page": path}
     best = summary.best
     if best is None:
         errors = dict.fromkeys(trial.error for trial in summary.trials if trial.error)
@@ -163,13 +163,13 @@ def _conclude(
             remedy="see the trials' logs (trials/<number>/logs); a new tune.space needs another"
             " run.name and run.directory",
         )
-    data = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    data = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(directory, BEST), data.encode())
-    made["published"] = None
+    result["published"] = None
     if publish and config.tune.publish:
         run = config.run.model_copy(update={"directory": trial_directory(directory, best.number)})
         note = f"best of {len(summary.trials)} trials of study {summary.name}: trial {best.number}"
-        made["published"] = publishing.publish(
+        result["published"] = publishing.publish(
             config.model_copy(update={"run": run}), evaluate, note=note, progress=say
         )
-    return made
+    return result

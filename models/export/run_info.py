@@ -79,8 +79,8 @@ def describe_run(
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
     shown["lora"] = training.lora.rank and training.lora.model_dump()
     # The weights may have been trained before a change of settings.
-    had = settings_at(attempts, step)
-    shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}
+    settings = settings_at(attempts, step)
+    shown |= {key: settings[f"training.{key}"] for key in keys if f"training.{key}" in settings}
     return RunInfo(
         run_id=run_id,
         task=manifest.task,

@@ -205,8 +205,8 @@ def pair_metrics(
     """
     hits, support, guesses = counted(keys, counts, classes)
     scores = class_scores(hits, support, guesses)
-    precision, recall, f1, seen = scores
-    macro = [each[seen] for each in scores[:3]]
+    precision, recall, f1, occurs = scores
+    macro = [each[occurs] for each in scores[:3]]
     if whole is not None:
         macro = [
             np.where(support > 0, drawn, of_sample)[whole[3]]

@@ -197,13 +197,13 @@ def require(metric: str, task: Task = "single_label") -> None:
     """
     labels, logits = _SAMPLES[task]
     names = [str(number) for number in range(logits.shape[1])]
-    measured = MEASURES[task][0](labels, logits, names)
-    if metric in metrics_of(task) and metric in measured:
+    computed = MEASURES[task][0](labels, logits, names)
+    if metric in metrics_of(task) and metric in computed:
         return
     raise ConfigError(
         f"no evaluation computes the metric {metric!r}",
         where="evaluation.metric",
-        expected=", ".join(name for name in METRICS if name in measured),
+        expected=", ".join(name for name in METRICS if name in computed),
         got=metric,
     )
 

@@ -88,11 +88,6 @@ def prepare(chosen: str, threads: int | None) -> int:
     return env.prepare(chosen, threads=threads)
 
 
-def without_weights(chosen: str, info: Mapping) -> bool:
-    """True if no weights are needed as arrays, because the export has a graph that reads them."""
-    return onnx_graph.entry(info, chosen) is not None
-
-
 def forward_of(
     chosen: str,
     base: BaseModel,
@@ -107,7 +102,7 @@ def forward_of(
     """(forward pass, True if it runs on a GPU).
 
     Args:
-        base: the model, with its weights unless `without_weights`.
+        base: the model, with its weights, unless the export has a graph that reads them.
         info: howdah.json; empty for a third-party model.
         local: the export's directory on this machine.
         where: the export, for messages.

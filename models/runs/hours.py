@@ -33,15 +33,16 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
         applications: by application}.
     """
     applications = dict((run.get("hours") or {}).get("applications") or {})
-    listed = run.get("attempts") or []
-    attempts = [_attempt(one, now if one is listed[-1] else None) for one in listed]
-    submissions = {one.get("submission") for one in listed} - {None}
-    of_yarn = {name for name in submissions if str(name).startswith("application_")} | set(
-        applications
-    )
+    records = run.get("attempts") or []
+    attempts = [_attempt(one, now if one is records[-1] else None) for one in records]
+    submissions = {one.get("submission") for one in records} - {None}
+    of_yarn = {name for name in submissions if str(name).startswith("application_")}
+    of_yarn |= set(applications)
     reports = [applications.get(name) or {} for name in sorted(of_yarn)]
     measured = [
-        one for one, of in zip(attempts, listed, strict=True) if of.get("submission") not in of_yarn
+        one
+        for one, record in zip(attempts, records, strict=True)
+        if record.get("submission") not in of_yarn
     ]
     return {
         "wall": _sum(one["wall"] for one in attempts),

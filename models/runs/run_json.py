@@ -204,8 +204,8 @@ class RunFile:
         if submission is None:
             return None
         attempts = reversed(self.values.get("attempts") or [])
-        of_it = (one for one in attempts if one.get("submission") == submission)
-        return next((one["dataset"] for one in of_it if "dataset" in one), None)
+        same = (one for one in attempts if one.get("submission") == submission)
+        return next((one["dataset"] for one in same if "dataset" in one), None)
 
     def world(self, number: int, size: int) -> None:
         """Note in the newest attempt that a world of ranks begins; raises only FencedOff."""

@@ -70,7 +70,8 @@ def already_finished(config: Config) -> list[str] | None:
         UsageError: the run is finished, and the configuration would change what is learnt.
     """
     directory, resume = config.run.directory, config.checkpoint.resume
-    run = _record(directory)
+    # The attempt that begins reports why a record cannot be read.
+    run = storage.read_fields(storage.join(directory, RUN_JSON))
     if run.get("status") != "finished" or resume == "never":
         return None
     before = _trained(directory)
@@ -111,21 +112,14 @@ def already_finished(config: Config) -> list[str] | None:
 
 def of_finished(config: Config, *, on: str) -> dict[str, Any]:
     """JSON that `howdah submit --json` prints for a finished run: the keys of a job."""
-    attempts = _record(config.run.directory).get("attempts") or [{}]
+    record = storage.read_fields(storage.join(config.run.directory, RUN_JSON))
+    attempts = record.get("attempts") or [{}]
     job = {"application": attempts[-1].get("submission"), "on": on, "tracking_url": None}
     return job | {
         "run_directory": config.run.directory,
         "attached": False,
         "finished": True,
     }
-
-
-def _record(directory: str) -> dict[str, Any]:
-    try:
-        record = storage.read_json(storage.join(directory, RUN_JSON))
-    except HowdahError:  # the attempt that begins reports why it cannot be read
-        return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _trained(directory: str) -> Config | None:
@@ -209,13 +203,13 @@ def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
     settings: dict[str, Any] = {}
     for attempt in attempts:
         settings = attempt.get("settings") or settings
-        begun = attempt.get("resumed_at_step")
-        if not isinstance(begun, int):
+        step = attempt.get("resumed_at_step")
+        if not isinstance(step, int):
             continue  # refused before its first step
-        while result and result[-1].after >= begun:
+        while result and result[-1].after >= step:
             result.pop()
         if not result or result[-1].settings != settings:
-            result.append(Stage(after=begun, settings=settings))
+            result.append(Stage(after=step, settings=settings))
     return result
 
 

@@ -104,32 +104,26 @@ def load_base(
         encoder = ImageEncoder.of_model(config, tokenizer_files, base)
         config |= {"image_mean": encoder.mean, "image_std": encoder.std}
         digest.update(json.dumps([encoder.mean, encoder.std]).encode())
-    if not weights:
-        if family.kind == "text":
-            _check_tokenizer(tokenizer_files, family, config, base)
-        return BaseModel(
-            config=config,
-            weights={},
-            tokenizer_files=tokenizer_files,
-            hash=digest.hexdigest()[:16],
-            source=base,
-        )
-    arrays: dict[str, np.ndarray] = {}
-    formats: set[str] = set()
-    for file_name, data in _weight_files(directory, base):
-        sha256 = hashlib.sha256(data)
-        if file_name in published:  # compares the bytes that are used, without a second read
-            got = {"bytes": len(data), "sha256": sha256.hexdigest()}
-            integrity.require_same(storage.join(base, file_name), published[file_name], got)
-        digest.update(sha256.digest())
-        read, metadata = read_safetensors(data, where=storage.join(base, file_name))
-        formats.add(metadata.get("format", "pt"))
-        arrays.update(read)
-    tensors, head, notes = _by_part(arrays, family)
-    _check_shapes(tensors, family, config, base, formats)
-    refused = _head_notes(head, family, config, label_names)
-    if label_names is not None and not refused:
-        tensors.update(head)
+    tensors: dict[str, np.ndarray] = {}
+    notes: list[str] = []
+    if weights:
+        arrays: dict[str, np.ndarray] = {}
+        formats: set[str] = set()
+        for file_name, data in _weight_files(directory, base):
+            sha256 = hashlib.sha256(data)
+            if file_name in published:  # compares the bytes that are used, without a second read
+                got = {"bytes": len(data), "sha256": sha256.hexdigest()}
+                integrity.require_same(storage.join(base, file_name), published[file_name], got)
+            digest.update(sha256.digest())
+            read, metadata = read_safetensors(data, where=storage.join(base, file_name))
+            formats.add(metadata.get("format", "pt"))
+            arrays.update(read)
+        tensors, head, notes = _by_part(arrays, family)
+        _check_shapes(tensors, family, config, base, formats)
+        refused = _head_notes(head, family, config, label_names)
+        notes += refused
+        if label_names is not None and not refused:
+            tensors.update(head)
     if family.kind == "text":  # after the shapes, whose error names a wrong vocabulary size
         _check_tokenizer(tokenizer_files, family, config, base)
     return BaseModel(
@@ -138,7 +132,7 @@ def load_base(
         tokenizer_files=tokenizer_files,
         hash=digest.hexdigest()[:16],
         source=base,
-        notes=(*notes, *refused),
+        notes=tuple(notes),
     )
 
 

@@ -166,10 +166,10 @@ def _check(config: Config, *, baseline: bool) -> None:
             expected="auto or never",
             got=config.checkpoint.resume,
         )
-    begun = {"model.init_from": config.model.init_from}
+    initial = {"model.init_from": config.model.init_from}
     if _is_trained(config.model.base, config.publish.directory):
-        begun["model.base"] = config.model.base
-    for key, name in begun.items():
+        initial["model.base"] = config.model.base
+    for key, name in initial.items():
         if name is not None and not baseline:
             raise ConfigError(
                 "the initial model was trained on rows that folds are tested on, so their metrics"
