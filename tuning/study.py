@@ -17,11 +17,7 @@ from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
 from howdah.core.processes import limit
-from howdah.errors import (
-    ClusterError,
-    ConfigError,
-    HowdahError,
-)
+from howdah.errors import ClusterError, ConfigError, HowdahError
 from howdah.models.runs.run_json import config_hash
 from howdah.storage import private_files
 from howdah.tuning.space import objective_of
@@ -72,16 +68,10 @@ def failures_of_storage(config: Config) -> Iterator[None]:
     import sqlalchemy.exc
 
     optuna = library()
-    failures = (
-        optuna.exceptions.StorageInternalError,
-        sqlalchemy.exc.SQLAlchemyError,
-        OSError,
-    )
+    failed = optuna.exceptions.StorageInternalError
     try:
         yield
-    except HowdahError:
-        raise
-    except failures as error:
+    except (failed, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
         raise ClusterError(
             "the study's storage failed",

@@ -27,16 +27,16 @@ from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.errors import AlreadyExists, ModelError
 from howdah.models import decided
+from howdah.models.decision import KEY
 from howdah.models.export import onnx_graph
 from howdah.models.export.formats import Source, require
 from howdah.models.export.formats import write as write_formats
 from howdah.models.export.onnx_graph import WEIGHTS
 from howdah.models.export.run_info import RunInfo
 from howdah.models.profile.profile import PROFILE
-from howdah.models.registry import EXPORT_INFO
+from howdah.models.registry import EXPORT_INFO as INFO
 from howdah.storage import commit
 
-INFO = EXPORT_INFO
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 
@@ -123,9 +123,9 @@ def with_decision(
     with commit.stage(f"{target}.new-{token}") as staged:
         _copy(target, staged.path, leave=(INFO, PROFILE))
         info = storage.read_json(storage.join(target, INFO))
-        described = {key: value for key, value in info.items() if key != "decision"}
+        described = {key: value for key, value in info.items() if key != KEY}
         if entry is not None:
-            described["decision"] = entry
+            described[KEY] = entry
         renewed = {INFO: _json(described)} | ({} if profile is None else {PROFILE: profile})
         _put(renewed, staged.path)
         staged.publish(target, aside=f"{target}.old-{token}")

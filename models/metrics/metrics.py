@@ -155,17 +155,7 @@ def assembled(
         "coverage_at_95": coverage_at(ACCURACY_OF_COVERAGE, *confidence),
         "ece": ece,
         "labels": list(label_names),
-        "per_class": {
-            name: {
-                "precision": float(precision[c]),
-                "recall": float(recall[c]),
-                "f1": float(f1[c]),
-                "support": int(support[c]),
-                "roc_auc": areas[c][0],
-                "average_precision": areas[c][1],
-            }
-            for c, name in enumerate(label_names)
-        },
+        "per_class": by_class(label_names, (precision, recall, f1), support, areas),
         "confusion_matrix": matrix,
         "confused": [
             [label_names[label], label_names[prediction], int(count)]
@@ -177,6 +167,34 @@ def assembled(
             )
         ],
         "reliability": reliability,
+    }
+
+
+def by_class(
+    label_names: Sequence[str],
+    scores: Sequence[np.ndarray],
+    support: np.ndarray,
+    areas: Sequence[tuple[float | None, float | None]],
+) -> dict[str, dict]:
+    """`per_class` of the metrics: {name: {precision, recall, f1, support, roc_auc,
+    average_precision}}.
+
+    Args:
+        scores: precision, recall and F1, float[C] each.
+        support: [C], number of rows with the label.
+        areas: `areas` of each class.
+    """
+    precision, recall, f1 = scores
+    return {
+        name: {
+            "precision": float(precision[c]),
+            "recall": float(recall[c]),
+            "f1": float(f1[c]),
+            "support": int(support[c]),
+            "roc_auc": areas[c][0],
+            "average_precision": areas[c][1],
+        }
+        for c, name in enumerate(label_names)
     }
 
 
@@ -245,13 +263,7 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     labels, logits = np.asarray(labels_N, np.int64), np.asarray(logits_NC, np.float64)
     classes = len(label_names)
-    if logits.shape != (len(labels), classes):
-        raise ModelError(
-            "the model's output does not fit the labels",
-            expected=f"logits of shape ({len(labels)}, {classes})",
-            got=str(logits.shape),
-            remedy="model and dataset must have the same labels",
-        )
+    require_shape(logits, len(labels), classes)
     bad = labels[(labels < 0) | (labels >= classes)]
     refuse(
         classes,
@@ -260,6 +272,17 @@ def _checked(
         broken=int((~np.isfinite(logits).all(axis=1)).sum()),
     )
     return labels, logits
+
+
+def require_shape(logits: np.ndarray, rows: int, classes: int) -> None:
+    """Refuse logits that are not [rows, classes]."""
+    if np.shape(logits) != (rows, classes):
+        raise ModelError(
+            "the model's output does not fit the labels",
+            expected=f"logits of shape ({rows}, {classes})",
+            got=str(np.shape(logits)),
+            remedy="model and dataset must have the same labels",
+        )
 
 
 def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> None:

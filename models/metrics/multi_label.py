@@ -10,14 +10,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from howdah.errors import ModelError
 from howdah.models.metrics.metrics import (
     Ranks,
     areas,
     areas_of_rows,
+    by_class,
     class_scores,
     histogram_width,
     refuse,
+    require_shape,
     score_histogram,
 )
 
@@ -47,13 +48,7 @@ def multi_label_metrics(
         DataError: there are no rows.
         ModelError: logits have NaN or infinity, or another number of labels.
     """
-    if np.shape(logits_NC) != (len(labels_NC), len(label_names)):
-        raise ModelError(
-            "the model's output does not fit the labels",
-            expected=f"logits of shape ({len(labels_NC)}, {len(label_names)})",
-            got=str(np.shape(logits_NC)),
-            remedy="model and dataset must have the same labels",
-        )
+    require_shape(logits_NC, len(labels_NC), len(label_names))
     sums = LabelSums(len(label_names), exact=True)
     sums.add(np.asarray(labels_NC), np.asarray(logits_NC, np.float64))
     return sums.metrics(label_names)
@@ -126,17 +121,7 @@ class LabelSums:
             "roc_auc": _mean([area for area, _ in class_areas if area is not None]),
             "mean_average_precision": _mean([one for _, one in class_areas if one is not None]),
             "labels": list(label_names),
-            "per_class": {
-                name: {
-                    "precision": float(precision[c]),
-                    "recall": float(recall[c]),
-                    "f1": float(f1[c]),
-                    "support": int(support[c]),
-                    "roc_auc": class_areas[c][0],
-                    "average_precision": class_areas[c][1],
-                }
-                for c, name in enumerate(label_names)
-            },
+            "per_class": by_class(label_names, (precision, recall, f1), support, class_areas),
         }
 
 

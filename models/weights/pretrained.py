@@ -198,7 +198,8 @@ def label_names_of(config: Mapping) -> list[str] | None:
     """
     id2label, architectures = config.get("id2label"), config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    if id2label is None and any(str(name).endswith("Classification") for name in names):
+    heads = ("ForSequenceClassification", "ForImageClassification")
+    if id2label is None and any(str(name).endswith(heads) for name in names):
         return ["LABEL_0", "LABEL_1"]
     if not id2label:
         return None
