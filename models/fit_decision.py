@@ -13,6 +13,8 @@ from howdah.models.metrics.metrics import ratio
 
 _LEAST_SCORE = 1e-30
 _TEMPERATURES = (0.05, 20.0)
+_ROUNDING = 1e-6
+"""Counts of rows are compared with products such as 0.55 * 100, which is above 55."""
 
 
 def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
@@ -105,10 +107,10 @@ def reject_threshold(
     last = np.flatnonzero(np.diff(confidence, append=-1.0))
     rows_kept = last + 1.0
     if coverage is not None:
-        enough = rows_kept >= coverage * len(confidence)
+        enough = rows_kept >= coverage * len(confidence) - _ROUNDING
         chosen = int(enough.argmax())
     else:
-        enough = np.cumsum(right)[last] >= accuracy * rows_kept
+        enough = np.cumsum(right)[last] >= accuracy * rows_kept - _ROUNDING
         if not enough.any():
             return None
         chosen = int(np.flatnonzero(enough)[-1])
