@@ -25,8 +25,9 @@ from howdah.data.manifest import Dataset
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import ModelError, UsageError
 from howdah.models.decision import Decision
-from howdah.models.export import onnx_graph
-from howdah.models.forward import forward_numpy
+from howdah.models.export import int8_onnx, onnx_graph
+from howdah.models.export.quantised_onnx import Quantised
+from howdah.models.forward import forward_numpy, forward_onnx
 from howdah.models.registry import EXPORT_FOLDERS
 from howdah.process import isolation
 
@@ -201,33 +202,22 @@ def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> lis
 
 
 def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
-    from howdah.models.export import quantised_onnx
-
-    model = quantised_onnx.build(
-        source.config,
-        source.weights,
-        first_type_ends=source.first_type_ends,
-        metadata=source.metadata,
-    )
-    return model.SerializeToString()
+    return _serialised(Quantised(source.weights), source)
 
 
 def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
     import onnx
 
-    from howdah.models.export import int8_onnx
-
     graph = onnx.load(os.path.join(directory, onnx_graph.FILE), load_external_data=False)
     rows = _rows(source)[::_CALIBRATED]
     progress(f"onnx-int8: scales and rounding from the inputs of {len(rows)} rows")
     skip = family_of(source.config).classifier_layers
-    model = int8_onnx.build(
-        source.config,
-        source.weights,
-        int8_onnx.calibrate(graph, rows, folder=directory, skip=skip),
-        first_type_ends=source.first_type_ends,
-        metadata=source.metadata,
-    )
+    inputs = int8_onnx.calibrate(graph, rows, folder=directory, skip=skip)
+    return _serialised(int8_onnx.Int8(source.weights, inputs), source)
+
+
+def _serialised(graph: forward_onnx.Graph, source: Source) -> bytes:
+    model = forward_onnx.assembled(graph, source.config, source.first_type_ends, source.metadata)
     return model.SerializeToString()
 
 

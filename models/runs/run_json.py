@@ -26,7 +26,7 @@ from howdah.errors import DataError, NotFound, StorageError
 from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
 from howdah.models.runs.identity import Identity
-from howdah.models.runs.settings import CONFIG, learnt_with
+from howdah.models.runs.settings import CONFIG, UNHASHED_TRAINING, learnt_with
 from howdah.run_files import RUN_JSON
 
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
@@ -38,8 +38,6 @@ _UNHASHED = {
     "run", "checkpoint", "tracking", "publish", "gate", "report",
     "job", "yarn", "ray", "tune",
 }  # fmt: skip
-UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
-"""Keys of `training` that do not change what is learnt."""
 
 
 class RunFile:

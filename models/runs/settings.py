@@ -22,9 +22,10 @@ from howdah.errors import HowdahError, UsageError
 from howdah.run_files import RUN_JSON
 
 CONFIG = "config.yaml"
-_NOT_LEARNT = {
-    "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
-    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
+UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
+"""Keys of `training` that do not change what is learnt."""
+_NOT_LEARNT = UNHASHED_TRAINING | {
+    "logging_steps", "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
 }  # fmt: skip
 """Keys of `training` that change how the steps are computed, but not what is learnt."""
 _EVALUATION = ("every_steps", "metric", "max_rows")

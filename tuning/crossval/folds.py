@@ -16,7 +16,6 @@ from its checkpoint.
 
 from __future__ import annotations
 
-import datetime
 import json
 import signal
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from howdah.errors import (
 )
 from howdah.models.runs import baseline as baselines
 from howdah.models.runs import record
-from howdah.models.runs.run_json import config_hash, readable_config
+from howdah.models.runs.run_json import config_hash, readable_config, utc_now
 from howdah.models.version import find_version
 from howdah.process import isolation
 from howdah.serving.registry.gate import scalars
@@ -114,7 +113,7 @@ def cross_validate(
         "metrics": metrics,
         "baseline": _of_baseline(each, metric),
         "each": each,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": utc_now(),
     }
     path = storage.join(directory, "crossval-baseline.json" if baseline else "crossval.json")
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
