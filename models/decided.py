@@ -11,7 +11,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.splits import VALIDATION
 from howdah.config.tasks import Task
-from howdah.errors import DataError, NotFound
+from howdah.errors import NotFound
 from howdah.models.decision import KEY, Decision
 from howdah.models.fit_decision import logits_of
 from howdah.models.profile import profile as profiles
@@ -64,7 +64,7 @@ def keep(
     path = storage.join(target, INFO)
     try:
         stored = storage.read_object(path)
-    except (NotFound, DataError):  # there is none, or a damaged one is written again
+    except NotFound:
         return Decision()
     described = json.loads(files[INFO])
     if stored.get("weights_sha256") != described["weights_sha256"] or KEY not in stored:

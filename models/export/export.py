@@ -49,7 +49,6 @@ def export(
     tokenizer_files: Mapping[str, bytes],
     label_names: Sequence[str],
     run_info: RunInfo,
-    replace: bool = False,
     formats: Sequence[str] = (),
     samples: Sequence[np.ndarray] = (),
     profile: bytes | None = None,
@@ -65,7 +64,6 @@ def export(
         tokenizer_files: the tokenizer's files by name.
         label_names: C names in the order of the classifier's rows.
         run_info: written to howdah.json and the model card.
-        replace: also replace an export of another run.
         formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
             checked before the export gets its name. model.onnx need not be named.
         samples: token ids of real rows that inexact formats are calibrated and compared on.
@@ -81,7 +79,7 @@ def export(
     """
     named = require(formats, base_config, where=target)
     _check_weights(weights, base_config, label_names, target)
-    _check_target(target, run_info, replace)
+    _check_target(target, run_info)
     files = _files(weights, base_config, tokenizer_files, label_names, run_info, progress)
     if profile is not None:
         files[PROFILE] = profile
@@ -180,10 +178,8 @@ def _put_checked(
                 storage.upload(os.path.join(at, name), storage.join(directory, below))
 
 
-def _check_target(target: str, info: RunInfo, replace: bool) -> None:
-    if replace or not storage.exists(target):
-        return
-    if storage.is_dir(target) and not storage.list_dir(target):
+def _check_target(target: str, info: RunInfo) -> None:
+    if not storage.exists(target) or (storage.is_dir(target) and not storage.list_dir(target)):
         return
     owner = storage.read_fields(storage.join(target, INFO)).get("run_id")
     if owner != info.run_id:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from howdah import storage
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.child import Child
@@ -179,8 +180,7 @@ def write(
             progress(f"{form.file}: written; its logits differ by at most {furthest:.1e}")
             entries[name] = {"file": form.file, "furthest": furthest}
             continue
-        with open(os.path.join(directory, form.file), "wb") as file:
-            file.write(written)
+        storage.write_whole(os.path.join(directory, form.file), written)
         rows = _compared(name, directory, source)
         entries[name] = {"file": form.file, **rows}
         progress(

@@ -71,7 +71,6 @@ def load_base(
     base: str,
     *,
     revision: str | None = None,
-    cache_dir: str | None = None,
     label_names: Sequence[str] | None = None,
     weights: bool = True,
 ) -> BaseModel:
@@ -80,7 +79,6 @@ def load_base(
     Args:
         base: a directory, a path on any storage (hdfs://...) or a hub name.
         revision: revision of a hub name.
-        cache_dir: directory that remote files are cached in; None: the project's cache.
         label_names: the task's labels in their order; the base's classifier is used only if it was
             trained for exactly these.
         weights: False: do not read or check the weights; `hash` then covers only config.json.
@@ -89,7 +87,7 @@ def load_base(
             unknown family, missing or misshapen tensors, or no tokenizer; or the weights of a
             published version differ from its manifest.
     """
-    directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS, cache_dir=cache_dir)
+    directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS)
     published = integrity.files_of(base) or {}
     expected = f"a config.json of model_type {' or '.join(FAMILIES)}"
     raw_config = _read(directory, "config.json", base, expected)
