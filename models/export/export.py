@@ -243,8 +243,8 @@ def _files(
         data, base_config, tokenizer_files, label_names=label_names, info=info, progress=progress
     )
     if graph is not None:
-        files[onnx_graph.FILE] = graph.data
-        described["formats"] = {"onnx": graph.described}
+        files[onnx_graph.FILE], entry = graph
+        described["formats"] = {"onnx": entry}
     card = _model_card(info, family, label_names, sha256, graph=graph is not None)
     files["README.md"] = card.encode("utf-8")
     files[INFO] = _json(described)

@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,14 +33,6 @@ WEIGHTS = "model.safetensors"
 _HEADER = "weights_header_sha256"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graph:
-    """A serialised graph, and its entry in howdah.json."""
-
-    data: bytes
-    described: Mapping[str, Any]
-
-
 def of_export(
     weights: bytes,
     config: Mapping[str, Any],
@@ -50,9 +41,9 @@ def of_export(
     label_names: Sequence[str],
     info: RunInfo,
     progress: Callable[[str], None],
-) -> Graph | None:
-    """The graph of an export; None if the model's family has no graph, or the package `onnx` is not
-    installed.
+) -> tuple[bytes, dict[str, Any]] | None:
+    """(the serialised graph of an export, its entry in howdah.json); None if the model's family has
+    no graph, or the package `onnx` is not installed.
 
     Args:
         weights: the bytes of model.safetensors.
@@ -76,7 +67,7 @@ def of_export(
         metadata=metadata(info, label_names),
     )
     described = {"file": FILE, _HEADER: header_hash(weights), "opset": forward_onnx.OPSET}
-    return Graph(data=model.SerializeToString(), described=described)
+    return model.SerializeToString(), described
 
 
 def first_type_ends(
