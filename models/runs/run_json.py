@@ -329,8 +329,10 @@ def git_state() -> dict[str, Any] | None:
 
     def git(*arguments: str) -> bytes:
         # Without optional locks a look at the state never makes a user's own command fail.
-        command = ["git", "--no-optional-locks", *arguments]
-        return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.strip()
+        environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, timeout=10, check=True, env=environment
+        ).stdout.strip()
 
     try:
         # Names of files in the state need not be text in this process's encoding.
