@@ -192,7 +192,9 @@ def _axis(study: Study, key: str) -> tuple[Axis, Callable[[Trial], float | None]
         axis = Axis.of(values, key, room=0.05, log=key in study.log_scaled)
         return axis, lambda one: one.params.get(key)
     numeric = all(isinstance(value, int | float) for value in values)
-    names = [_plain(value) for value in sorted(set(values), key=None if numeric else str)]
+    # By their text: 1 and true are equal in a set.
+    ordered = sorted(values, key=None if numeric else str)
+    names = list(dict.fromkeys(map(_plain, ordered)))
     return (
         Axis.choices(names, key),
         lambda one: names.index(_plain(one.params[key])) if key in one.params else None,

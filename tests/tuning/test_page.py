@@ -72,6 +72,16 @@ def test_values_are_shown_as_the_command_line_takes_them():
     assert "<td>null</td>" in page and "None" not in page
 
 
+def test_choices_that_are_equal_numbers_have_a_place_each():
+    choices = ["a", 1, True, 0.5]
+    trials = [trial(n, value=0.1 * n, params={"model.x": one}) for n, one in enumerate(choices)]
+    study = Study(
+        name="x", directory="d", metric="loss", trials=tuple(trials), choices=frozenset({"model.x"})
+    )
+    page = render(study, "")
+    assert all(f">{name}</text>" in page for name in ("a", "1", "true", "0.5"))
+
+
 @pytest.mark.parametrize("trials", [(), (trial(0, "running", evaluations={}),)])
 def test_a_study_without_values_has_a_page(trials):
     page = render(Study(name="x", directory="d", metric="loss", trials=trials), "")
