@@ -67,7 +67,8 @@ def test_the_page_is_one_file_with_every_trial_and_plot():
 
 def test_values_are_shown_as_the_command_line_takes_them():
     best = trial(0, value=0.5, params={"training.max_steps": None, "model.dropout": 1e-05})
-    page = render(Study(name="x", directory="d", metric="loss", trials=(best,)), "")
+    keys = frozenset({"training.max_steps"})
+    page = render(Study(name="x", directory="d", metric="loss", trials=(best,), choices=keys), "")
     assert "--set training.max_steps=null --set model.dropout=1e-05" in page
     assert "<td>null</td>" in page and "None" not in page
 
