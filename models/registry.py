@@ -218,7 +218,9 @@ def manifest_of(path: str, *, whole: bool = False) -> dict | None:
 def decision_hash(info: Mapping[str, Any]) -> str | None:
     """Identity of the decision in an export's howdah.json; None without one. The same weights with
     another decision predict differently, so records that identify a model's results include it."""
-    decision = info.get("decision") or {}
+    decision = info.get("decision")
+    if not isinstance(decision, Mapping):  # refused where the model is opened
+        return None
     used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
 

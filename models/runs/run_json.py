@@ -154,7 +154,8 @@ class RunFile:
                 newest = attempts[-1]
                 if "ended" not in newest:
                     newest["ended"] = utc_now()
-                    newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
+                    started = newest.get("started") or newest["ended"]
+                    newest["seconds"] = round(_seconds(started, newest["ended"]), 3)
                 newest["status"] = status
                 if newest.get("pid") == os.getpid() and "usage" not in newest:
                     seconds = round(cpu_seconds(), 3)

@@ -19,7 +19,7 @@ from howdah.config import loader
 from howdah.config.loader import Config
 from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
-from howdah.run_files import RUN_JSON
+from howdah.models.runs import record
 
 CONFIG = "config.yaml"
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
@@ -71,8 +71,7 @@ def already_finished(config: Config) -> list[str] | None:
         UsageError: the run is finished, and the configuration would change what is learnt.
     """
     directory, resume = config.run.directory, config.checkpoint.resume
-    # The attempt that begins reports why a record cannot be read.
-    run = storage.read_fields(storage.join(directory, RUN_JSON))
+    run = _record(directory)
     if run.get("status") != "finished" or resume == "never":
         return None
     before = _trained(directory)
@@ -113,14 +112,20 @@ def already_finished(config: Config) -> list[str] | None:
 
 def of_finished(config: Config, *, on: str) -> dict[str, Any]:
     """JSON that `howdah submit --json` prints for a finished run: the keys of a job."""
-    record = storage.read_fields(storage.join(config.run.directory, RUN_JSON))
-    attempts = record.get("attempts") or [{}]
+    attempts = _record(config.run.directory).get("attempts") or [{}]
     job = {"application": attempts[-1].get("submission"), "on": on, "tracking_url": None}
     return job | {
         "run_directory": config.run.directory,
         "attached": False,
         "finished": True,
     }
+
+
+def _record(directory: str) -> dict[str, Any]:
+    try:
+        return record.read(directory)
+    except HowdahError:  # the attempt that begins reports why it cannot be read
+        return {}
 
 
 def _trained(directory: str) -> Config | None:

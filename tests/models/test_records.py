@@ -12,7 +12,9 @@ from howdah.config.loader import from_dict
 from howdah.errors import DataError, ModelError
 from howdah.models import server_file
 from howdah.models.profile.profile import PROFILE, read
+from howdah.models.registry import decision_hash
 from howdah.models.runs.run_json import RunFile, git_state
+from howdah.models.runs.settings import already_finished, of_finished
 
 CONFIG = from_dict({"run": {"name": "a"}, "data": {"dataset": "x"}})
 
@@ -23,6 +25,7 @@ CONFIG = from_dict({"run": {"name": "a"}, "data": {"dataset": "x"}})
         ({"attempts": 5}, "attempts"),
         ({"attempts": ["x"]}, "attempts[0]"),
         ({"attempts": [{"usage": 5}]}, "attempts[0].usage"),
+        ({"attempts": [{"started": "yesterday"}]}, "attempts[0].started"),
         ({"hours": 5}, "hours"),
         ({"hours": {"applications": 5}}, "hours.applications"),
     ],
@@ -43,6 +46,28 @@ def test_a_record_without_attempts_gets_the_first(tmp_path, body):
     assert not file.has_begun("s") and file.dataset_of("s") is None
     file.begin(CONFIG, world_size=1, attempt=1)
     assert len(file.values["attempts"]) == 1
+
+
+@pytest.mark.parametrize("attempts", [5, "x", [5]])
+def test_a_finished_run_whose_attempts_are_damaged_is_not_taken_for_finished(tmp_path, attempts):
+    (tmp_path / "run.json").write_text(json.dumps({"status": "finished", "attempts": attempts}))
+    config = CONFIG.model_copy(
+        update={"run": CONFIG.run.model_copy(update={"directory": str(tmp_path)})}
+    )
+    assert already_finished(config) is None
+    assert of_finished(config, on="local")["application"] is None
+
+
+@pytest.mark.parametrize("decision", [5, "x", True, ["temperature"]])
+def test_a_decision_that_is_not_an_object_has_no_identity(decision):
+    assert decision_hash({"decision": decision}) is None
+
+
+def test_an_end_of_an_attempt_without_a_beginning_takes_no_time(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"attempts": [{"attempt": 1}]}))
+    file = RunFile(str(tmp_path))
+    file.end("failed", "killed")
+    assert file.values["attempts"][0]["seconds"] == 0.0
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_hours(tmp_path):
