@@ -60,9 +60,8 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
 def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str, Any]:
     """{attempt, wall, cpu, gpu, ended}; a figure that was not measured is null."""
     seconds, usage = one.get("seconds"), one.get("usage") or {}
-    if seconds is None and now is not None and one.get("started"):
-        started = datetime.datetime.fromisoformat(one["started"])
-        seconds = max(0.0, (now - started).total_seconds())  # the clock may have been set back
+    if seconds is None and now is not None:
+        seconds = seconds_since(one.get("started"), now)
     gpus = usage.get("gpus")
     return {
         "attempt": one.get("attempt"),
@@ -71,6 +70,16 @@ def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str,
         "gpu": _hours(seconds * gpus if seconds is not None and gpus is not None else None),
         "ended": "ended" in one,
     }
+
+
+def seconds_since(started: str | None, until: datetime.datetime) -> float | None:
+    """Seconds from a time in run.json; 0 if the clock was set back since, None if it is not a
+    time."""
+    try:
+        elapsed = until - datetime.datetime.fromisoformat(started)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, elapsed.total_seconds())
 
 
 def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:

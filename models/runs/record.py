@@ -5,7 +5,6 @@ A user may have edited the file, or another program may have written it.
 
 from __future__ import annotations
 
-import datetime
 from typing import Any
 
 from howdah import storage
@@ -47,14 +46,6 @@ def _is_bin(value: Any) -> bool:
     return all(NUMBER.fits(value.get(name)) for name in numbers)
 
 
-def _is_time(value: Any) -> bool:
-    """True for ISO 8601 with a time zone."""
-    try:
-        return datetime.datetime.fromisoformat(value).tzinfo is not None
-    except (TypeError, ValueError):
-        return False
-
-
 _BIN = Kind("a bin with lower, upper, rows, confidence and accuracy", _is_bin)
 _MOMENTS = Fields({"mean": NUMBER, "deviation": NUMBER}, needed=("mean", "deviation"))
 _CLASS = Fields(
@@ -84,8 +75,7 @@ METRICS_SHAPE = Each(
 _HOURS = dict.fromkeys(("wall", "cpu", "gpu", "vcore", "gib"), NUMBER)
 _ATTEMPT = Fields(
     {
-        **dict.fromkeys(("dataset", "submission"), TEXT),
-        "started": Kind("a time, such as 2026-01-31T12:00:00+00:00", _is_time),
+        **dict.fromkeys(("dataset", "submission", "started"), TEXT),
         "seconds": NUMBER,
         "world_size": COUNT,
         "usage": Fields({"cpu_seconds": NUMBER, "gpus": NUMBER}),

@@ -154,8 +154,8 @@ class RunFile:
                 newest = attempts[-1]
                 if "ended" not in newest:
                     newest["ended"] = utc_now()
-                    started = newest.get("started") or newest["ended"]
-                    newest["seconds"] = round(_seconds(started, newest["ended"]), 3)
+                    ended = datetime.datetime.fromisoformat(newest["ended"])
+                    newest["seconds"] = hours.seconds_since(newest.get("started"), ended)
                 newest["status"] = status
                 if newest.get("pid") == os.getpid() and "usage" not in newest:
                     seconds = round(cpu_seconds(), 3)
@@ -347,12 +347,6 @@ def cpu_seconds() -> float:
     """User and system time of this process and of its children that have ended (getrusage(2))."""
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in both)
-
-
-def _seconds(started: str, ended: str) -> float:
-    """Seconds between two times of `utc_now`; 0 if the clock was set back in between."""
-    begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
-    return max(0.0, (end - begin).total_seconds())
 
 
 def utc_now() -> str:

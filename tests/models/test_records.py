@@ -25,7 +25,6 @@ CONFIG = from_dict({"run": {"name": "a"}, "data": {"dataset": "x"}})
         ({"attempts": 5}, "attempts"),
         ({"attempts": ["x"]}, "attempts[0]"),
         ({"attempts": [{"usage": 5}]}, "attempts[0].usage"),
-        ({"attempts": [{"started": "yesterday"}]}, "attempts[0].started"),
         ({"hours": 5}, "hours"),
         ({"hours": {"applications": 5}}, "hours.applications"),
     ],
@@ -63,11 +62,12 @@ def test_a_decision_that_is_not_an_object_has_no_identity(decision):
     assert decision_hash({"decision": decision}) is None
 
 
-def test_an_end_of_an_attempt_without_a_beginning_takes_no_time(tmp_path):
-    (tmp_path / "run.json").write_text(json.dumps({"attempts": [{"attempt": 1}]}))
+@pytest.mark.parametrize("started", [None, "yesterday", "2026-01-01T00:00:00"])
+def test_an_attempt_without_a_time_of_its_beginning_has_no_seconds(tmp_path, started):
+    (tmp_path / "run.json").write_text(json.dumps({"attempts": [{"started": started}]}))
     file = RunFile(str(tmp_path))
     file.end("failed", "killed")
-    assert file.values["attempts"][0]["seconds"] == 0.0
+    assert file.values["attempts"][0]["seconds"] is None and file.values["attempts"][0]["ended"]
 
 
 def test_a_clock_that_was_set_back_gives_no_negative_hours(tmp_path):
