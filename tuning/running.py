@@ -283,7 +283,7 @@ def evaluations(directory: str, metric: str) -> dict[int, float]:
     """
     lines = [
         line for line in read_metrics(directory)
-        if line.get("split") == VALIDATION and "metrics" in line
+        if line.get("split") == VALIDATION and line.get("metrics")
     ]  # fmt: skip
     lines.sort(key=lambda line: line["step"])
     values = {number: line["metrics"].get(metric) for number, line in enumerate(lines, 1)}

@@ -48,7 +48,7 @@ def export(
     base_config: Mapping[str, Any],
     tokenizer_files: Mapping[str, bytes],
     label_names: Sequence[str],
-    run_info: RunInfo,
+    run_info: RunInfo | Mapping[str, Any],
     formats: Sequence[str] = (),
     samples: Sequence[np.ndarray] = (),
     profile: bytes | None = None,
@@ -78,12 +78,13 @@ def export(
         AlreadyExists: `target` holds something else.
     """
     named = require(formats, base_config, where=target)
+    info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
     _check_weights(weights, base_config, label_names, target)
-    _check_target(target, run_info)
-    files = _files(weights, base_config, tokenizer_files, label_names, run_info, progress)
+    _check_target(target, info)
+    files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
     if profile is not None:
         files[PROFILE] = profile
-    decision = decided.keep(files, target, label_names, run_info.task, progress)
+    decision = decided.keep(files, target, label_names, info.task, progress)
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         if set(named) <= {"hf"}:
@@ -92,9 +93,9 @@ def export(
             source = Source(
                 config=base_config,
                 weights=weights,
-                first_type_ends=onnx_graph.first_type_ends(base_config, tokenizer_files, run_info),
-                metadata=onnx_graph.metadata(run_info, label_names),
-                task=run_info.task,
+                first_type_ends=onnx_graph.first_type_ends(base_config, tokenizer_files, info),
+                metadata=onnx_graph.metadata(info, label_names),
+                task=info.task,
                 samples=samples,
                 decision=decision,
                 labels=label_names,

@@ -38,6 +38,11 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
+_DAMAGED = (
+    *(ValueError, LookupError, TypeError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
+"""What JSON of another shape leads to: a number may be infinite, a nesting too deep."""
 # Only these files are fetched from the hub, so that no pickle reaches the disk.
 _PATTERNS = ["config.json", "howdah.json", "model*.safetensors", _WEIGHTS_INDEX]
 _PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]
@@ -406,7 +411,7 @@ def _check_tokenizer(
         )
     try:
         largest = _largest_id(name, files[name])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _DAMAGED as error:
         raise ModelError(
             f"{name} is not a {kind.algorithm} tokenizer's file",
             where=storage.join(base, name),

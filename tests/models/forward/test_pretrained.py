@@ -292,6 +292,7 @@ def test_tokenizer_must_be_there_and_fit(base):
         ("tokenizer.json", "[]"),
         ("tokenizer.json", '{"model": {"vocab": {"a": "x"}}}'),
         ("tokenizer.json", '{"model": {"vocab": {}}}'),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 1e999}}}'),
     ],
 )
 def test_damaged_files_of_a_model_are_named(base, name, body):
