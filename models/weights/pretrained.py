@@ -38,10 +38,7 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
-_DAMAGED = (
-    *(ValueError, LookupError, TypeError, AttributeError),
-    *(ArithmeticError, RecursionError),
-)
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 """What JSON of another shape leads to: a number may be infinite, a nesting too deep."""
 # Only these files are fetched from the hub, so that no pickle reaches the disk.
 _PATTERNS = ["config.json", "howdah.json", "model*.safetensors", _WEIGHTS_INDEX]
