@@ -42,7 +42,7 @@ class Version:
     address: str = field(compare=False)
     """The address as the user wrote it."""
     path: str
-    """Directory of the export; relative if the address is."""
+    """Directory of the export; relative if the address is, unless that is only `.` or `v=3`."""
     number: int | None = None
     """Number of the published version; None: an export that is not published."""
     follows: bool = False
