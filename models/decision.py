@@ -126,8 +126,6 @@ class Rule:
     """A decision for the labels of one model.
 
     Args:
-        decision: thresholds and rejection.
-        task: the model's task.
         labels: C names in the order of the scores.
     """
 

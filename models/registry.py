@@ -231,7 +231,6 @@ def profile_path(directory: str, name: str) -> str:
     Args:
         directory: the export's directory. A published version's files never change, so its profile
             lies in profiles/ beside the versions.
-        name: the file's name in an export.
     """
     root, version = storage.parent(directory), storage.name(directory)
     if VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):

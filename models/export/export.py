@@ -61,7 +61,6 @@ def export(
         target: directory on any storage. An export of the same run is replaced.
         weights: all tensors under Hugging Face's torch names and layouts.
         base_config: the base's config.json with the run's dropouts.
-        tokenizer_files: the tokenizer's files by name.
         label_names: C names in the order of the classifier's rows.
         run_info: written to howdah.json and the model card.
         formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
@@ -70,7 +69,6 @@ def export(
         profile: contents of profile.json (models/profile/profile.py); None: no profile.json.
         check: called before the export gets its name; raises if this process must not write any
             more.
-        progress: called with each line of progress.
     Raises:
         UsageError: a format cannot be written here.
         ModelError: missing or misshapen tensors, NaN or infinity; a format whose logits are not the

@@ -57,15 +57,13 @@ class Format:
     """True if its logits equal the model's. Otherwise the share of equal labels is shown."""
 
 
+_ONNX = ("onnx", "onnxruntime")
+_FILES = onnx_graph.FILES
 FORMATS: dict[str, Format] = {
     "hf": Format(file=onnx_graph.WEIGHTS, packages=(), exact=True),
-    "onnx": Format(file=onnx_graph.FILES["onnx"], packages=("onnx", "onnxruntime"), exact=True),
-    "onnx-w8": Format(
-        file=onnx_graph.FILES["onnx-w8"], packages=("onnx", "onnxruntime"), exact=False
-    ),
-    "onnx-int8": Format(
-        file=onnx_graph.FILES["onnx-int8"], packages=("onnx", "onnxruntime"), exact=False
-    ),
+    "onnx": Format(file=_FILES["onnx"], packages=_ONNX, exact=True),
+    "onnx-w8": Format(file=_FILES["onnx-w8"], packages=_ONNX, exact=False),
+    "onnx-int8": Format(file=_FILES["onnx-int8"], packages=_ONNX, exact=False),
     "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
 }
 """Formats by their name in export.formats."""
@@ -98,7 +96,6 @@ def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: st
 
     Args:
         config: config.json, defaults filled in; None: it is not known yet.
-        where: location for messages.
     Raises:
         UsageError: formats are unknown, or their packages are not installed; it names all of them.
         ModelError: the model's family does not support a format.

@@ -48,9 +48,7 @@ def of_export(
     Args:
         weights: the bytes of model.safetensors.
         config: config.json, defaults filled in.
-        tokenizer_files: the tokenizer's files by name.
         label_names: in the order of the classifier's rows.
-        info: the run.
         progress: called with a line if the package is missing.
     """
     family = family_of(config)
@@ -105,7 +103,6 @@ def of_file(
 
     Args:
         info: howdah.json, which has an entry for the graph.
-        name: the format.
         config: config.json, defaults filled in.
         where: the export, for messages.
     Raises:

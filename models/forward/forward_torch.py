@@ -390,8 +390,6 @@ def build(
         base_config: config.json as a dict, defaults filled in.
         weights: arrays by Hugging Face's torch names; a new classifier is added if they lack one
             for `num_labels`.
-        num_labels: number of classes.
-        training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
         first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.

@@ -84,11 +84,7 @@ class Tally:
 
 
 class _Sums:
-    """Sums over rows; the sums of several ranks can be added.
-
-    Args:
-        classes: number of classes, C.
-    """
+    """Sums over rows; the sums of several ranks can be added."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes

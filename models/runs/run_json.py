@@ -51,7 +51,6 @@ class RunFile:
     model and checkpoint exist: an attempt that is refused before does not lose the run's results.
 
     Args:
-        directory: run directory.
         check: called before each write; raises if this process may not write any more.
     Raises:
         DataError: a user has edited the attempts or hours, so that they cannot be continued.

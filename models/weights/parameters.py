@@ -35,7 +35,6 @@ def start_weights(
         config: the base's config.json, defaults filled in.
         weights: float32 by name; the encoder's, and all or none of the pooler's, the head's and the
             adapters'.
-        num_labels: number of classes.
         seed: seed of new tensors: normal(0, initializer_range), biases 0, as in transformers; an
             adapter's B is 0.
         adapters: {name: shape} of the adapters' tensors (`low_rank.adapter_shapes`).

@@ -80,7 +80,6 @@ def load_base(
 
     Args:
         base: a directory, a path on any storage (hdfs://...) or a hub name.
-        revision: revision of a hub name.
         label_names: the task's labels in their order; the base's classifier is used only if it was
             trained for exactly these.
         weights: False: do not read or check the weights; `hash` then covers only config.json.
