@@ -116,7 +116,7 @@ def forward_of(
         from howdah.models.opened.onnx_session import mapped_tensors, open_session
 
         forward_onnx.require(base.config)
-        session = partial(open_session, threads=threads, where=where)
+        session = partial(open_session, classes=classes, threads=threads, where=where)
         if onnx_graph.entry(info, chosen) is not None:
             graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
             path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
