@@ -282,7 +282,7 @@ def test_a_label_more_or_less_than_the_model_has_is_refused(form, tmp_path):
     for edited in (dict(list(labels.items())[:-1]), labels | {str(len(labels)): "more"}):
         text = json.dumps(config | {"id2label": edited})
         storage.write_whole(os.path.join(path, "config.json"), text.encode())
-        with pytest.raises(ModelError, match="labels of config.json are not those") as caught:
+        with pytest.raises(ModelError, match=r"labels of config\.json are not those") as caught:
             open_model(path, framework=form)
         assert caught.value.where == os.path.join(path, "config.json")
 
