@@ -20,6 +20,7 @@ from howdah.config.loader import Config
 from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.models.runs import record
+from howdah.run_files import RUN_JSON
 
 CONFIG = "config.yaml"
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
@@ -123,7 +124,7 @@ def of_finished(config: Config, *, on: str) -> dict[str, Any]:
 
 def _record(directory: str) -> dict[str, Any]:
     try:
-        return record.read(directory)
+        return storage.read_object(storage.join(directory, RUN_JSON), record.KEPT_SHAPE)
     except HowdahError:  # the attempt that begins reports why it cannot be read
         return {}
 
