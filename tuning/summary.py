@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from howdah import storage
@@ -116,10 +116,6 @@ class Study:
                 "steps": best.steps, "run": run, "export": storage.join(run, "export"),
             },
         }  # fmt: skip
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Each trial as plain JSON."""
-        return [asdict(trial) for trial in self.trials]
 
 
 def summarise(

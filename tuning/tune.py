@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
@@ -114,7 +115,7 @@ def status(config: Config) -> dict[str, Any]:
     study = studies.join(config)
     with studies.failures_of_storage(config):
         summary = _summary(config, study)
-    return {**summary.as_dict(), "all": summary.listed()}
+    return {**summary.as_dict(), "all": [asdict(trial) for trial in summary.trials]}
 
 
 def _summary(config: Config, study: optuna.Study) -> Study:

@@ -166,7 +166,8 @@ def _check(config: Config, *, baseline: bool) -> None:
             got=config.checkpoint.resume,
         )
     initial = {"model.init_from": config.model.init_from}
-    if _is_trained(config.model.base, config.publish.directory):
+    version = find_version(config.model.base, config.publish.directory)
+    if version is not None and version.info:  # it was trained on labelled rows
         initial["model.base"] = config.model.base
     for key, name in initial.items():
         if name is not None and not baseline:
@@ -178,12 +179,6 @@ def _check(config: Config, *, baseline: bool) -> None:
                 remedy="leave model.init_from out, or set model.base to the base that the model"
                 " was trained from",
             )
-
-
-def _is_trained(model: str, publish_directory: str) -> bool:
-    """True for a published model or a Howdah export, which was trained on labelled rows."""
-    version = find_version(model, publish_directory)
-    return version is not None and bool(version.info)
 
 
 # ------------------------------------------------------------------------------------- one fold
