@@ -39,10 +39,10 @@ def with_pinned_base(config: Config, *, as_begun: bool | None = None) -> Config:
             versions[key] = version
     if not versions:
         return config
-    begun = _begun_with(config, as_begun)
+    first = _begun_with(config, as_begun)
     changed = {key: version.path for key, version in versions.items()}
     for key, version in versions.items():
-        before = {"base": begun.get("source"), "init_from": begun.get("init_from")}[key]
+        before = {"base": first.get("source"), "init_from": first.get("init_from")}[key]
         # NAME@VERSION is the user's explicit choice: if the run began with another version, it is
         # refused later.
         root = storage.parent(version.path)
@@ -66,9 +66,9 @@ def learnt_parts(
     model = config.model.init_from
     if model is None:
         return None
-    begun = _begun_with(config, as_begun)
-    if begun.get("init_from") == model and "parts" in begun:
-        return begun["parts"]
+    first = _begun_with(config, as_begun)
+    if first.get("init_from") == model and "parts" in first:
+        return first["parts"]
     try:
         trained = read_info(model).get("dataset") or {}
     except (NotFound, ModelError):
@@ -91,8 +91,7 @@ def _begun_with(config: Config, as_begun: bool | None) -> dict[str, Any]:
     if not as_begun:
         return {}
     try:
-        run = storage.read_json(storage.join(config.run.directory, RUN_JSON))
+        base = storage.read_object(storage.join(config.run.directory, RUN_JSON)).get("base")
     except (NotFound, DataError):
         return {}
-    base = run.get("base") if isinstance(run, dict) else None
     return base if isinstance(base, dict) else {}

@@ -11,6 +11,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.splits import VALIDATION
 from howdah.config.tasks import Task
+from howdah.errors import NotFound
 from howdah.models.decision import KEY, Decision
 from howdah.models.fit_decision import logits_of
 from howdah.models.profile import profile as profiles
@@ -61,7 +62,10 @@ def keep(
         target: path of the export that the new one replaces; it need not exist.
     """
     path = storage.join(target, INFO)
-    stored = storage.read_json(path) if storage.exists(path) else {}
+    try:
+        stored = storage.read_object(path)
+    except NotFound:
+        return Decision()
     described = json.loads(files[INFO])
     if stored.get("weights_sha256") != described["weights_sha256"] or KEY not in stored:
         return Decision()

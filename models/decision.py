@@ -21,6 +21,7 @@ import numpy as np
 from howdah.config.tasks import Task
 from howdah.errors import ModelError
 from howdah.models.registry import decision_hash
+from howdah.storage.shapes import NUMBER
 
 KEY = "decision"
 """Key of howdah.json that holds the decision."""
@@ -125,8 +126,6 @@ class Rule:
     """A decision for the labels of one model.
 
     Args:
-        decision: thresholds and rejection.
-        task: the model's task.
         labels: C names in the order of the scores.
     """
 
@@ -272,23 +271,19 @@ def _problem(entry: Any, labels: Sequence[str], task: Task) -> str | None:
         return type(entry).__name__
     temperature, reject = entry.get("temperature", 1.0), entry.get("reject_below")
     thresholds = entry.get("thresholds") or {}
-    if not _number(temperature) or not 0.0 < temperature < 1e6:
+    if not NUMBER.fits(temperature) or not 0.0 < temperature < 1e6:
         return f"temperature {temperature!r}"
-    if reject is not None and not (_number(reject) and 0.0 <= reject <= 1.0):
+    if reject is not None and not (NUMBER.fits(reject) and 0.0 <= reject <= 1.0):
         return f"reject_below {reject!r}"
     if not isinstance(thresholds, dict):
         return f"thresholds {thresholds!r}"
     for name, least in thresholds.items():
         if name not in labels:
             return f"a threshold for {name!r}, which is not a label of the model"
-        if not (_number(least) and 0.0 <= least <= 1.0):
+        if not (NUMBER.fits(least) and 0.0 <= least <= 1.0):
             return f"threshold {least!r} of {name!r}"
     if task == "regression" or (task == "multi_label" and reject is not None):
         return f"a decision that task {task} does not have"
     if task == "single_label" and len(thresholds) > 1:
         return "thresholds of several labels, but task single_label allows one"
     return None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

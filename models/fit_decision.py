@@ -8,15 +8,13 @@ from typing import assert_never
 import numpy as np
 
 from howdah.config.tasks import Task
-from howdah.models.decision import Decision, log_softmax, scores_of
-
-__all__ = [
-    "LABEL_METRICS", "Decision", "best_threshold", "fit_temperature", "logits_of",
-    "reject_threshold",
-]  # fmt: skip
+from howdah.models.decision import log_softmax, scores_of
+from howdah.models.metrics.metrics import ratio
 
 _LEAST_SCORE = 1e-30
 _TEMPERATURES = (0.05, 20.0)
+_ROUNDING = 1e-6
+"""Counts of rows are compared with products such as 0.55 * 100, which is above 55."""
 
 
 def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
@@ -62,20 +60,15 @@ def fit_temperature(task: Task, labels: np.ndarray, logits_NC: np.ndarray) -> fl
 
 Counts = np.ndarray
 LABEL_METRICS: dict[str, Callable[[Counts, Counts, Counts, Counts], np.ndarray]] = {
-    "f1": lambda tp, fp, fn, tn: _ratio(2 * tp, 2 * tp + fp + fn),
-    "f0.5": lambda tp, fp, fn, tn: _ratio(1.25 * tp, 1.25 * tp + fp + 0.25 * fn),
-    "f2": lambda tp, fp, fn, tn: _ratio(5 * tp, 5 * tp + fp + 4 * fn),
-    "accuracy": lambda tp, fp, fn, tn: _ratio(tp + tn, tp + fp + fn + tn),
-    "mcc": lambda tp, fp, fn, tn: _ratio(
+    "f1": lambda tp, fp, fn, tn: ratio(2 * tp, 2 * tp + fp + fn),
+    "f0.5": lambda tp, fp, fn, tn: ratio(1.25 * tp, 1.25 * tp + fp + 0.25 * fn),
+    "f2": lambda tp, fp, fn, tn: ratio(5 * tp, 5 * tp + fp + 4 * fn),
+    "accuracy": lambda tp, fp, fn, tn: ratio(tp + tn, tp + fp + fn + tn),
+    "mcc": lambda tp, fp, fn, tn: ratio(
         tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
     ),
 }
 """{name: function of the true positives, false positives, false negatives, true negatives}."""
-
-
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
-    return np.divide(part, whole, out=np.zeros_like(whole), where=whole > 0)
 
 
 def best_threshold(metric: str, positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
@@ -114,10 +107,10 @@ def reject_threshold(
     last = np.flatnonzero(np.diff(confidence, append=-1.0))
     rows_kept = last + 1.0
     if coverage is not None:
-        enough = rows_kept >= coverage * len(confidence)
+        enough = rows_kept >= coverage * len(confidence) - _ROUNDING
         chosen = int(enough.argmax())
     else:
-        enough = np.cumsum(right)[last] >= accuracy * rows_kept
+        enough = np.cumsum(right)[last] >= accuracy * rows_kept - _ROUNDING
         if not enough.any():
             return None
         chosen = int(np.flatnonzero(enough)[-1])

@@ -48,7 +48,6 @@ def require_whole(directory: str, files: Files, *, at: str | None = None) -> Non
 
     Args:
         directory: the version's directory, for messages.
-        files: the files to compare.
         at: directory to read them from; None: `directory`.
     Raises:
         ModelError: a file is missing or differs.

@@ -110,11 +110,12 @@ class Published:
             ModelError: the file does not name a version.
         """
         try:
-            current = storage.read_json(self.pointer)
+            shape = Fields(_PARTS)
+            current = storage.read_object(self.pointer, shape, kind=ModelError, remedy=_ANEW)
         except NotFound:
             return None
-        number = current.get("version") if isinstance(current, dict) else None
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        number = current.get("version")
+        if not COUNT.fits(number) or number == 0:
             raise ModelError(
                 "current.json does not name a version",
                 where=self.pointer,
@@ -122,8 +123,7 @@ class Published:
                 got=repr(number),
                 remedy=_ANEW,
             )
-        shape = Fields(_PARTS)
-        return storage.checked_object(current, self.pointer, shape, kind=ModelError, remedy=_ANEW)
+        return current
 
     def challenger(self) -> int | None:
         """The published version that is tried beside the current one; None if there is none."""
@@ -218,7 +218,9 @@ def manifest_of(path: str, *, whole: bool = False) -> dict | None:
 def decision_hash(info: Mapping[str, Any]) -> str | None:
     """Identity of the decision in an export's howdah.json; None without one. The same weights with
     another decision predict differently, so records that identify a model's results include it."""
-    decision = info.get("decision") or {}
+    decision = info.get("decision")
+    if not isinstance(decision, Mapping):  # refused where the model is opened
+        return None
     used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
 
@@ -229,7 +231,6 @@ def profile_path(directory: str, name: str) -> str:
     Args:
         directory: the export's directory. A published version's files never change, so its profile
             lies in profiles/ beside the versions.
-        name: the file's name in an export.
     """
     root, version = storage.parent(directory), storage.name(directory)
     if VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):

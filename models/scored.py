@@ -11,13 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah import storage
-from howdah.errors import NotFound
+from howdah.errors import DataError, NotFound
+from howdah.storage.shapes import ANY_OBJECT, COUNT, Fields
 
 DIRECTORY = "scored"
 MARKER = "done.json"
-
-
 FORMAT_VERSION = 1
+_OBJECTS = ("model", "source", "options", "output", "labels")
+_SHAPE = Fields(
+    {"format_version": COUNT, **dict.fromkeys(_OBJECTS, ANY_OBJECT)},
+    needed=("format_version", *_OBJECTS),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +69,18 @@ class Marker:
 
 
 def read(directory: str) -> Marker | None:
-    """The marker in a directory; None if there is none of this format."""
+    """The marker in a directory; None if there is none of this format, or it is damaged: nothing
+    then says what was scored."""
     try:
-        marker = storage.read_json(storage.join(directory, MARKER))
-    except NotFound:
+        marker = storage.read_object(storage.join(directory, MARKER), _SHAPE)
+    except (NotFound, DataError):
         return None
-    if not isinstance(marker, dict) or marker.get("format_version") != FORMAT_VERSION:
+    if marker["format_version"] != FORMAT_VERSION:
         return None
     try:
         sides = {name: Files(**marker[name]) for name in ("source", "output")}
         return Marker(**{**marker, **sides})
-    except (TypeError, KeyError):
+    except TypeError:
         return None
 
 

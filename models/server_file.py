@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 
 from howdah import storage
 from howdah.errors import ModelError
+from howdah.storage.shapes import TEXT, Fields, Items
 
 FILE = "server.json"
 TOKENS = ".howdah.tokens"
@@ -28,6 +29,7 @@ ADDRESS_VARIABLE = "HOWDAH_SERVE_FILE"
 """Environment variable of the container: path of the file that the address is written to."""
 _URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SUBJECT = b"howdah server address\n"
+_SEALED = Fields({"value": TEXT, "seals": Items(TEXT)}, needed=("value", "seals"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +69,19 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
         NotFound: there is no file.
         ModelError: the file is damaged, or is not signed with one of the tokens.
     """
+    remedy = "end the server with `howdah kill`, then start it again"
+    sealed = storage.read_object(path, _SEALED, kind=ModelError, remedy=remedy)
+    text, seals = sealed["value"], sealed["seals"]
     try:
-        sealed = storage.read_json(path)
-        text, seals = sealed["value"], [str(seal) for seal in sealed["seals"]]
         address = ServerAddress(**json.loads(text))
         if not _URL.fullmatch(address.url):
             raise ValueError(address.url)
-    except (KeyError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ModelError(
             "the file with the server's address is damaged",
             where=path,
             got=type(error).__name__,
-            remedy="end the server with `howdah kill`, then start it again",
+            remedy=remedy,
         ) from None
     if tokens and not any(
         hmac.compare_digest(seal.encode("utf-8", "replace"), _seal(text, one).encode())

@@ -24,7 +24,7 @@ from howdah.core.address import split_address
 from howdah.data.family import family_of
 from howdah.errors import ModelError, NotFound
 from howdah.models.export_info import read_config, read_info
-from howdah.models.registry import Published, decision_hash
+from howdah.models.registry import VERSION, Published, decision_hash
 from howdah.models.weights.pretrained import label_names_of
 from howdah.run_files import RUN_JSON
 
@@ -42,7 +42,7 @@ class Version:
     address: str = field(compare=False)
     """The address as the user wrote it."""
     path: str
-    """Directory of the export; relative if the address is."""
+    """Directory of the export; relative if the address is, unless that is only `.` or `v=3`."""
     number: int | None = None
     """Number of the published version; None: an export that is not published."""
     follows: bool = False
@@ -188,7 +188,11 @@ def _places(address: str, publish_directory: str | None) -> Iterator[str]:
     """Paths that an address may mean, in order of precedence."""
     if not address:
         return
-    yield address.rstrip("/") or address
+    place = address.rstrip("/") or address
+    *above, last = place.split("/")
+    if {*above} <= {".", ".."} and (last in (".", "..") or VERSION.fullmatch(last)):
+        place = os.path.abspath(place)  # the names of a model and of a version are in it
+    yield place
     a_name = "://" not in address and not address.startswith("/") and ".." not in address.split("/")
     if a_name and publish_directory is not None:
         yield storage.join(publish_directory, address.rstrip("/"))
@@ -217,7 +221,7 @@ def _published_in(directory: str) -> Iterator[str]:
     """Names of the published models below a directory, with the numbers of their versions."""
     try:
         roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
-    except (NotFound, NotADirectoryError):
+    except NotFound:
         return
     for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
         if versions := Published(root.path).versions():

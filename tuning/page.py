@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from howdah.models.runs.run_json import CONFIG
 from howdah.pages import page as pages
 from howdah.pages.charts import Axis, Frame, cut
 from howdah.pages.figures import duration, number
-from howdah.tuning.summary import Study, Trial
+from howdah.tuning.summary import Study, Trial, trial_directory
 
 PAGE = "study.html"
 _FEW_TRIALS = 20
@@ -70,7 +71,7 @@ def _headline(study: Study) -> str:
 def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
     """Return (purpose, command) of what one does with the best trial."""
     config = shlex.quote(storage.join(study.directory, CONFIG))
-    run = shlex.quote(storage.join(study.directory, "trials", str(best.number)))
+    run = shlex.quote(trial_directory(study.directory, best.number))
     values = " ".join(
         f"--set {key}={shlex.quote(_plain(value))}" for key, value in best.params.items()
     )
@@ -84,7 +85,8 @@ def _commands(study: Study, best: Trial) -> list[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as `--set` takes it: null and true, not None and True."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _kind(study: Study, trial: Trial) -> str:
@@ -170,11 +172,11 @@ def _evaluations(study: Study, trials: Sequence[Trial]) -> Any:
     ends = (min(at for at, _ in points) - 0.2, max(at for at, _ in points) + 0.2)
     frame, parts = Frame(title, Axis("evaluation", ends, whole=True), up), []
     for one in sorted(trials, key=lambda trial: (trial.value is not None, _kind(study, trial))):
-        kind, seen = _kind(study, one), _finite(one)
-        if len(seen) > 1:
-            parts.append(frame.path(seen, f"line {kind}"))
+        kind, values = _kind(study, one), _finite(one)
+        if len(values) > 1:
+            parts.append(frame.path(values, f"line {kind}"))
         parts += [
-            frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in seen
+            frame.dot(*point, kind, f"trial {one.number}: {number(point[1])}") for point in values
         ]
     return frame.svg("".join(parts), legend=_legend(study))
 
@@ -190,7 +192,9 @@ def _axis(study: Study, key: str) -> tuple[Axis, Callable[[Trial], float | None]
         axis = Axis.of(values, key, room=0.05, log=key in study.log_scaled)
         return axis, lambda one: one.params.get(key)
     numeric = all(isinstance(value, int | float) for value in values)
-    names = [_plain(value) for value in sorted(set(values), key=None if numeric else str)]
+    # By their text: 1 and true are equal in a set.
+    ordered = sorted(values, key=None if numeric else str)
+    names = list(dict.fromkeys(map(_plain, ordered)))
     return (
         Axis.choices(names, key),
         lambda one: names.index(_plain(one.params[key])) if key in one.params else None,

@@ -16,7 +16,7 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
-from howdah.errors import HowdahError, NotFound, TrainingError, UsageError
+from howdah.errors import HowdahError, JobLost, NotFound, TrainingError, UsageError
 from howdah.models.runs import record
 from howdah.models.runs.metrics_log import FILE_NAME as METRICS_FILE
 from howdah.models.runs.metrics_log import read_metrics
@@ -103,7 +103,7 @@ class RunningTrial:
         outcome if the process cannot be started."""
         with contextlib.ExitStack() as locks:
             try:
-                held = self._take_locks(locks)
+                descriptors = self._take_locks(locks)
             except UsageError as error:
                 return self._wait(error)
             try:
@@ -111,7 +111,7 @@ class RunningTrial:
                 # If this process is killed, the kernel sends the training SIGTERM: it saves.
                 self._child = Child(
                     self._way.command(self._path), env=isolation.environment(), on_line=self._take,
-                    pass_fds=held,
+                    pass_fds=descriptors,
                 )  # fmt: skip
             except HowdahError as error:
                 self._files.close()
@@ -130,16 +130,16 @@ class RunningTrial:
         Raises:
             UsageError: a process of an earlier attempt still runs.
         """
-        held = []
+        descriptors = []
         for name in self._way.locks:
             lock = RunLock(self._local, name, self.directory)
             lock.take()
-            if self._way.keeps_lock:
-                held.append(lock.fileno())
+            if self._way.on is not None:
+                descriptors.append(lock.fileno())
                 locks.callback(lock.release)
             else:
                 lock.release()
-        return held
+        return descriptors
 
     def _wait(self, error: UsageError) -> Outcome | None:
         if time.monotonic() > self._deadline:
@@ -247,7 +247,8 @@ class RunningTrial:
         if code == TrainingError.exit_code:
             own_failure = self._way.own_failure(self._error, self._local)
             return Outcome("failed" if own_failure else "lost", error)
-        return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
+        # A job's driver has died, or the job was killed.
+        return Outcome("lost" if isinstance(self._error, JobLost) else "fatal", error)
 
     def _finished(self) -> Outcome:
         """Outcome of exit code 0, which alone does not prove a finished run: complete or fatal."""
@@ -282,7 +283,7 @@ def evaluations(directory: str, metric: str) -> dict[int, float]:
     """
     lines = [
         line for line in read_metrics(directory)
-        if line.get("split") == VALIDATION and "metrics" in line
+        if line.get("split") == VALIDATION and line.get("metrics")
     ]  # fmt: skip
     lines.sort(key=lambda line: line["step"])
     values = {number: line["metrics"].get(metric) for number, line in enumerate(lines, 1)}

@@ -240,20 +240,20 @@ def distributions(tune: TuneSection) -> dict[str, Any]:
     """Optuna's distribution of each key, in the order of the space."""
     from optuna import distributions as of
 
-    fields, made = dict(loader.keys()), {}
+    fields, result = dict(loader.keys()), {}
     for key, one in tune.space.items():
         if one.choices is not None:
-            made[key] = of.CategoricalDistribution(one.choices)
+            result[key] = of.CategoricalDistribution(one.choices)
         elif _numbers(fields[key].annotation) is int:
             step = int(one.step or 1)
             high = int(one.high) - (int(one.high) - int(one.low)) % step
-            made[key] = of.IntDistribution(int(one.low), high, log=one.log, step=step)
+            result[key] = of.IntDistribution(int(one.low), high, log=one.log, step=step)
         else:
             high, step = float(one.high), one.step and float(one.step)
             if step is not None:  # Optuna would warn about a range that step does not divide
                 high = float(one.low) + step * int((one.high - one.low) / step + 1e-9)
-            made[key] = of.FloatDistribution(float(one.low), high, log=one.log, step=step)
-    return made
+            result[key] = of.FloatDistribution(float(one.low), high, log=one.log, step=step)
+    return result
 
 
 def suggest(trial: Any, key: str, distribution: Any) -> Any:

@@ -17,11 +17,7 @@ from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
 from howdah.core.processes import limit
-from howdah.errors import (
-    ClusterError,
-    ConfigError,
-    HowdahError,
-)
+from howdah.errors import ClusterError, ConfigError, DataError, HowdahError
 from howdah.models.runs.run_json import config_hash
 from howdah.storage import private_files
 from howdah.tuning.space import objective_of
@@ -72,16 +68,10 @@ def failures_of_storage(config: Config) -> Iterator[None]:
     import sqlalchemy.exc
 
     optuna = library()
-    failures = (
-        optuna.exceptions.StorageInternalError,
-        sqlalchemy.exc.SQLAlchemyError,
-        OSError,
-    )
+    failed = optuna.exceptions.StorageInternalError
     try:
         yield
-    except HowdahError:
-        raise
-    except failures as error:
+    except (failed, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         cause = getattr(error, "orig", None) or error.__cause__ or error
         raise ClusterError(
             "the study's storage failed",
@@ -112,11 +102,12 @@ def create(config: Config, datasets: dict[str, str]) -> optuna.Study:
     """
     optuna = library()
     with failures_of_storage(config):
-        back = _storage(config, make=True)
-        study = optuna.create_study(
-            storage=back, study_name=_name(config), load_if_exists=True,
-            direction=objective_of(config).direction, pruner=_pruner(config.tune),
-        )  # fmt: skip
+        with _readable(config):
+            study = optuna.create_study(
+                storage=_storage(config, make=True), study_name=_name(config),
+                load_if_exists=True, direction=objective_of(config).direction,
+                pruner=_pruner(config.tune),
+            )  # fmt: skip
         if _DEFINITION not in study.user_attrs:
             study.set_user_attr(_DEFINITION, _definition(config, datasets))
         _refuse_another(config, study)
@@ -144,14 +135,16 @@ def join(config: Config) -> optuna.Study:
         if path is not None and not os.path.exists(path):
             raise missing
         try:
-            study = optuna.load_study(
-                storage=_storage(config, make=False), study_name=_name(config),
-                pruner=_pruner(config.tune),
-            )  # fmt: skip
+            with _readable(config):
+                study = optuna.load_study(
+                    storage=_storage(config, make=False), study_name=_name(config),
+                    pruner=_pruner(config.tune),
+                )  # fmt: skip
         except KeyError:
             raise missing from None
         except Exception as error:
-            if "no such table" in str(error) or "does not exist" in str(error.__cause__ or error):
+            text = f"{error} {error.__cause__}"
+            if "no such table" in text or "does not exist" in text:
                 raise missing from None
             raise
         if _DEFINITION not in study.user_attrs:
@@ -190,7 +183,9 @@ def _storage(config: Config, *, make: bool) -> Any:
     if path is not None and make:
         storage.make_dirs(os.path.dirname(os.path.abspath(path)))
     if url is None:
-        backend = optuna.storages.journal.JournalFileBackend(path)
+        lock = optuna.storages.journal.JournalFileSymlinkLock(path)
+        _end_last_line(path, lock)
+        backend = optuna.storages.journal.JournalFileBackend(path, lock)
         return optuna.storages.JournalStorage(backend)
     try:
         return optuna.storages.RDBStorage(url, options, skip_table_creation=not make)
@@ -200,6 +195,44 @@ def _storage(config: Config, *, make: bool) -> Any:
             where=_shown(config),
             got=redact.text(str(error)),
             remedy="pip install psycopg2-binary (for PostgreSQL)",
+        ) from None
+
+
+def _end_last_line(path: str, lock: Any) -> None:
+    """Cut off a last line of a journal that a full disk or a killed process left incomplete: the
+    next one would be written behind it, and nothing could read the journal any more.
+
+    Args:
+        lock: Optuna's, which each writer of the journal holds.
+    """
+    if not os.path.exists(path) or _whole_lines(path) == os.path.getsize(path):
+        return
+    with contextlib.suppress(PermissionError):  # `--status` of another user's study only reads
+        lock.acquire()
+        try:
+            os.truncate(path, _whole_lines(path))
+        finally:
+            lock.release()
+
+
+def _whole_lines(path: str) -> int:
+    """Number of bytes up to the end of the last line."""
+    with open(path, "rb") as file:
+        return file.read().rfind(b"\n") + 1
+
+
+@contextlib.contextmanager
+def _readable(config: Config) -> Iterator[None]:
+    """Context that turns what Optuna raises for a damaged journal into a DataError."""
+    try:
+        yield
+    except (ValueError, TypeError, AssertionError) as error:
+        raise DataError(
+            "the study's journal is damaged",
+            where=_shown(config),
+            got=redact.text(f"{type(error).__name__}: {error}"),
+            remedy="restore the file from a copy, or begin another study with another"
+            " run.directory",
         ) from None
 
 
@@ -249,16 +282,16 @@ def _definition(config: Config, datasets: dict[str, str]) -> dict[str, Any]:
 
 def _refuse_another(config: Config, study: optuna.Study) -> None:
     """Raise ConfigError unless the space, metric and configuration are those of the study."""
-    begun = study.user_attrs[_DEFINITION]
+    original = study.user_attrs[_DEFINITION]
     now = _definition(config, {})
     words = {
         "format": "the format of Howdah's studies", "space": "tune.space", "metric": "tune.metric",
         "configuration": "a key of data, model, training or evaluation",
     }  # fmt: skip
     problems = [
-        HowdahError(f"{word} differs", expected=str(begun.get(key)), got=str(now[key]))
+        HowdahError(f"{word} differs", expected=str(original.get(key)), got=str(now[key]))
         for key, word in words.items()
-        if begun.get(key) != now[key]
+        if original.get(key) != now[key]
     ]
     if problems:
         raise ConfigError(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from howdah import storage
 from howdah.config.metric_table import METRICS
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ _STATES: dict[str, State] = {
 """Optuna's names of states, and ours, which are those of run.json's status where it has them."""
 _LEAST_FINISHED = 4
 """Fewest finished trials that say anything of a key's importance."""
+
+
+def trial_directory(study_directory: str, number: int) -> str:
+    """The run directory of a trial."""
+    return storage.join(study_directory, "trials", str(number))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +99,10 @@ class Study:
         left = sum(max(0.0, mean - seconds) for seconds in running) + mean * waiting
         return left / max(1, len(running))
 
-    def as_dict(self, run_directory: Any) -> dict[str, Any]:
-        """The study as plain JSON.
-
-        Args:
-            run_directory: function from a trial's number to its run directory.
-        """
+    def as_dict(self) -> dict[str, Any]:
+        """The study as plain JSON."""
         best = self.best
+        run = best and trial_directory(self.directory, best.number)
         return {
             "study": self.name,
             "directory": self.directory,
@@ -110,14 +113,9 @@ class Study:
             "trials": {state: self.count(state) for state in _STATES.values()},
             "best": best and {
                 "trial": best.number, "value": best.value, "params": best.params,
-                "steps": best.steps, "run": run_directory(best.number),
-                "export": run_directory(best.number) + "/export",
+                "steps": best.steps, "run": run, "export": storage.join(run, "export"),
             },
         }  # fmt: skip
-
-    def listed(self) -> list[dict[str, Any]]:
-        """Each trial as plain JSON."""
-        return [asdict(trial) for trial in self.trials]
 
 
 def summarise(

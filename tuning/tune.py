@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.loader import Config, require_secrets
-from howdah.errors import ConfigError, HowdahError, TrainingError
+from howdah.errors import ConfigError, HowdahError, TrainingError, UsageError
 from howdah.models.runs.run_json import CONFIG, NEEDED, freeze_config
 from howdah.run_files import REPORT, RUN_JSON
 from howdah.serving.registry import publish as publishing
@@ -19,9 +20,9 @@ from howdah.storage import directories
 from howdah.training.run.local_dir import RunLock, local_directory
 from howdah.tuning import page, space
 from howdah.tuning import study as studies
-from howdah.tuning.summary import Study, summarise
+from howdah.tuning.summary import Study, summarise, trial_directory
 from howdah.tuning.ways import way_of
-from howdah.tuning.worker import Worker, trial_directory
+from howdah.tuning.worker import Worker
 
 if TYPE_CHECKING:
     import optuna
@@ -66,7 +67,7 @@ def tune(
     require_secrets(config, *NEEDED)
     datasets = space.check(config, np=way.ranks, refused=refused)
     directories.take(directory, config.run.mode, key="run.directory", below=("leases", "trials"))
-    with _OneLeader(config, join):
+    with contextlib.nullcontext() if join else _one_leader(config):
         if join:
             study = studies.join(config)
         else:
@@ -87,26 +88,22 @@ def tune(
         return _conclude(config, study, publish=not join, evaluate=evaluate, say=say)
 
 
-class _OneLeader:
-    """Lock of the process that creates a study, adds trials and publishes; others join it."""
-
-    def __init__(self, config: Config, join: bool) -> None:
-        directory = config.run.directory
-        local = local_directory(directory, config.run.mode)
-        self._lock = None if join else RunLock(local, _LOCK, directory)
-
-    def __enter__(self) -> None:
-        if self._lock is not None:
-            try:
-                self._lock.take()
-            except HowdahError as error:
-                error.what = "another process leads this study"
-                error.remedy = "add a worker with `howdah tune --join`"
-                raise
-
-    def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.release()
+@contextlib.contextmanager
+def _one_leader(config: Config) -> Iterator[None]:
+    """Hold the lock of the process that creates a study, adds trials and publishes; others join
+    it."""
+    directory = config.run.directory
+    lock = RunLock(local_directory(directory, config.run.mode), _LOCK, directory)
+    try:
+        lock.take()
+    except UsageError as error:
+        error.what = "another process leads this study"
+        error.remedy = "add a worker with `howdah tune --join`"
+        raise
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def status(config: Config) -> dict[str, Any]:
@@ -118,11 +115,7 @@ def status(config: Config) -> dict[str, Any]:
     study = studies.join(config)
     with studies.failures_of_storage(config):
         summary = _summary(config, study)
-    return {**summary.as_dict(_run_of(config)), "all": summary.listed()}
-
-
-def _run_of(config: Config) -> Callable[[int], str]:
-    return lambda number: trial_directory(config.run.directory, number)
+    return {**summary.as_dict(), "all": [asdict(trial) for trial in summary.trials]}
 
 
 def _summary(config: Config, study: optuna.Study) -> Study:
@@ -139,7 +132,7 @@ def _write_page(config: Config, summary: Study) -> str:
     path = storage.join(config.run.directory, page.PAGE)
     links = []
     if summary.best is not None:
-        run = _run_of(config)(summary.best.number)
+        run = trial_directory(config.run.directory, summary.best.number)
         card = storage.join(run, "export", "README.md")
         targets = [("Best run", storage.join(run, REPORT)), ("Its model card", card)]
         links = links_to(config.run.directory, targets)
@@ -160,7 +153,7 @@ def _conclude(
     with studies.failures_of_storage(config):
         summary = _summary(config, study)
     path = _write_page(config, summary)
-    made = {**summary.as_dict(_run_of(config)), "page": path}
+    result = {**summary.as_dict(), "page": path}
     best = summary.best
     if best is None:
         errors = dict.fromkeys(trial.error for trial in summary.trials if trial.error)
@@ -171,13 +164,13 @@ def _conclude(
             remedy="see the trials' logs (trials/<number>/logs); a new tune.space needs another"
             " run.name and run.directory",
         )
-    data = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    data = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(directory, BEST), data.encode())
-    made["published"] = None
+    result["published"] = None
     if publish and config.tune.publish:
-        run = config.run.model_copy(update={"directory": _run_of(config)(best.number)})
+        run = config.run.model_copy(update={"directory": trial_directory(directory, best.number)})
         note = f"best of {len(summary.trials)} trials of study {summary.name}: trial {best.number}"
-        made["published"] = publishing.publish(
+        result["published"] = publishing.publish(
             config.model_copy(update={"run": run}), evaluate, note=note, progress=say
         )
-    return made
+    return result

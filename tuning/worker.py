@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from howdah import storage
 from howdah.config.loader import Config
 from howdah.core.processes import limit
 from howdah.errors import HowdahError, Interrupted, Terminated
@@ -24,6 +23,7 @@ from howdah.tuning import space
 from howdah.tuning import study as studies
 from howdah.tuning.leases import Leases
 from howdah.tuning.running import Outcome, RunningTrial, final_value
+from howdah.tuning.summary import trial_directory
 from howdah.tuning.ways import Way
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ _POLL_SECONDS = 0.2
 _LOOK_SECONDS = 1.0
 """Interval of the search for trials to start, which reads the storage."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def trial_directory(study_directory: str, number: int) -> str:
-    """The run directory of a trial."""
-    return storage.join(study_directory, "trials", str(number))
 
 
 class Worker:

@@ -27,16 +27,16 @@ from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.errors import AlreadyExists, ModelError
 from howdah.models import decided
+from howdah.models.decision import KEY
 from howdah.models.export import onnx_graph
 from howdah.models.export.formats import Source, require
 from howdah.models.export.formats import write as write_formats
 from howdah.models.export.onnx_graph import WEIGHTS
 from howdah.models.export.run_info import RunInfo
 from howdah.models.profile.profile import PROFILE
-from howdah.models.registry import EXPORT_INFO
+from howdah.models.registry import EXPORT_INFO as INFO
 from howdah.storage import commit
 
-INFO = EXPORT_INFO
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 
@@ -49,7 +49,6 @@ def export(
     tokenizer_files: Mapping[str, bytes],
     label_names: Sequence[str],
     run_info: RunInfo | Mapping[str, Any],
-    replace: bool = False,
     formats: Sequence[str] = (),
     samples: Sequence[np.ndarray] = (),
     profile: bytes | None = None,
@@ -62,17 +61,14 @@ def export(
         target: directory on any storage. An export of the same run is replaced.
         weights: all tensors under Hugging Face's torch names and layouts.
         base_config: the base's config.json with the run's dropouts.
-        tokenizer_files: the tokenizer's files by name.
         label_names: C names in the order of the classifier's rows.
         run_info: written to howdah.json and the model card.
-        replace: also replace an export of another run.
         formats: of howdah.models.export.formats.FORMATS, beside the Hugging Face directory; each is
             checked before the export gets its name. model.onnx need not be named.
         samples: token ids of real rows that inexact formats are calibrated and compared on.
         profile: contents of profile.json (models/profile/profile.py); None: no profile.json.
         check: called before the export gets its name; raises if this process must not write any
             more.
-        progress: called with each line of progress.
     Raises:
         UsageError: a format cannot be written here.
         ModelError: missing or misshapen tensors, NaN or infinity; a format whose logits are not the
@@ -82,7 +78,7 @@ def export(
     named = require(formats, base_config, where=target)
     info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
     _check_weights(weights, base_config, label_names, target)
-    _check_target(target, info, replace)
+    _check_target(target, info)
     files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
     if profile is not None:
         files[PROFILE] = profile
@@ -124,9 +120,9 @@ def with_decision(
     with commit.stage(f"{target}.new-{token}") as staged:
         _copy(target, staged.path, leave=(INFO, PROFILE))
         info = storage.read_json(storage.join(target, INFO))
-        described = {key: value for key, value in info.items() if key != "decision"}
+        described = {key: value for key, value in info.items() if key != KEY}
         if entry is not None:
-            described["decision"] = entry
+            described[KEY] = entry
         renewed = {INFO: _json(described)} | ({} if profile is None else {PROFILE: profile})
         _put(renewed, staged.path)
         staged.publish(target, aside=f"{target}.old-{token}")
@@ -181,11 +177,10 @@ def _put_checked(
                 storage.upload(os.path.join(at, name), storage.join(directory, below))
 
 
-def _check_target(target: str, info: RunInfo, replace: bool) -> None:
-    if not storage.exists(target) or replace:
+def _check_target(target: str, info: RunInfo) -> None:
+    if not storage.exists(target) or (storage.is_dir(target) and not storage.list_dir(target)):
         return
-    info_path = storage.join(target, INFO)
-    owner = storage.read_json(info_path).get("run_id") if storage.exists(info_path) else None
+    owner = storage.read_fields(storage.join(target, INFO)).get("run_id")
     if owner != info.run_id:
         raise AlreadyExists(
             "the export's directory holds something else",
@@ -247,8 +242,8 @@ def _files(
         data, base_config, tokenizer_files, label_names=label_names, info=info, progress=progress
     )
     if graph is not None:
-        files[onnx_graph.FILE] = graph.data
-        described["formats"] = {"onnx": graph.described}
+        files[onnx_graph.FILE], entry = graph
+        described["formats"] = {"onnx": entry}
     card = _model_card(info, family, label_names, sha256, graph=graph is not None)
     files["README.md"] = card.encode("utf-8")
     files[INFO] = _json(described)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from howdah import storage
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.child import Child
@@ -25,8 +26,9 @@ from howdah.data.manifest import Dataset
 from howdah.data.splits.shards import ShardSet
 from howdah.errors import ModelError, UsageError
 from howdah.models.decision import Decision
-from howdah.models.export import onnx_graph
-from howdah.models.forward import forward_numpy
+from howdah.models.export import int8_onnx, onnx_graph
+from howdah.models.export.quantised_onnx import Quantised
+from howdah.models.forward import forward_numpy, forward_onnx
 from howdah.models.registry import EXPORT_FOLDERS
 from howdah.process import isolation
 
@@ -55,15 +57,13 @@ class Format:
     """True if its logits equal the model's. Otherwise the share of equal labels is shown."""
 
 
+_ONNX = ("onnx", "onnxruntime")
+_FILES = onnx_graph.FILES
 FORMATS: dict[str, Format] = {
     "hf": Format(file=onnx_graph.WEIGHTS, packages=(), exact=True),
-    "onnx": Format(file=onnx_graph.FILES["onnx"], packages=("onnx", "onnxruntime"), exact=True),
-    "onnx-w8": Format(
-        file=onnx_graph.FILES["onnx-w8"], packages=("onnx", "onnxruntime"), exact=False
-    ),
-    "onnx-int8": Format(
-        file=onnx_graph.FILES["onnx-int8"], packages=("onnx", "onnxruntime"), exact=False
-    ),
+    "onnx": Format(file=_FILES["onnx"], packages=_ONNX, exact=True),
+    "onnx-w8": Format(file=_FILES["onnx-w8"], packages=_ONNX, exact=False),
+    "onnx-int8": Format(file=_FILES["onnx-int8"], packages=_ONNX, exact=False),
     "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
 }
 """Formats by their name in export.formats."""
@@ -96,7 +96,6 @@ def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: st
 
     Args:
         config: config.json, defaults filled in; None: it is not known yet.
-        where: location for messages.
     Raises:
         UsageError: formats are unknown, or their packages are not installed; it names all of them.
         ModelError: the model's family does not support a format.
@@ -165,20 +164,26 @@ def write(
         if name == "hf":
             continue
         form = FORMATS[name]
-        probe_logits = _WRITERS[name](directory, source, probes, progress)
-        target = os.path.join(directory, form.file)
-        size = _bytes(target)
+        written = _WRITERS[name](directory, source, probes, progress)
         if form.exact:
-            furthest = _furthest(probe_logits, expected)
-            _require_exact(name, furthest, directory)
+            furthest = _furthest(written, expected)
+            if not furthest <= _EXACT:  # NaN too
+                raise ModelError(
+                    f"the logits of the format {name} differ from the model's",
+                    where=directory,
+                    got=f"a difference of {furthest:.1e}, more than {_EXACT}",
+                    remedy="leave the format out, and report this as a defect",
+                )
             progress(f"{form.file}: written; its logits differ by at most {furthest:.1e}")
             entries[name] = {"file": form.file, "furthest": furthest}
             continue
+        storage.write_whole(os.path.join(directory, form.file), written)
         rows = _compared(name, directory, source)
         entries[name] = {"file": form.file, **rows}
         progress(
-            f"{form.file}: {size / 2**20:,.1f} MiB, {rows['agreement']:.2%} of {rows['rows']} rows"
-            f" keep their label, scores change by at most {rows['furthest_score']:.3f}"
+            f"{form.file}: {len(written) / 2**20:,.1f} MiB, {rows['agreement']:.2%} of"
+            f" {rows['rows']} rows keep their label, scores change by at most"
+            f" {rows['furthest_score']:.3f}"
         )
     return entries
 
@@ -193,49 +198,32 @@ def _onnx(directory: str, source: Source, probes: Batches, progress: Any) -> lis
     return [forward(ids, mask) for ids, mask in probes]
 
 
-def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
-    from howdah.models.export import quantised_onnx
-
-    model = quantised_onnx.build(
-        source.config,
-        source.weights,
-        first_type_ends=source.first_type_ends,
-        metadata=source.metadata,
-    )
-    with open(os.path.join(directory, FORMATS["onnx-w8"].file), "wb") as file:
-        file.write(model.SerializeToString())
-    return []
+def _onnx_w8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
+    return _serialised(Quantised(source.weights), source)
 
 
-def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
+def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -> bytes:
     import onnx
-
-    from howdah.models.export import int8_onnx
 
     graph = onnx.load(os.path.join(directory, onnx_graph.FILE), load_external_data=False)
     rows = _rows(source)[::_CALIBRATED]
     progress(f"onnx-int8: scales and rounding from the inputs of {len(rows)} rows")
     skip = family_of(source.config).classifier_layers
-    model = int8_onnx.build(
-        source.config,
-        source.weights,
-        int8_onnx.calibrate(graph, rows, folder=directory, skip=skip),
-        first_type_ends=source.first_type_ends,
-        metadata=source.metadata,
-    )
-    with open(os.path.join(directory, FORMATS["onnx-int8"].file), "wb") as file:
-        file.write(model.SerializeToString())
-    return []
+    inputs = int8_onnx.calibrate(graph, rows, folder=directory, skip=skip)
+    return _serialised(int8_onnx.Int8(source.weights, inputs), source)
+
+
+def _serialised(graph: forward_onnx.Graph, source: Source) -> bytes:
+    model = forward_onnx.assembled(graph, source.config, source.first_type_ends, source.metadata)
+    return model.SerializeToString()
 
 
 def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) -> list[np.ndarray]:
     progress("writing saved_model in a TensorFlow process")
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="howdah-savedmodel-") as place:
-        probes_path, logits_path = (
-            os.path.join(place, "probes.npz"),
-            os.path.join(place, "logits.npz"),
-        )
+        probes_path = os.path.join(place, "probes.npz")
+        logits_path = os.path.join(place, "logits.npz")
         arrays = {f"ids_{n}": ids for n, (ids, _) in enumerate(probes)}
         np.savez(probes_path, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
         environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
@@ -254,14 +242,14 @@ def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) 
         return [logits[f"logits_{number}"] for number in range(len(probes))]
 
 
-_WRITERS: dict[str, Callable[..., list[np.ndarray]]] = {
+_WRITERS: dict[str, Callable[..., list[np.ndarray] | bytes]] = {
     "onnx": _onnx,
     "onnx-w8": _onnx_w8,
     "onnx-int8": _onnx_int8,
     "savedmodel": _savedmodel,
 }
-"""Functions that write a format's file. They return the logits that it computes for the probes if
-the format is exact, else []."""
+"""Functions that return an exact format's logits for the probes, once it is written, and the bytes
+of the file of another one."""
 
 
 # -------------------------------------------------------------------------------- the checking
@@ -298,21 +286,11 @@ def _furthest(logits: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> f
     )
 
 
-def _require_exact(name: str, furthest: float, where: str) -> None:
-    if not furthest <= _EXACT:  # NaN too
-        raise ModelError(
-            f"the logits of the format {name} differ from the model's",
-            where=where,
-            got=f"a difference of {furthest:.1e}, more than {_EXACT}",
-            remedy="leave the format out, and report this as a defect",
-        )
-
-
 def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     """Compare an inexact format with model.onnx, row by row."""
     rows = _rows(source)
-    if name == "onnx-int8":  # the others have set its scales
-        rows = [row for number, row in enumerate(rows) if number % _CALIBRATED]
+    if name == "onnx-int8":  # the others have set its scales; a single row has to do both
+        rows = [row for number, row in enumerate(rows) if number % _CALIBRATED] or rows
     exact = _opened(os.path.join(directory, onnx_graph.FILE))
     inexact = _opened(os.path.join(directory, FORMATS[name].file))
     ours, theirs = (_scores(source, forward, rows) for forward in (exact, inexact))
@@ -334,11 +312,3 @@ def _rows(source: Source) -> list[np.ndarray]:
 def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
     logits = [forward(np.asarray(row)[None], np.ones((1, len(row)), np.int32))[0] for row in rows]
     return source.decision.scores(source.task, np.stack(logits))
-
-
-def _bytes(path: str) -> int:
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(
-        os.path.getsize(os.path.join(at, n)) for at, _, names in os.walk(path) for n in names
-    )

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from howdah.models.export.quantised_onnx import DOMAIN, Quantised
-from howdah.models.forward.forward_onnx import IDS, MASK, Graph, assembled
+from howdah.models.forward.forward_onnx import IDS, MASK, Graph
 
 if TYPE_CHECKING:
     import onnx
@@ -130,24 +130,6 @@ def calibrate(
     return list(observed.values())
 
 
-def build(
-    config: Mapping,
-    weights: Mapping[str, np.ndarray],
-    inputs: Sequence[Inputs],
-    *,
-    first_type_ends: int | None = None,
-    metadata: Mapping[str, str] | None = None,
-) -> onnx.ModelProto:
-    """`howdah.models.forward.forward_onnx.build`, but the graph contains the weights.
-
-    Args:
-        weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
-        inputs: of the layers that compute in integers; the other layers compute in float32.
-    """
-    graph = _Int8(weights, inputs)
-    return assembled(graph, config, first_type_ends, metadata, domains={DOMAIN: 1})
-
-
 def rounded(
     weight_OI: np.ndarray, scales_O: np.ndarray, second_II: np.ndarray | None
 ) -> np.ndarray:
@@ -186,8 +168,9 @@ def rounded(
     return integers_OI
 
 
-class _Int8(Quantised):
-    """A graph that contains its weights; the linear layers with `inputs` compute in integers."""
+class Int8(Quantised):
+    """A graph that contains its weights; the linear layers with `inputs` compute in integers, the
+    other ones in float32."""
 
     def __init__(self, weights: Mapping[str, np.ndarray], inputs: Sequence[Inputs]) -> None:
         super().__init__(weights)

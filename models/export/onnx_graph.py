@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,14 +33,6 @@ WEIGHTS = "model.safetensors"
 _HEADER = "weights_header_sha256"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Graph:
-    """A serialised graph, and its entry in howdah.json."""
-
-    data: bytes
-    described: Mapping[str, Any]
-
-
 def of_export(
     weights: bytes,
     config: Mapping[str, Any],
@@ -50,16 +41,14 @@ def of_export(
     label_names: Sequence[str],
     info: RunInfo,
     progress: Callable[[str], None],
-) -> Graph | None:
-    """The graph of an export; None if the model's family has no graph, or the package `onnx` is not
-    installed.
+) -> tuple[bytes, dict[str, Any]] | None:
+    """(the serialised graph of an export, its entry in howdah.json); None if the model's family has
+    no graph, or the package `onnx` is not installed.
 
     Args:
         weights: the bytes of model.safetensors.
         config: config.json, defaults filled in.
-        tokenizer_files: the tokenizer's files by name.
         label_names: in the order of the classifier's rows.
-        info: the run.
         progress: called with a line if the package is missing.
     """
     family = family_of(config)
@@ -76,7 +65,7 @@ def of_export(
         metadata=metadata(info, label_names),
     )
     described = {"file": FILE, _HEADER: header_hash(weights), "opset": forward_onnx.OPSET}
-    return Graph(data=model.SerializeToString(), described=described)
+    return model.SerializeToString(), described
 
 
 def first_type_ends(
@@ -114,7 +103,6 @@ def of_file(
 
     Args:
         info: howdah.json, which has an entry for the graph.
-        name: the format.
         config: config.json, defaults filled in.
         where: the export, for messages.
     Raises:

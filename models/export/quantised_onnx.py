@@ -10,14 +10,11 @@ The product, MatMulNBits, is onnxruntime's own operator (com.microsoft), not ONN
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 
-from howdah.models.forward.forward_onnx import Graph, Place, assembled
-
-if TYPE_CHECKING:
-    import onnx
+from howdah.models.forward.forward_onnx import Graph, Place
 
 BLOCK = 32
 """Weights of a row that share a scale."""
@@ -25,22 +22,6 @@ _MIDDLE = 128
 """Default 8-bit zero point of MatMulNBits."""
 DOMAIN = "com.microsoft"
 """Domain of onnxruntime's own operators."""
-
-
-def build(
-    config: Mapping,
-    weights: Mapping[str, np.ndarray],
-    *,
-    first_type_ends: int | None = None,
-    metadata: Mapping[str, str] | None = None,
-) -> onnx.ModelProto:
-    """`howdah.models.forward.forward_onnx.build`, but the graph contains the weights.
-
-    Args:
-        weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
-    """
-    graph = Quantised(weights)
-    return assembled(graph, config, first_type_ends, metadata, domains={DOMAIN: 1})
 
 
 def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +43,13 @@ def quantised(weight_OI: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray
 
 
 class Quantised(Graph):
-    """A graph that contains its weights: matrices as integers, the others unchanged."""
+    """A graph that contains its weights: matrices as integers, the others unchanged.
+
+    Args:
+        weights: float32 by Hugging Face's torch names; the encoder's and the classifier's.
+    """
+
+    domains: ClassVar[dict[str, int]] = {DOMAIN: 1}
 
     def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
         places = {n: Place(shape=a.shape, offset=0, length=a.nbytes) for n, a in weights.items()}

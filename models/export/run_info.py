@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ from howdah.config.data import CleanOptions, Columns
 from howdah.config.loader import Config
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset, DatasetManifest
-from howdah.models.runs.run_json import versions
+from howdah.models.runs.run_json import utc_now, versions
 from howdah.models.runs.settings import described, settings_at
 from howdah.models.weights.pretrained import BaseModel
 
@@ -79,8 +78,8 @@ def describe_run(
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
     shown["lora"] = training.lora.rank and training.lora.model_dump()
     # The weights may have been trained before a change of settings.
-    had = settings_at(attempts, step)
-    shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}
+    settings = settings_at(attempts, step)
+    shown |= {key: settings[f"training.{key}"] for key in keys if f"training.{key}" in settings}
     return RunInfo(
         run_id=run_id,
         task=manifest.task,
@@ -105,7 +104,7 @@ def describe_run(
         training=shown,
         stages=described(attempts, upto=step),
         versions=versions(training.framework),
-        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created=utc_now(),
     )
 
 

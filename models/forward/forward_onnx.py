@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -72,16 +72,11 @@ def assembled(
     config: Mapping,
     first_type_ends: int | None,
     metadata: Mapping[str, str] | None,
-    *,
-    domains: Mapping[str, int] | None = None,
 ) -> onnx.ModelProto:
     """The ONNX model of a forward pass; see `build`.
 
     Args:
         graph: an empty graph; its class decides how weights are stored.
-        domains: {domain: version} of operators that are not part of ONNX.
-    Raises:
-        ModelError: see `build`.
     """
     from onnx import TensorProto, helper
 
@@ -95,7 +90,7 @@ def assembled(
         [helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["B", classes])],
         [*graph.initializers.values(), *graph.constants.values()],
     )
-    versions = {"": OPSET, **(domains or {})}
+    versions = {"": OPSET, **graph.domains}
     model = helper.make_model(
         proto,
         opset_imports=[helper.make_opsetid(name, number) for name, number in versions.items()],
@@ -124,6 +119,9 @@ def require(config: Mapping) -> ModelFamily:
 
 class Graph:
     """Nodes and initializers of a graph that is being built; weights are in a file beside it."""
+
+    domains: ClassVar[dict[str, int]] = {}
+    """{domain: version} of operators that are not part of ONNX."""
 
     def __init__(self, places: Mapping[str, Place], weights_file: str) -> None:
         self._places = places

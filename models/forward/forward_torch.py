@@ -150,13 +150,7 @@ class EncoderClassifier(torch.nn.Module):
         if packing is not None:
             embedded_BTD = packing.packed(embedded_BTD)
         hidden_BTD = self._dropped(embedded_BTD, dropout)
-        layers = self.config[self.family.keys.layers]
-        for number in range(layers):
-            name = self.family.layer_name(number)
-            layer = partial(self._layer, name, first_only=number == layers - 1, packing=packing)
-            if self._recompute and self.training:
-                layer = partial(checkpoint, layer, use_reentrant=False)
-            hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
+        hidden_BTD = self._layers(hidden_BTD, blocked_BT, packing)
         inner, outer = self.family.classifier_layers
         first_BD = hidden_BTD[:, 0]
         if self.family.head_dropout_first:
@@ -183,6 +177,19 @@ class EncoderClassifier(torch.nn.Module):
             embedded_BTD = embedded_BTD + (types[0] if one_type else F.embedding(types_BT, types))
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
+    def _layers(
+        self, hidden_BTD: torch.Tensor, blocked_BT: Blocked, packing: Packing | None
+    ) -> torch.Tensor:
+        """[B, 1, D]: the first token after the last layer."""
+        layers = self.config[self.family.keys.layers]
+        for number in range(layers):
+            name = self.family.layer_name(number)
+            layer = partial(self._layer, name, first_only=number == layers - 1, packing=packing)
+            if self._recompute and self.training:
+                layer = partial(checkpoint, layer, use_reentrant=False)
+            hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
+        return hidden_BTD
+
     def _layer(
         self,
         layer: str,
@@ -190,7 +197,7 @@ class EncoderClassifier(torch.nn.Module):
         blocked_BT: Blocked,
         *,
         first_only: bool,
-        packing: Packing | None = None,
+        packing: Packing | None,
     ) -> torch.Tensor:
         """[B, Q, D] for all tokens; in the last layer only for the first: the head reads no
         other. With a packing, tokens are [N, D], but [B, 1, D] where they are the first ones."""
@@ -296,13 +303,7 @@ class VisionClassifier(EncoderClassifier):
         dropout, _, classifier_dropout = self.rates
         embeddings = self.family.prefix + self.family.embeddings
         hidden_BTD = self._dropped(self._within(embeddings, self._embed, pixels_BN), dropout)
-        layers = self.config[self.family.keys.layers]
-        for number in range(layers):
-            name = self.family.layer_name(number)
-            layer = partial(self._layer, name, first_only=number == layers - 1)
-            if self._recompute and self.training:
-                layer = partial(checkpoint, layer, use_reentrant=False)
-            hidden_BTD = self._within(name, layer, hidden_BTD, None)
+        hidden_BTD = self._layers(hidden_BTD, None, None)
         first_BD = self._norm(hidden_BTD[:, 0], self.family.prefix + self.family.final_norm)
         (head,) = self.family.head
         return self._linear(self._dropped(first_BD, classifier_dropout), head).float()
@@ -332,7 +333,13 @@ class VisionClassifier(EncoderClassifier):
         return tokens_BTD + self._parameter(family.position_embeddings).to(self.compute_dtype)
 
     def _layer(
-        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
+        self,
+        layer: str,
+        hidden_BTD: torch.Tensor,
+        blocked_BT: Blocked,
+        *,
+        first_only: bool,
+        packing: None,
     ) -> torch.Tensor:
         """[B, Q, D] for all tokens; in the last layer only for the first: the head reads no
         other."""
@@ -383,8 +390,6 @@ def build(
         base_config: config.json as a dict, defaults filled in.
         weights: arrays by Hugging Face's torch names; a new classifier is added if they lack one
             for `num_labels`.
-        num_labels: number of classes.
-        training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
         first_type_ends: for pairs (Encoder.first_type_ends); None: all tokens have type 0.

@@ -27,6 +27,11 @@ MOST_IN_MATRIX = 200
 MOST_CONFUSED = 50
 TOP = (3, 5)
 """k of the top-k accuracies; with k classes or fewer it is undefined, since it would be 1."""
+MOST_BINS = 4_096
+"""Most bins of a histogram of log-odds."""
+_HISTOGRAM_VALUES = 2**22
+_LOG_ODDS = 20.0
+"""Bins reach from -20 to 20: probabilities within 2e-9 of 0 or 1 share the outermost ones."""
 ACCURACY_OF_COVERAGE = 0.95
 """Accuracy of the rows that `coverage_at_95` counts."""
 
@@ -150,17 +155,7 @@ def assembled(
         "coverage_at_95": coverage_at(ACCURACY_OF_COVERAGE, *confidence),
         "ece": ece,
         "labels": list(label_names),
-        "per_class": {
-            name: {
-                "precision": float(precision[c]),
-                "recall": float(recall[c]),
-                "f1": float(f1[c]),
-                "support": int(support[c]),
-                "roc_auc": areas[c][0],
-                "average_precision": areas[c][1],
-            }
-            for c, name in enumerate(label_names)
-        },
+        "per_class": by_class(label_names, (precision, recall, f1), support, areas),
         "confusion_matrix": matrix,
         "confused": [
             [label_names[label], label_names[prediction], int(count)]
@@ -172,6 +167,34 @@ def assembled(
             )
         ],
         "reliability": reliability,
+    }
+
+
+def by_class(
+    label_names: Sequence[str],
+    scores: Sequence[np.ndarray],
+    support: np.ndarray,
+    areas: Sequence[tuple[float | None, float | None]],
+) -> dict[str, dict]:
+    """`per_class` of the metrics: {name: {precision, recall, f1, support, roc_auc,
+    average_precision}}.
+
+    Args:
+        scores: precision, recall and F1, float[C] each.
+        support: [C], number of rows with the label.
+        areas: `areas` of each class.
+    """
+    precision, recall, f1 = scores
+    return {
+        name: {
+            "precision": float(precision[c]),
+            "recall": float(recall[c]),
+            "f1": float(f1[c]),
+            "support": int(support[c]),
+            "roc_auc": areas[c][0],
+            "average_precision": areas[c][1],
+        }
+        for c, name in enumerate(label_names)
     }
 
 
@@ -200,8 +223,8 @@ def pair_metrics(
     """
     hits, support, guesses = counted(keys, counts, classes)
     scores = class_scores(hits, support, guesses)
-    precision, recall, f1, seen = scores
-    macro = [each[seen] for each in scores[:3]]
+    precision, recall, f1, occurs = scores
+    macro = [each[occurs] for each in scores[:3]]
     if whole is not None:
         macro = [
             np.where(support > 0, drawn, of_sample)[whole[3]]
@@ -240,13 +263,7 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     labels, logits = np.asarray(labels_N, np.int64), np.asarray(logits_NC, np.float64)
     classes = len(label_names)
-    if logits.shape != (len(labels), classes):
-        raise ModelError(
-            "the model's output does not fit the labels",
-            expected=f"logits of shape ({len(labels)}, {classes})",
-            got=str(logits.shape),
-            remedy="model and dataset must have the same labels",
-        )
+    require_shape(logits, len(labels), classes)
     bad = labels[(labels < 0) | (labels >= classes)]
     refuse(
         classes,
@@ -255,6 +272,17 @@ def _checked(
         broken=int((~np.isfinite(logits).all(axis=1)).sum()),
     )
     return labels, logits
+
+
+def require_shape(logits: np.ndarray, rows: int, classes: int) -> None:
+    """Refuse logits that are not [rows, classes]."""
+    if np.shape(logits) != (rows, classes):
+        raise ModelError(
+            "the model's output does not fit the labels",
+            expected=f"logits of shape ({rows}, {classes})",
+            got=str(np.shape(logits)),
+            remedy="model and dataset must have the same labels",
+        )
 
 
 def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> None:
@@ -273,7 +301,7 @@ def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> Non
         raise DataError(
             "a row's label is not among the labels",
             expected=f"0..{classes - 1}",
-            got=f"{bad[1]} (and {bad[0] - 1} more rows)" if bad[0] > 1 else str(bad[1]),
+            got=f"{bad[1]}; {bad[0]} such rows" if bad[0] > 1 else str(bad[1]),
         )
     if broken:
         raise ModelError(
@@ -316,6 +344,32 @@ def coverage_at(accuracy: float, wrong: np.ndarray, right: np.ndarray) -> float:
     kept_right, kept = np.cumsum(right[::-1]), np.cumsum((wrong + right)[::-1])
     enough = (kept > 0) & (kept_right >= accuracy * kept)
     return float(kept[enough].max() / kept[-1]) if enough.any() else 0.0
+
+
+def histogram_width(classes: int) -> int:
+    """Number of bins of each class's `score_histogram`: many classes have fewer, so that the size
+    stays within bounds."""
+    return min(MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
+
+
+def odds_bins(odds: np.ndarray, width: int) -> np.ndarray:
+    """The bin of each log-odds value, int64."""
+    place = (odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS))
+    return np.clip(place, 0, width - 1).astype(np.int64)
+
+
+def score_histogram(odds_NC: np.ndarray, positive_NC: np.ndarray, width: int) -> np.ndarray:
+    """[2, C, width]: numbers of negative and of positive rows of each class, in bins of ascending
+    log-odds of its score.
+
+    Args:
+        positive_NC: bool, whether a row has the label.
+    """
+    classes = odds_NC.shape[1]
+    place_NC = odds_bins(odds_NC, width) + np.arange(classes) * width
+    both = np.bincount(place_NC.reshape(-1), minlength=classes * width)
+    positive = np.bincount(place_NC[positive_NC], minlength=classes * width)
+    return np.stack([both - positive, positive]).reshape(2, classes, width)
 
 
 def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | None, float | None]:

@@ -10,12 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from howdah.errors import ModelError
-from howdah.models.metrics.metrics import Ranks, areas, areas_of_rows, class_scores, refuse
-
-_HISTOGRAM_VALUES = 2**22
-_MOST_BINS = 4_096
-_LOG_ODDS = 20.0
+from howdah.models.metrics.metrics import (
+    Ranks,
+    areas,
+    areas_of_rows,
+    by_class,
+    class_scores,
+    histogram_width,
+    refuse,
+    require_shape,
+    score_histogram,
+)
 
 
 def binary_loss(labels_NC: np.ndarray, logits_NC: np.ndarray) -> np.ndarray:
@@ -43,13 +48,7 @@ def multi_label_metrics(
         DataError: there are no rows.
         ModelError: logits have NaN or infinity, or another number of labels.
     """
-    if np.shape(logits_NC) != (len(labels_NC), len(label_names)):
-        raise ModelError(
-            "the model's output does not fit the labels",
-            expected=f"logits of shape ({len(labels_NC)}, {len(label_names)})",
-            got=str(np.shape(logits_NC)),
-            remedy="model and dataset must have the same labels",
-        )
+    require_shape(logits_NC, len(labels_NC), len(label_names))
     sums = LabelSums(len(label_names), exact=True)
     sums.add(np.asarray(labels_NC), np.asarray(logits_NC, np.float64))
     return sums.metrics(label_names)
@@ -66,7 +65,7 @@ class LabelSums:
 
     def __init__(self, classes: int, *, exact: bool = False) -> None:
         self.classes = classes
-        self.width = min(_MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
+        self.width = histogram_width(classes)
         self.counts = np.zeros((3, classes))
         """For each label, numbers of rows: rightly predicted, having it, predicted to have it."""
         self.histogram = None if exact else np.zeros((2, classes, self.width))
@@ -87,13 +86,7 @@ class LabelSums:
         if self.histogram is None:
             self.areas = [areas_of_rows(labels[:, c], logits[:, c]) for c in range(self.classes)]
             return
-        place_NC = (logits + _LOG_ODDS) * (self.width / (2 * _LOG_ODDS))
-        place_NC = np.clip(place_NC, 0, self.width - 1).astype(np.int64)
-        place_NC += np.arange(self.classes) * self.width
-        size = self.classes * self.width
-        positive = np.bincount(place_NC[labels], minlength=size)
-        both = np.bincount(place_NC.reshape(-1), minlength=size)
-        self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
+        self.histogram += score_histogram(logits, labels, self.width)
 
     def over(self, comm: Ranks) -> LabelSums:
         """The sums over all ranks, on every rank. Every rank enters."""
@@ -128,17 +121,7 @@ class LabelSums:
             "roc_auc": _mean([area for area, _ in class_areas if area is not None]),
             "mean_average_precision": _mean([one for _, one in class_areas if one is not None]),
             "labels": list(label_names),
-            "per_class": {
-                name: {
-                    "precision": float(precision[c]),
-                    "recall": float(recall[c]),
-                    "f1": float(f1[c]),
-                    "support": int(support[c]),
-                    "roc_auc": class_areas[c][0],
-                    "average_precision": class_areas[c][1],
-                }
-                for c, name in enumerate(label_names)
-            },
+            "per_class": by_class(label_names, (precision, recall, f1), support, class_areas),
         }
 
 

@@ -75,7 +75,8 @@ class TargetSums:
         both = both[:, finite]
         if not both.shape[1]:
             return
-        means = both.mean(axis=1)
+        # The mean of equal numbers may differ from them by its rounding: they would seem to vary.
+        means = np.where(np.ptp(both, axis=1) == 0, both[:, 0], both.mean(axis=1))
         a, b = both - means[:, None]
         error = both[1] - both[0]
         self._join(

@@ -25,10 +25,6 @@ from howdah.models.metrics.regression import TargetSums, regression_metrics
 
 EXACT_VALUES = 2**22
 """Number of logits (rows x classes) up to which nothing is estimated: 16 MiB in float32."""
-_HISTOGRAM_VALUES = 2**22
-_MOST_BINS = 4_096
-_LOG_ODDS = 20.0
-"""Bins reach from -20 to 20: probabilities within 2e-9 of 0 or 1 share the outermost ones."""
 
 
 class Tally:
@@ -88,21 +84,17 @@ class Tally:
 
 
 class _Sums:
-    """Sums over rows; the sums of several ranks can be added.
-
-    Args:
-        classes: number of classes, C.
-    """
+    """Sums over rows; the sums of several ranks can be added."""
 
     def __init__(self, classes: int) -> None:
         self.classes = classes
-        self.width = min(_MOST_BINS, max(2, _HISTOGRAM_VALUES // classes))
+        self.width = metrics.histogram_width(classes)
         self.keys = np.zeros(0, np.int64)
         self.counts = np.zeros(0, np.int64)
         self.bins = np.zeros((3, metrics.ECE_BINS))
         self.within = np.zeros(len(metrics.TOP))
         # (wrong or right rows, bin of the log-odds of the predicted class)
-        self.confidence = np.zeros((2, _MOST_BINS))
+        self.confidence = np.zeros((2, metrics.MOST_BINS))
         # (negative or positive rows of the class, class, bin of its log-odds)
         self.histogram = np.zeros((2, classes, self.width))
         self.loss = 0.0  # sum over the rows
@@ -131,14 +123,11 @@ class _Sums:
         self.within += (ranks_N[:, None] < np.array(metrics.TOP)).sum(axis=0)
         with np.errstate(divide="ignore"):  # a probability of 1 is an infinity, clipped below
             odds_NC = log_probabilities - np.log(-np.expm1(log_probabilities))
-        place_N = _bins(odds_NC.max(axis=1), _MOST_BINS)
+        place_N = metrics.odds_bins(odds_NC.max(axis=1), metrics.MOST_BINS)
         for kind, rows in enumerate((~right, right)):
-            self.confidence[kind] += np.bincount(place_N[rows], minlength=_MOST_BINS)
-        place_NC = _bins(odds_NC, self.width) + np.arange(self.classes) * self.width
-        size = self.classes * self.width
-        both = np.bincount(place_NC.reshape(-1), minlength=size)
-        positive = np.bincount(place_NC[np.arange(len(labels)), labels], minlength=size)
-        self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
+            self.confidence[kind] += np.bincount(place_N[rows], minlength=metrics.MOST_BINS)
+        positive_NC = labels[:, None] == np.arange(self.classes)
+        self.histogram += metrics.score_histogram(odds_NC, positive_NC, self.width)
 
     def _count(self, keys: np.ndarray, counts: np.ndarray) -> None:
         keys = np.concatenate([self.keys, keys])
@@ -183,12 +172,6 @@ class _Sums:
         )
 
 
-def _bins(odds: np.ndarray, width: int) -> np.ndarray:
-    """The bin of each log-odds value, int64."""
-    place = (odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS))
-    return np.clip(place, 0, width - 1).astype(np.int64)
-
-
 MEASURES: dict[Task, tuple] = {
     "single_label": (metrics.classification_metrics, _Sums),
     "multi_label": (multi_label_metrics, LabelSums),
@@ -210,13 +193,13 @@ def require(metric: str, task: Task = "single_label") -> None:
     """
     labels, logits = _SAMPLES[task]
     names = [str(number) for number in range(logits.shape[1])]
-    measured = MEASURES[task][0](labels, logits, names)
-    if metric in metrics_of(task) and metric in measured:
+    computed = MEASURES[task][0](labels, logits, names)
+    if metric in metrics_of(task) and metric in computed:
         return
     raise ConfigError(
         f"no evaluation computes the metric {metric!r}",
         where="evaluation.metric",
-        expected=", ".join(name for name in METRICS if name in measured),
+        expected=", ".join(name for name in METRICS if name in computed),
         got=metric,
     )
 

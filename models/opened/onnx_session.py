@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +48,7 @@ def open_session(
     weights: Mapping[str, np.ndarray] | None = None,
     *,
     folder: str | None = None,
+    classes: int | None = None,
     threads: int,
     where: str,
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -60,10 +60,12 @@ def open_session(
             result. None: onnxruntime reads them.
         folder: the directory of the graph's other file, if `graph` is bytes and names one; the
             file must not be a link.
+        classes: number of logits of a row that the graph must have; None: any.
         threads: compute threads.
         where: the model, for messages.
     Raises:
-        ModelError: onnxruntime does not accept the graph with these weights.
+        ModelError: onnxruntime does not accept the graph with these weights, or it has another
+            number of logits.
     """
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as errors
@@ -97,15 +99,20 @@ def open_session(
             remedy="`howdah export` writes the run's export again",
         ) from error
 
-    return _Opened(session, values)
+    logits = session.get_outputs()[0].shape[-1]
+    if classes is not None and logits != classes:
+        raise ModelError(
+            "the labels of config.json are not those of the model",
+            where=storage.join(where, "config.json"),
+            expected=f"{logits} labels",
+            got=f"{classes} in id2label",
+            remedy="restore the export's files, or `howdah export` writes the run's export again",
+        )
 
-
-@dataclass(frozen=True)
-class _Opened:
-    session: Any
-    weights: Mapping[str, Any]
-    """Arrays that must stay alive: the session reads their memory and holds no reference to it."""
-
-    def __call__(self, ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
         inputs = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
-        return self.session.run([LOGITS], inputs)[0]
+        return session.run([LOGITS], inputs)[0]
+
+    # The session reads the arrays' memory, but holds no reference to them.
+    forward.weights = values
+    return forward

@@ -32,7 +32,6 @@ from howdah.models.opened.runtimes import (
     forward_of,
     prepare,
     serving_framework,
-    without_weights,
 )
 from howdah.models.registry import EXPORT_INFO as INFO
 from howdah.models.version import Version, open_version
@@ -250,7 +249,8 @@ def _opened(version: Version, local: str, runtime: str, threads: int | None) -> 
     copied = replace(version, path=local)
     info, labels, task = copied.info, list(copied.labels), copied.task
     count = prepare(runtime, threads)
-    unread = without_weights(runtime, info)
+    # Onnxruntime reads the weights of an export's graph itself.
+    unread = onnx_graph.entry(info, runtime) is not None
     base = load_base(local, label_names=labels, weights=not unread)
     missing = [name for name in base.family.classifier_names if name not in base.weights]
     if missing and not unread:

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,11 +89,6 @@ def prepare(chosen: str, threads: int | None) -> int:
     return env.prepare(chosen, threads=threads)
 
 
-def without_weights(chosen: str, info: Mapping) -> bool:
-    """True if no weights are needed as arrays, because the export has a graph that reads them."""
-    return onnx_graph.entry(info, chosen) is not None
-
-
 def forward_of(
     chosen: str,
     base: BaseModel,
@@ -107,7 +103,7 @@ def forward_of(
     """(forward pass, True if it runs on a GPU).
 
     Args:
-        base: the model, with its weights unless `without_weights`.
+        base: the model, with its weights, unless the export has a graph that reads them.
         info: howdah.json; empty for a third-party model.
         local: the export's directory on this machine.
         where: the export, for messages.
@@ -117,8 +113,25 @@ def forward_of(
         ModelError: the model does not run with this runtime, or its files do not fit each other.
     """
     if chosen in onnx_graph.FILES:
+        from howdah.models.opened.onnx_session import mapped_tensors, open_session
+
         forward_onnx.require(base.config)
-        return _forward_onnx(chosen, base, info, local, where, threads, first_type_ends), False
+        session = partial(open_session, classes=classes, threads=threads, where=where)
+        if onnx_graph.entry(info, chosen) is not None:
+            graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
+            path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
+            if chosen == ONNX and os.path.islink(path):
+                return session(graph, mapped_tensors(path)), False
+            return session(graph, folder=local), False
+        if chosen == ONNX:  # a graph that is built now
+            graph = onnx_graph.in_memory(base.config, base.weights, first_type_ends=first_type_ends)
+            return session(graph, base.weights), False
+        raise ModelError(
+            f"the export has no {onnx_graph.FILES[chosen]}",
+            where=where,
+            remedy=f"`howdah export --set export.formats=[hf,{chosen}]` adds it to the run's"
+            " export",
+        )
     if chosen not in base.family.frameworks:
         raise ModelError(
             f"a {base.family.title} does not run with {chosen}",
@@ -127,34 +140,6 @@ def forward_of(
             remedy=f"leave --framework out, or install {base.family.frameworks[0]}",
         )
     return _forward(chosen, base.config, base.weights, classes, first_type_ends=first_type_ends)
-
-
-def _forward_onnx(
-    chosen: str,
-    base: BaseModel,
-    info: Mapping,
-    local: str,
-    where: str,
-    threads: int,
-    first_type_ends: int | None,
-) -> Forward:
-    """The forward pass of the export's graph, else of a graph that is built now."""
-    from howdah.models.opened.onnx_session import mapped_tensors, open_session
-
-    if onnx_graph.entry(info, chosen) is not None:
-        graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
-        path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
-        if chosen == ONNX and os.path.islink(path):
-            return open_session(graph, mapped_tensors(path), threads=threads, where=where)
-        return open_session(graph, folder=local, threads=threads, where=where)
-    if chosen == ONNX:
-        graph = onnx_graph.in_memory(base.config, base.weights, first_type_ends=first_type_ends)
-        return open_session(graph, base.weights, threads=threads, where=where)
-    raise ModelError(
-        f"the export has no {onnx_graph.FILES[chosen]}",
-        where=where,
-        remedy=f"`howdah export --set export.formats=[hf,{chosen}]` adds it to the run's export",
-    )
 
 
 def _grow_memory(devices: Any) -> None:

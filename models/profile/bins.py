@@ -37,6 +37,11 @@ SKIPPED = TOP + OTHERS
 KNOWN_BITS = 2**17
 """Tokens of larger vocabularies (XLM-RoBERTa's) share bits by their number modulo this."""
 NANO = 10**9
+ANEW = (
+    "make a model's profile again with `howdah drift --make-reference`, a partition's with"
+    " `howdah score`"
+)
+"""Remedy for a file that is not a profile."""
 
 
 def pack(values: np.ndarray, dtype: str) -> str:
@@ -68,8 +73,7 @@ def damaged(where: str | None, got: object) -> ModelError:
         "the file is not a profile that this version of Howdah reads (format 1)",
         where=where,
         got=str(got),
-        remedy="make a model's profile again with `howdah drift --make-reference`, a partition's"
-        " with `howdah score`",
+        remedy=ANEW,
     )
 
 

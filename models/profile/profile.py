@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, ModelError, NotFound
 from howdah.models.export_info import read_info
-from howdah.models.profile.bins import NANO, SKIPPED, Bins, Known, damaged, pack, unpack
+from howdah.models.profile.bins import ANEW, NANO, SKIPPED, Bins, Known, damaged, pack, unpack
 from howdah.models.registry import decision_hash, profile_path
 
 PROFILE = "profile.json"
@@ -366,7 +366,8 @@ def read(path: str) -> Profile:
         NotFound: there is no such file.
         ModelError: it is not a profile.
     """
-    return Profile.from_dict(storage.read_object(path), where=path)
+    entries = storage.read_object(path, kind=ModelError, remedy=ANEW)
+    return Profile.from_dict(entries, where=path)
 
 
 def find_reference(model_directory: str) -> tuple[Profile | None, str]:

@@ -267,7 +267,8 @@ def fit_calibration(confidence_N: np.ndarray, right_N: np.ndarray) -> tuple[floa
 
     now = loss(slope, intercept)
     for _ in range(100):
-        p_N = 1 / (1 + np.exp(-(slope * x_N + intercept)))
+        with np.errstate(over="ignore"):  # an infinite exponential is a probability of 0
+            p_N = 1 / (1 + np.exp(-(slope * x_N + intercept)))
         w_N = p_N * (1 - p_N)
         gradient = np.array([((p_N - target_N) * x_N).sum(), (p_N - target_N).sum()])
         hessian = np.array(

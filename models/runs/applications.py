@@ -24,6 +24,7 @@ from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
 from howdah.models.runs.run_json import utc_now
 from howdah.run_files import RUN_JSON
+from howdah.storage.shapes import TEXT, Fields
 
 if TYPE_CHECKING:
     from howdah.hadoop.resourcemanager import ResourceManager
@@ -32,6 +33,7 @@ _DIRECTORY = ("job", "applications")
 _PAUSE_SECONDS = 0.5
 _SETTLED_SECONDS = 10.0
 """Seconds after an application's end in which YARN may still add its last containers' usage."""
+_SUBMISSION = Fields({"application": TEXT}, needed=("application",))
 _FIGURES = ("vcore_seconds", "mib_seconds", "gpu_seconds")
 
 
@@ -51,15 +53,15 @@ def complete(manager: ResourceManager, run_directory: str) -> dict[str, Any] | N
     Raises:
         HowdahError: YARN or storage does not answer, or may not be read or written.
     """
-    noted = {one["application"]: one for one in _noted(run_directory)}
+    submissions = {one["application"]: one for one in _submissions(run_directory)}
     before = _run(run_directory)
     run = {} if before is None else record.read(run_directory)
-    names = {str(one.get("submission")) for one in run.get("attempts") or []} | set(noted)
+    names = {str(one.get("submission")) for one in run.get("attempts") or []} | set(submissions)
     figures = {}
     for name in sorted(names):
         if not name.startswith("application_"):
             continue
-        entry = noted.get(name, {"application": name})
+        entry = submissions.get(name, {"application": name})
         figures_of = entry.get("hours") or {}
         if not figures_of.get("final"):
             with contextlib.suppress(NotFound):  # YARN keeps only the newest applications
@@ -70,16 +72,16 @@ def complete(manager: ResourceManager, run_directory: str) -> dict[str, Any] | N
             figures[name] = figures_of
     if before is None:
         return None
-    return _put(run_directory, before, run, figures, noted)
+    return _put(run_directory, before, run, figures, submissions)
 
 
 def _put(
-    run_directory: str, before: bytes, run: dict[str, Any], figures: dict, noted: dict
+    run_directory: str, before: bytes, run: dict[str, Any], figures: dict, submissions: dict
 ) -> dict[str, Any]:
     run["hours"] = {**(run.get("hours") or {}), "applications": figures}
     run["hours"] = hours.of_run(run)
     for attempt in run.get("attempts") or []:
-        command = noted.get(attempt.get("submission"), {}).get("command")
+        command = submissions.get(attempt.get("submission"), {}).get("command")
         if command is not None:
             attempt["command"] = command
     after = (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
@@ -105,7 +107,7 @@ def _figures(manager: ResourceManager, application: str) -> dict[str, Any]:
     return figures
 
 
-def _noted(run_directory: str) -> Iterator[dict[str, Any]]:
+def _submissions(run_directory: str) -> Iterator[dict[str, Any]]:
     try:
         entries = storage.list_dir(storage.join(run_directory, *_DIRECTORY))
     except NotFound:
@@ -113,9 +115,7 @@ def _noted(run_directory: str) -> Iterator[dict[str, Any]]:
     for entry in entries:
         # A file that cannot be read is left out: its figures are requested again.
         with contextlib.suppress(HowdahError):
-            body = storage.read_json(entry.path)
-            if isinstance(body, dict) and isinstance(body.get("application"), str):
-                yield body
+            yield storage.read_object(entry.path, _SUBMISSION)
 
 
 def _run(run_directory: str) -> bytes | None:

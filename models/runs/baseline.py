@@ -110,7 +110,6 @@ def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.n
     """Write a baseline's files into a directory. Returns the path of baseline.json.
 
     Args:
-        about: the contents of baseline.json.
         predicted: {split: result of `Baseline.predicted`}.
     """
     import numpy as np
@@ -135,7 +134,6 @@ def find(
     dataset version; None if there is none.
 
     Args:
-        directory: the run directory.
         dataset, dataset_hash: path and hash of the version that the run was trained on; None: not
             known.
         config: the run's configuration; None: not known.
@@ -183,7 +181,6 @@ def require(
     """The baseline's value of a metric, on the dataset that a run was measured on.
 
     Args:
-        directory: the run directory.
         dataset: {path, hash} of that version.
     Raises:
         ModelError: there is no baseline, or it was measured on another dataset or lacks the metric.

@@ -33,15 +33,16 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
         applications: by application}.
     """
     applications = dict((run.get("hours") or {}).get("applications") or {})
-    listed = run.get("attempts") or []
-    attempts = [_attempt(one, now if one is listed[-1] else None) for one in listed]
-    submissions = {one.get("submission") for one in listed} - {None}
-    of_yarn = {name for name in submissions if str(name).startswith("application_")} | set(
-        applications
-    )
+    records = run.get("attempts") or []
+    attempts = [_attempt(one, now if one is records[-1] else None) for one in records]
+    submissions = {one.get("submission") for one in records} - {None}
+    of_yarn = {name for name in submissions if str(name).startswith("application_")}
+    of_yarn |= set(applications)
     reports = [applications.get(name) or {} for name in sorted(of_yarn)]
     measured = [
-        one for one, of in zip(attempts, listed, strict=True) if of.get("submission") not in of_yarn
+        one
+        for one, record in zip(attempts, records, strict=True)
+        if record.get("submission") not in of_yarn
     ]
     return {
         "wall": _sum(one["wall"] for one in attempts),
@@ -59,8 +60,8 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
 def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str, Any]:
     """{attempt, wall, cpu, gpu, ended}; a figure that was not measured is null."""
     seconds, usage = one.get("seconds"), one.get("usage") or {}
-    if seconds is None and now is not None and one.get("started"):
-        seconds = (now - datetime.datetime.fromisoformat(one["started"])).total_seconds()
+    if seconds is None and now is not None:
+        seconds = seconds_since(one.get("started"), now)
     gpus = usage.get("gpus")
     return {
         "attempt": one.get("attempt"),
@@ -69,6 +70,16 @@ def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str,
         "gpu": _hours(seconds * gpus if seconds is not None and gpus is not None else None),
         "ended": "ended" in one,
     }
+
+
+def seconds_since(started: str | None, until: datetime.datetime) -> float | None:
+    """Seconds from a time in run.json; 0 if the clock was set back since, None if it is not a
+    time."""
+    try:
+        elapsed = until - datetime.datetime.fromisoformat(started)
+    except (TypeError, ValueError):
+        return None
+    return max(0.0, elapsed.total_seconds())
 
 
 def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Identity:
 
 def check_identity(path: str, manifest: dict, expect: Identity) -> None:
     """Refuse a checkpoint of another base model, dataset, tokenizer, set of labels or adapters."""
-    theirs, ours = {"adapters": "none"} | manifest.get("identity", {}), expect.as_dict()
+    stored, current = {"adapters": "none"} | manifest.get("identity", {}), expect.as_dict()
     names = {
         "base_model": ("base model", "model.base"),
         "dataset": ("dataset", "data.dataset"),
@@ -50,15 +50,15 @@ def check_identity(path: str, manifest: dict, expect: Identity) -> None:
         "adapters": ("set of adapters", "training.lora"),
     }
     for field, (what, key) in names.items():
-        if theirs.get(field) != ours[field]:
-            got, back = f"{what} {_short(theirs.get(field))} (the checkpoint's)", f"set {key} back"
-            if field == "dataset" and theirs.get("dataset_path"):
-                got += f" at {theirs['dataset_path']}"
-                back = f"set {key} to {theirs['dataset_path']}"
+        if stored.get(field) != current[field]:
+            got, back = f"{what} {_short(stored.get(field))} (the checkpoint's)", f"set {key} back"
+            if field == "dataset" and stored.get("dataset_path"):
+                got += f" at {stored['dataset_path']}"
+                back = f"set {key} to {stored['dataset_path']}"
             raise CheckpointError(
                 f"the checkpoint belongs to another {what}",
                 where=path,
-                expected=f"{what} {_short(ours[field])} (this run's {key})",
+                expected=f"{what} {_short(current[field])} (this run's {key})",
                 got=got,
                 remedy=f"{back}, choose another run.directory, or start from the beginning with"
                 " `--set checkpoint.resume=never`",
@@ -96,14 +96,14 @@ def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
     inside = int(meta.get("plan", {}).get("step", 0)) != 0
     if identity.get("plan") == expect.plan or not inside:
         return
-    theirs = dict(identity.get("plan_inputs", ()))
-    ours = dict(expect.plan_inputs)
-    changed = [key for key in ours if theirs.get(key) != ours[key]]
+    stored = dict(identity.get("plan_inputs", ()))
+    current = dict(expect.plan_inputs)
+    changed = [key for key in current if stored.get(key) != current[key]]
     raise OtherPlan(
         "the checkpoint was saved in the middle of an epoch, with another plan of batches",
         where=path,
-        expected=", ".join(f"{key}={ours[key]}" for key in changed) or f"plan {expect.plan}",
-        got=", ".join(f"{key}={theirs.get(key)}" for key in changed)
+        expected=", ".join(f"{key}={current[key]}" for key in changed) or f"plan {expect.plan}",
+        got=", ".join(f"{key}={stored.get(key)}" for key in changed)
         or f"plan {identity.get('plan')}",
         remedy="set these back until the epoch is over (otherwise rows would be lost or repeated),"
         " start from the beginning with `--set checkpoint.resume=never`",

@@ -22,9 +22,7 @@ class MetricsLog:
     """Appends lines to a local file; for a remote run, earlier attempts' lines are fetched first.
 
     Args:
-        path: local file.
-        published: its path in the run directory; the same as `path` for a local run.
-        attempt: number of this attempt.
+        published: the file's path in the run directory; the same as `path` for a local run.
         check: called before the published file changes; raises if this process may not write any
             more. (For a remote run, the mirror checks before it publishes.)
     """

@@ -22,6 +22,7 @@ from howdah.storage.shapes import (
     Fields,
     Items,
     Kind,
+    Shape,
     one_of,
 )
 
@@ -80,8 +81,15 @@ _ATTEMPT = Fields(
         "usage": Fields({"cpu_seconds": NUMBER, "gpus": NUMBER}),
     }
 )
+_ACCOUNT: dict[str, Shape] = {
+    "attempts": Items(_ATTEMPT),
+    "hours": Fields({**_HOURS, "applications": Each(Fields(_HOURS))}),
+}
+KEPT_SHAPE = Fields(_ACCOUNT)
+"""The fields that a later attempt keeps and continues."""
 _RUN = Fields(
     {
+        **_ACCOUNT,
         **dict.fromkeys(("run_id", "name", "status", "created", "finished", "framework"), TEXT),
         **dict.fromkeys(("dataset", "dataset_hash", "model_hash", "config_hash"), TEXT),
         "mlflow_run_id": TEXT,
@@ -94,12 +102,10 @@ _RUN = Fields(
         "base": Fields({"source": TEXT, "init_from": TEXT}),
         "source": ANY_OBJECT,
         "metrics": METRICS_SHAPE,
-        "attempts": Items(_ATTEMPT),
-        "hours": Fields({**_HOURS, "applications": Each(Fields(_HOURS))}),
     }
 )
 
-_REMEDY = "restore the file from a copy, or train again with another run.directory"
+REMEDY = "restore the file from a copy, or train again with another run.directory"
 
 
 def read(directory: str) -> dict[str, Any]:
@@ -113,7 +119,7 @@ def read(directory: str) -> dict[str, Any]:
         DataError: it is not JSON, or its fields contradict each other.
     """
     path = storage.join(directory, RUN_JSON)
-    run = storage.read_object(path, _RUN, remedy=_REMEDY)
+    run = storage.read_object(path, _RUN, remedy=REMEDY)
     fault = _unmatched(run.get("metrics") or {})
     if fault is not None:
         raise DataError(
@@ -121,7 +127,7 @@ def read(directory: str) -> dict[str, Any]:
             where=f"{path}: {fault.key}",
             expected=fault.expected,
             got=fault.got,
-            remedy=_REMEDY,
+            remedy=REMEDY,
         )
     return run
 

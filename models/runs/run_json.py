@@ -23,13 +23,12 @@ from howdah import __version__, redact, storage
 from howdah.config.loader import Config, dump_yaml
 from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
-from howdah.models.runs import hours
+from howdah.models.runs import hours, record
 from howdah.models.runs.command import began_by
 from howdah.models.runs.identity import Identity
-from howdah.models.runs.settings import learnt_with
+from howdah.models.runs.settings import CONFIG, UNHASHED_TRAINING, learnt_with
 from howdah.run_files import RUN_JSON
 
-CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Sections that must have their secrets to train; config.yaml is written without secrets."""
 
@@ -39,8 +38,6 @@ _UNHASHED = {
     "run", "checkpoint", "tracking", "publish", "gate", "report",
     "job", "yarn", "ray", "tune",
 }  # fmt: skip
-UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
-"""Keys of `training` that do not change what is learnt."""
 
 
 class RunFile:
@@ -54,8 +51,9 @@ class RunFile:
     model and checkpoint exist: an attempt that is refused before does not lose the run's results.
 
     Args:
-        directory: run directory.
         check: called before each write; raises if this process may not write any more.
+    Raises:
+        DataError: a user has edited the attempts or hours, so that they cannot be continued.
     """
 
     def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
@@ -70,7 +68,11 @@ class RunFile:
             stored = storage.read_json(self._path)
         except (NotFound, DataError):  # missing or unreadable: begin a new record
             stored = {}
-        self.values: dict[str, Any] = stored if isinstance(stored, dict) else {}
+        self.values: dict[str, Any] = {}
+        if isinstance(stored, dict):
+            self.values = storage.checked_object(
+                stored, self._path, record.KEPT_SHAPE, remedy=record.REMEDY
+            )
         self._until_admitted: dict[str, Any] | None = None
         """This attempt's top-level fields, while `values` still has those of a finished run."""
 
@@ -89,7 +91,7 @@ class RunFile:
         """
         old = self.values
         now = utc_now()
-        history = list(old.get("attempts", []))
+        history = list(old.get("attempts") or [])
         history.append(
             {
                 "attempt": attempt,
@@ -151,7 +153,8 @@ class RunFile:
                 newest = attempts[-1]
                 if "ended" not in newest:
                     newest["ended"] = utc_now()
-                    newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
+                    ended = datetime.datetime.fromisoformat(newest["ended"])
+                    newest["seconds"] = hours.seconds_since(newest.get("started"), ended)
                 newest["status"] = status
                 if newest.get("pid") == os.getpid() and "usage" not in newest:
                     seconds = round(cpu_seconds(), 3)
@@ -191,16 +194,16 @@ class RunFile:
         """True if an attempt of this submission has chosen where it resumes from."""
         return submission is not None and any(
             attempt.get("submission") == submission and "resumed_at_step" in attempt
-            for attempt in self.values.get("attempts", [])
+            for attempt in self.values.get("attempts") or []
         )
 
     def dataset_of(self, submission: str | None) -> str | None:
         """The dataset version that this submission began with; None if it is only beginning."""
         if submission is None:
             return None
-        attempts = self.values.get("attempts", [])
-        of_it = [one for one in attempts if one.get("submission") == submission]
-        return next((one["dataset"] for one in reversed(of_it) if "dataset" in one), None)
+        attempts = reversed(self.values.get("attempts") or [])
+        same = (one for one in attempts if one.get("submission") == submission)
+        return next((one["dataset"] for one in same if "dataset" in one), None)
 
     def world(self, number: int, size: int) -> None:
         """Note in the newest attempt that a world of ranks begins; raises only FencedOff."""
@@ -323,28 +326,26 @@ def versions(framework: str) -> dict[str, str]:
 
 def git_state() -> dict[str, Any] | None:
     """{commit, dirty} of the working directory; None if it is not a git checkout."""
+
+    def git(*arguments: str) -> bytes:
+        # Without optional locks a look at the state never makes a user's own command fail.
+        environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, timeout=10, check=True, env=environment
+        ).stdout.strip()
+
     try:
-        commit, status = (
-            subprocess.run(
-                ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
-            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain", "-uno"))
-        )
+        # Names of files in the state need not be text in this process's encoding.
+        commit, state = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(status)}
+    return {"commit": commit.decode(), "dirty": bool(state)}
 
 
 def cpu_seconds() -> float:
     """User and system time of this process and of its children that have ended (getrusage(2))."""
     both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in both)
-
-
-def _seconds(started: str, ended: str) -> float:
-    """Seconds between two times of `utc_now`."""
-    begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
-    return (end - begin).total_seconds()
 
 
 def utc_now() -> str:

@@ -19,11 +19,14 @@ from howdah.config import loader
 from howdah.config.loader import Config
 from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
+from howdah.models.runs import record
 from howdah.run_files import RUN_JSON
 
-_NOT_LEARNT = {
-    "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
-    "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
+CONFIG = "config.yaml"
+UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
+"""Keys of `training` that do not change what is learnt."""
+_NOT_LEARNT = UNHASHED_TRAINING | {
+    "logging_steps", "threads_per_rank", "per_device_max_tokens", "gradient_checkpointing",
 }  # fmt: skip
 """Keys of `training` that change how the steps are computed, but not what is learnt."""
 _EVALUATION = ("every_steps", "metric", "max_rows")
@@ -36,7 +39,6 @@ _AFTERWARDS = {
     "training.framework": "either framework trains further steps, from the same checkpoints",
 }
 """{key that changes nothing about the steps that are trained: what a user does about it}."""
-_CONFIG = "config.yaml"
 _EPSILON = 1e-9
 
 
@@ -122,16 +124,15 @@ def of_finished(config: Config, *, on: str) -> dict[str, Any]:
 
 def _record(directory: str) -> dict[str, Any]:
     try:
-        record = storage.read_json(storage.join(directory, RUN_JSON))
+        return storage.read_object(storage.join(directory, RUN_JSON), record.KEPT_SHAPE)
     except HowdahError:  # the attempt that begins reports why it cannot be read
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _trained(directory: str) -> Config | None:
     """The configuration that a finished run was trained with; None if it cannot be read."""
     try:
-        return loader.load(storage.join(directory, _CONFIG))
+        return loader.load(storage.join(directory, CONFIG))
     except HowdahError:
         return None
 
@@ -209,13 +210,13 @@ def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
     settings: dict[str, Any] = {}
     for attempt in attempts:
         settings = attempt.get("settings") or settings
-        begun = attempt.get("resumed_at_step")
-        if not isinstance(begun, int):
+        step = attempt.get("resumed_at_step")
+        if not isinstance(step, int):
             continue  # refused before its first step
-        while result and result[-1].after >= begun:
+        while result and result[-1].after >= step:
             result.pop()
         if not result or result[-1].settings != settings:
-            result.append(Stage(after=begun, settings=settings))
+            result.append(Stage(after=step, settings=settings))
     return result
 
 

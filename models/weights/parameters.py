@@ -13,7 +13,7 @@ import numpy as np
 
 from howdah.config.model import LoraSection, ModelSection
 from howdah.data.family import family_of
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, ModelError
 from howdah.models.weights import lora as low_rank
 
 BLOCKED = -1e9
@@ -35,7 +35,6 @@ def start_weights(
         config: the base's config.json, defaults filled in.
         weights: float32 by name; the encoder's, and all or none of the pooler's, the head's and the
             adapters'.
-        num_labels: number of classes.
         seed: seed of new tensors: normal(0, initializer_range), biases 0, as in transformers; an
             adapter's B is 0.
         adapters: {name: shape} of the adapters' tensors (`low_rank.adapter_shapes`).
@@ -96,15 +95,28 @@ def decays(name: str) -> bool:
 
 
 def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, float]:
-    """(transformer, attention weights, before the classifier): `model`'s rates, else the base's."""
-    keys = family_of(config).dropouts
+    """(transformer, attention weights, before the classifier): `model`'s rates, else the base's.
+
+    Raises:
+        ModelError: a rate in the base's config.json is not a number from 0 on and below 1.
+    """
     if model.dropout is not None:
         return (model.dropout,) * 3
-    hidden, attention, classifier = (
-        config[key] for key in (keys.hidden, keys.attention, keys.classifier)
-    )
-    # In BERT's config.json null means the transformer's rate.
-    return float(hidden), float(attention), float(hidden if classifier is None else classifier)
+    keys = family_of(config).dropouts.all()
+    rates = [config[key] for key in keys]
+    if rates[2] is None:  # in BERT's config.json: the transformer's rate
+        rates[2] = rates[0]
+    for key, rate in zip(keys, rates, strict=True):
+        if not isinstance(rate, int | float) or not 0 <= rate < 1:
+            raise ModelError(
+                "the base model's config.json has a dropout that is not a rate",
+                where=f"config.json: {key}",
+                expected="a number from 0 on and below 1",
+                got=repr(rate),
+                remedy="correct it, or set model.dropout",
+            )
+    hidden, attention, classifier = map(float, rates)
+    return hidden, attention, classifier
 
 
 def with_dropouts(config: Mapping, model: ModelSection) -> dict:
@@ -121,7 +133,7 @@ def dropout_draw(rate: float) -> tuple[int, float]:
             rate.
     """
     draws = 2**16
-    dropped = round(rate * draws)
+    dropped = min(round(rate * draws), draws - 1)
     return dropped - draws // 2, draws / (draws - dropped)
 
 

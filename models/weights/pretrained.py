@@ -26,7 +26,7 @@ from howdah.data.family import (
     known_titles,
 )
 from howdah.data.images import ImageEncoder
-from howdah.errors import ModelError
+from howdah.errors import DataError, ModelError
 from howdah.models import integrity
 from howdah.models.weights.tensors import read_header
 
@@ -38,6 +38,8 @@ _PICKLES = (
     "tf_model.h5",
     "flax_model.msgpack",
 )
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What JSON of another shape leads to: a number may be infinite, a nesting too deep."""
 # Only these files are fetched from the hub, so that no pickle reaches the disk.
 _PATTERNS = ["config.json", "howdah.json", "model*.safetensors", _WEIGHTS_INDEX]
 _PATTERNS += [*TOKENIZER_FILES, *IMAGE_FILES]
@@ -71,7 +73,6 @@ def load_base(
     base: str,
     *,
     revision: str | None = None,
-    cache_dir: str | None = None,
     label_names: Sequence[str] | None = None,
     weights: bool = True,
 ) -> BaseModel:
@@ -79,8 +80,6 @@ def load_base(
 
     Args:
         base: a directory, a path on any storage (hdfs://...) or a hub name.
-        revision: revision of a hub name.
-        cache_dir: directory that remote files are cached in; None: the project's cache.
         label_names: the task's labels in their order; the base's classifier is used only if it was
             trained for exactly these.
         weights: False: do not read or check the weights; `hash` then covers only config.json.
@@ -89,7 +88,7 @@ def load_base(
             unknown family, missing or misshapen tensors, or no tokenizer; or the weights of a
             published version differ from its manifest.
     """
-    directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS, cache_dir=cache_dir)
+    directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS)
     published = integrity.files_of(base) or {}
     expected = f"a config.json of model_type {' or '.join(FAMILIES)}"
     raw_config = _read(directory, "config.json", base, expected)
@@ -104,32 +103,26 @@ def load_base(
         encoder = ImageEncoder.of_model(config, tokenizer_files, base)
         config |= {"image_mean": encoder.mean, "image_std": encoder.std}
         digest.update(json.dumps([encoder.mean, encoder.std]).encode())
-    if not weights:
-        if family.kind == "text":
-            _check_tokenizer(tokenizer_files, family, config, base)
-        return BaseModel(
-            config=config,
-            weights={},
-            tokenizer_files=tokenizer_files,
-            hash=digest.hexdigest()[:16],
-            source=base,
-        )
-    arrays: dict[str, np.ndarray] = {}
-    formats: set[str] = set()
-    for file_name, data in _weight_files(directory, base):
-        sha256 = hashlib.sha256(data)
-        if file_name in published:  # compares the bytes that are used, without a second read
-            got = {"bytes": len(data), "sha256": sha256.hexdigest()}
-            integrity.require_same(storage.join(base, file_name), published[file_name], got)
-        digest.update(sha256.digest())
-        read, metadata = read_safetensors(data, where=storage.join(base, file_name))
-        formats.add(metadata.get("format", "pt"))
-        arrays.update(read)
-    tensors, head, notes = _by_part(arrays, family)
-    _check_shapes(tensors, family, config, base, formats)
-    refused = _head_notes(head, family, config, label_names)
-    if label_names is not None and not refused:
-        tensors.update(head)
+    tensors: dict[str, np.ndarray] = {}
+    notes: list[str] = []
+    if weights:
+        arrays: dict[str, np.ndarray] = {}
+        formats: set[str] = set()
+        for file_name, data in _weight_files(directory, base):
+            sha256 = hashlib.sha256(data)
+            if file_name in published:  # compares the bytes that are used, without a second read
+                got = {"bytes": len(data), "sha256": sha256.hexdigest()}
+                integrity.require_same(storage.join(base, file_name), published[file_name], got)
+            digest.update(sha256.digest())
+            read, metadata = read_safetensors(data, where=storage.join(base, file_name))
+            formats.add(metadata.get("format", "pt"))
+            arrays.update(read)
+        tensors, head, notes = _by_part(arrays, family)
+        _check_shapes(tensors, family, config, base, formats)
+        refused = _head_notes(head, family, config, label_names)
+        notes += refused
+        if label_names is not None and not refused:
+            tensors.update(head)
     if family.kind == "text":  # after the shapes, whose error names a wrong vocabulary size
         _check_tokenizer(tokenizer_files, family, config, base)
     return BaseModel(
@@ -138,7 +131,7 @@ def load_base(
         tokenizer_files=tokenizer_files,
         hash=digest.hexdigest()[:16],
         source=base,
-        notes=(*notes, *refused),
+        notes=tuple(notes),
     )
 
 
@@ -197,8 +190,16 @@ def _read(directory: str, name: str, base: str, expected: str) -> bytes:
 
 
 def label_names_of(config: Mapping) -> list[str] | None:
-    """The labels in config.json's id2label by number; None if it has none."""
-    id2label = config.get("id2label")
+    """The labels in config.json's id2label by number; None if it has none.
+
+    transformers does not write its default, which is two labels: a classifier with these has no
+    id2label.
+    """
+    id2label, architectures = config.get("id2label"), config.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    heads = ("ForSequenceClassification", "ForImageClassification")
+    if id2label is None and any(str(name).endswith(heads) for name in names):
+        return ["LABEL_0", "LABEL_1"]
     if not id2label:
         return None
     try:
@@ -212,7 +213,7 @@ def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
     where = storage.join(base, "config.json")
     try:
         raw_config = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError("config.json is not JSON", where=where, got=str(error)) from None
     family = family_of(raw_config, where=where)
     keys, config = family.keys, family.complete(raw_config)
@@ -243,18 +244,19 @@ def _weight_files(directory: str, base: str) -> Iterator[tuple[str, bytes]]:
     elif storage.exists(index_path):
         try:
             names = sorted(set(storage.read_json(index_path)["weight_map"].values()))
-        except (KeyError, TypeError, AttributeError, ValueError):
+            # A downloaded index must not name a file outside the directory.
+            outside = [n for n in names if not re.fullmatch(r"[A-Za-z0-9._-]+\.safetensors", n)]
+        except (KeyError, TypeError, AttributeError, DataError):
             raise ModelError(
                 "the index of the weight shards cannot be read",
                 where=storage.join(base, _WEIGHTS_INDEX),
                 expected='{"weight_map": {tensor: file}}',
             ) from None
-        # A downloaded index must not name a file outside the directory.
-        if strange := [n for n in names if not re.fullmatch(r"[A-Za-z0-9._-]+\.safetensors", n)]:
+        if outside:
             raise ModelError(
                 "the index of the weight shards names a file outside the directory",
                 where=storage.join(base, _WEIGHTS_INDEX),
-                got=str(strange[0]),
+                got=outside[0],
             )
     else:
         raise _no_weights(directory, base)
@@ -395,37 +397,22 @@ def _check_tokenizer(
     files: Mapping[str, bytes], family: ModelFamily, config: Mapping, base: str
 ) -> None:
     kind, size_key = family.tokenizer, family.keys.vocabulary
-    if not any(name in files for name in kind.vocabularies):
+    name = next((name for name in kind.vocabularies if name in files), None)
+    if name is None:
         raise ModelError(
             "the base model has no tokenizer",
             where=base,
             expected=" or ".join(kind.vocabularies),
             remedy="copy the tokenizer's files of the same model into the directory",
         )
-    if "tokenizer.json" in files:
-        try:
-            vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
-            # Unigram's is a list of [piece, score] in the order of the ids.
-            listed = isinstance(vocabulary, list)
-            largest = len(vocabulary) - 1 if listed else max(vocabulary.values())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"tokenizer.json is not a {kind.algorithm} tokenizer's file",
-                where=storage.join(base, "tokenizer.json"),
-                got=str(error),
-            ) from None
-    elif "vocab.txt" in files:
-        largest = len(files["vocab.txt"].decode("utf-8", "replace").rstrip("\n").split("\n")) - 1
-    else:
-        try:
-            largest = max(json.loads(files["vocab.json"]).values())
-        except (ValueError, TypeError, AttributeError) as error:
-            raise ModelError(
-                "vocab.json is not a tokenizer's vocabulary",
-                where=storage.join(base, "vocab.json"),
-                expected="{token: id}",
-                got=str(error),
-            ) from None
+    try:
+        largest = _largest_id(name, files[name])
+    except _DAMAGED as error:
+        raise ModelError(
+            f"{name} is not a {kind.algorithm} tokenizer's file",
+            where=storage.join(base, name),
+            got=str(error),
+        ) from None
     if largest >= config[size_key]:
         raise ModelError(
             "the tokenizer has ids without an embedding: it belongs to another model",
@@ -433,3 +420,15 @@ def _check_tokenizer(
             expected=f"ids below {size_key}={config[size_key]}",
             got=f"ids up to {largest}",
         )
+
+
+def _largest_id(name: str, data: bytes) -> int:
+    """The largest id in a tokenizer's file; any exception of JSON's values if it is damaged."""
+    if name == "vocab.txt":
+        return len(data.decode("utf-8", "replace").rstrip("\n").split("\n")) - 1
+    vocabulary = json.loads(data)
+    if name == "tokenizer.json":
+        vocabulary = vocabulary["model"]["vocab"]
+        if isinstance(vocabulary, list):  # Unigram's: [piece, score] in the order of the ids
+            return len(vocabulary) - 1
+    return max(map(int, vocabulary.values()))

@@ -16,7 +16,6 @@ class StoredArray:
 
     Args:
         read: (offset, number of bytes) -> those bytes.
-        offset: offset of the array in the file.
     """
 
     def __init__(

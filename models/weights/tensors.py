@@ -47,7 +47,6 @@ def write_tensors(file: BinaryIO, tensors: dict[str, np.ndarray]) -> tuple[int, 
     """Write arrays as one safetensors file. Returns (its size in bytes, its SHA-256).
 
     Args:
-        file: a binary file open for writing.
         tensors: name -> array of float32, int32, int64 or uint8; a StoredArray is read here.
     Raises:
         ValueError: an array has another type.

@@ -14,6 +14,8 @@ from howdah.errors import ConfigError, ModelError
 from howdah.jobs import checks
 from howdah.models import version as versions
 from howdah.models.base import with_pinned_base
+from howdah.models.integrity import files_of
+from howdah.models.registry import profile_path
 from howdah.models.version import Version, find_version, open_version
 from howdah.serving import server
 from howdah.serving.registry.publish import publish
@@ -219,6 +221,26 @@ def test_a_directory_called_like_a_version_is_an_export(local, tmp_path, tiny_mo
     os.symlink(f"{local}/models/zoo/v=1", tmp_path / "v=5")
     version = open_version(str(tmp_path / "v=5"))
     assert (version.number, version.root) == (None, version.path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "address", "follows"),
+    [
+        ("models/zoo", ".", True), ("models/zoo", "v=1", False), ("models/zoo", "./v=1", False),
+        ("models/zoo/v=1", ".", False), ("models/zoo/v=1", "..", True),
+        ("models/zoo/v=1", "../v=1", False),
+    ],
+)  # fmt: skip
+def test_from_inside_a_model_it_is_the_same_version(local, monkeypatch, folder, address, follows):
+    """Whose files are compared with its manifest, and never changed."""
+    monkeypatch.chdir(f"{local}/{folder}")
+    version = open_version(address)
+    number = 2 if follows else 1
+    assert (version.name, version.number, version.follows) == ("zoo", number, follows)
+    assert (version.path, version.root) == (f"{local}/models/zoo/v={number}", f"{local}/models/zoo")
+    assert files_of(version.path)
+    profile = f"{local}/models/zoo/profiles/v={number}.json"
+    assert profile_path(version.path, "profile.json") == profile
 
 
 def test_a_base_model_is_an_address_too_and_has_no_labels(tiny_model_dir):

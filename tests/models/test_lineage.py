@@ -88,10 +88,13 @@ def test_a_row_leads_to_all_that_came_of_it(place):
     assert "scored by zoo v=2: db.scored ds=2026-11-01" in text
 
 
-def test_a_marker_that_cannot_be_read_is_of_any_version(place):
+@pytest.mark.parametrize(
+    "body", [b'{"format_version": 99}', b'{"format_version": 1, "model": 5}', b"[]", b"", b"{"]
+)
+def test_a_marker_that_cannot_be_read_is_of_any_version(place, body):
     broken = f"{place}/models/zoo/scored/db.other/ds=1/done.json"
     storage.make_dirs(storage.parent(broken))
-    storage.write_whole(broken, b'{"format_version": 99}')
+    storage.write_whole(broken, body)
     assert scored.tables(f"{place}/models/zoo", 1) == ["db.other"]
     assert scored.tables(f"{place}/models/zoo", 2) == ["db.other", "db.scored"]
 

@@ -336,6 +336,10 @@ def test_a_pointer_without_a_version_is_refused(tmp_path, tiny_model_dir):
     pointer.write_text(json.dumps({"version": "../../x"}))
     with pytest.raises(ModelError, match="does not name a version"):
         resolve(str(tmp_path / "models/zoo"))
+    pointer.write_text("{")
+    with pytest.raises(ModelError, match="not JSON") as caught:
+        resolve(str(tmp_path / "models/zoo"))
+    assert "howdah publish" in caught.value.remedy
     assert publish(config, never)["current"] == 1  # written anew
     assert resolve(str(tmp_path / "models/zoo")) == str(tmp_path / "models/zoo/v=1")
 

@@ -65,6 +65,24 @@ def test_the_page_is_one_file_with_every_trial_and_plot():
     assert ">0.3000<" in page and "mathdefault" not in page
 
 
+def test_values_are_shown_as_the_command_line_takes_them():
+    best = trial(0, value=0.5, params={"training.max_steps": None, "model.dropout": 1e-05})
+    keys = frozenset({"training.max_steps"})
+    page = render(Study(name="x", directory="d", metric="loss", trials=(best,), choices=keys), "")
+    assert "--set training.max_steps=null --set model.dropout=1e-05" in page
+    assert "<td>null</td>" in page and "None" not in page
+
+
+def test_choices_that_are_equal_numbers_have_a_place_each():
+    choices = ["a", 1, True, 0.5]
+    trials = [trial(n, value=0.1 * n, params={"model.x": one}) for n, one in enumerate(choices)]
+    study = Study(
+        name="x", directory="d", metric="loss", trials=tuple(trials), choices=frozenset({"model.x"})
+    )
+    page = render(study, "")
+    assert all(f">{name}</text>" in page for name in ("a", "1", "true", "0.5"))
+
+
 @pytest.mark.parametrize("trials", [(), (trial(0, "running", evaluations={}),)])
 def test_a_study_without_values_has_a_page(trials):
     page = render(Study(name="x", directory="d", metric="loss", trials=trials), "")
@@ -72,7 +90,7 @@ def test_a_study_without_values_has_a_page(trials):
 
 
 def test_plain_json_names_the_best_run():
-    values = STUDY.as_dict(lambda number: f"runs/study/trials/{number}")
+    values = STUDY.as_dict()
     assert values["best"]["run"] == "runs/study/trials/1"
     assert values["best"]["export"] == "runs/study/trials/1/export"
     counts = {"waiting": 1, "running": 0, "finished": 2, "pruned": 1, "failed": 1}

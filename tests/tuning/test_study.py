@@ -7,7 +7,7 @@ import os
 import pytest
 
 from howdah.config import loader
-from howdah.errors import ClusterError, ConfigError, NotFound, PermissionDenied
+from howdah.errors import ClusterError, ConfigError, DataError, NotFound, PermissionDenied
 from howdah.tuning import space
 from howdah.tuning import study as studies
 from tests.runs.studies import SPACE, configuration
@@ -42,6 +42,12 @@ def test_a_study_is_made_once_and_joined(config, stored):
     with pytest.raises(ConfigError) as caught:
         studies.join(config(tune=stored))
     assert "does not exist" in caught.value.what
+    if stored:  # the file of a process that is about to make the tables
+        path = stored["storage"].removeprefix("sqlite:///")
+        os.makedirs(os.path.dirname(path))
+        open(path, "w").close()
+        with pytest.raises(ConfigError, match="does not exist"):
+            studies.join(config(tune=stored))
     made = studies.create(config(tune=stored), DATASETS)
     assert numbers(made) == [0, 1]
     joined = studies.join(config(tune=stored))
@@ -52,6 +58,29 @@ def test_a_study_is_made_once_and_joined(config, stored):
     assert numbers(again) == [0, 1, 2, 3, 4]
     assert numbers(again, most=3) == [0, 1, 2]
     assert studies.datasets_of(again) == DATASETS
+
+
+@pytest.mark.parametrize("opened", [studies.join, lambda config: studies.create(config, DATASETS)])
+def test_a_journal_that_a_full_disk_cut_short_goes_on(config, tmp_path, opened):
+    studies.create(config(), DATASETS)
+    journal = tmp_path / "study" / "study.journal"
+    with open(journal, "ab") as file:
+        file.write(b'{"op_code": 4, "worker_id": "x", "stu')
+    study = opened(config())
+    study.enqueue_trial({})
+    assert numbers(studies.join(config())) == [0, 1, 2]
+    assert journal.read_bytes().endswith(b"\n")
+
+
+@pytest.mark.parametrize("body", [b"[]\n", b"\xff\xfe\n", b'{"op_code": 99}\n'])
+def test_a_damaged_journal_is_named(config, tmp_path, body):
+    studies.create(config(), DATASETS)
+    journal = tmp_path / "study" / "study.journal"
+    journal.write_bytes(body + journal.read_bytes())
+    for opened in (studies.join, lambda config: studies.create(config, DATASETS)):
+        with pytest.raises(DataError, match="journal is damaged") as caught:
+            opened(config())
+        assert caught.value.where == str(journal)
 
 
 @pytest.mark.parametrize(

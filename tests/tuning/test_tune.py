@@ -75,6 +75,14 @@ def test_what_is_not_there_cannot_be_joined_or_shown(studies):
         assert done.returncode == 2 and "does not exist" in refusal(done)["what"]
 
 
+def test_a_lock_that_cannot_be_written_is_not_taken_for_another_process(studies):
+    study = studies()
+    (study.study / ".tune.lock").mkdir(parents=True)
+    done = run(["--config", str(study.config), "--json"])
+    error = refusal(done)
+    assert done.returncode == 5 and "another process" not in error["what"]
+
+
 def test_a_runs_directory_is_no_studys(studies):
     study = studies()
     study.study.mkdir()

@@ -15,7 +15,7 @@ from howdah.config import loader
 from howdah.errors import Interrupted, TrainingError
 from howdah.training.run.local_dir import RunLock
 from howdah.tuning import study as studies
-from howdah.tuning import ways
+from howdah.tuning.ways import Way
 from howdah.tuning.worker import Worker
 from tests.runs.studies import configuration
 from tests.support.waiting import wait_until
@@ -32,7 +32,7 @@ with open(os.path.join(directory, "run.json"), "w") as file:
 """
 
 
-class Short(ways.Here):
+class Short(Way):
     """A trial's command that writes what a training does, and ends."""
 
     ending_seconds = 0.0
@@ -41,7 +41,7 @@ class Short(ways.Here):
         return [sys.executable, "-c", TRAINING, config]
 
 
-class Nothing(ways.Here):
+class Nothing(Way):
     """A command that ends with exit code 0 and has trained nothing."""
 
     ending_seconds = 0.0
@@ -54,7 +54,7 @@ class Nothing(ways.Here):
 def worker(tmp_path, tiny_dataset, tiny_model_dir):
     """Makes (a worker, the study, what it says)."""
 
-    def go(grace: float, *, way: ways.Here | None = None, **tune):
+    def go(grace: float, *, way: Way | None = None, **tune):
         sections = configuration(
             tmp_path, dataset=tiny_dataset.path, base=tiny_model_dir, tune=tune,
             **{"checkpoint.grace_seconds": grace},

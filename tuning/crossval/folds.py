@@ -16,7 +16,6 @@ from its checkpoint.
 
 from __future__ import annotations
 
-import datetime
 import json
 import signal
 from dataclasses import dataclass
@@ -42,8 +41,7 @@ from howdah.errors import (
 )
 from howdah.models.runs import baseline as baselines
 from howdah.models.runs import record
-from howdah.models.runs.baseline import options
-from howdah.models.runs.run_json import config_hash, readable_config
+from howdah.models.runs.run_json import config_hash, readable_config, utc_now
 from howdah.models.version import find_version
 from howdah.process import isolation
 from howdah.serving.registry.gate import scalars
@@ -58,20 +56,12 @@ _GRACE_SECONDS = 30.0
 class _FoldCommand:
     """The command that is run for each fold."""
 
-    np: int
+    arguments: list[str]
+    """Of `howdah`."""
     baseline: bool
+    """True if it measures the baseline instead of training."""
     grace: float
-
-    @property
-    def result_file(self) -> str:
-        """Name of the summary."""
-        return "crossval-baseline.json" if self.baseline else "crossval.json"
-
-    def command(self) -> list[str]:
-        """Arguments of `howdah` for a fold."""
-        if self.baseline:
-            return ["evaluate", "--baseline"]
-        return ["train", "--np", str(self.np)]
+    """Seconds that it has to end after a signal."""
 
 
 def cross_validate(
@@ -94,7 +84,8 @@ def cross_validate(
     directory = storage.join(config.run.directory, f"crossval-{folds}")
     directories.take(config.run.directory, config.run.mode, key="run.directory")
     grace = config.checkpoint.grace_seconds + _GRACE_SECONDS
-    command = _FoldCommand(np=np, baseline=baseline, grace=grace)
+    arguments = ["evaluate", "--baseline"] if baseline else ["train", "--np", str(np)]
+    command = _FoldCommand(arguments=arguments, baseline=baseline, grace=grace)
     each: list[dict[str, Any]] = []
     for number in range(1, folds + 1):
         settings = fold_config(config, number, folds, directory)
@@ -122,9 +113,9 @@ def cross_validate(
         "metrics": metrics,
         "baseline": _of_baseline(each, metric),
         "each": each,
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "created": utc_now(),
     }
-    path = storage.join(directory, command.result_file)
+    path = storage.join(directory, "crossval-baseline.json" if baseline else "crossval.json")
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     storage.write_whole(path, (text + "\n").encode())
     return {**result, "path": path}
@@ -174,10 +165,11 @@ def _check(config: Config, *, baseline: bool) -> None:
             expected="auto or never",
             got=config.checkpoint.resume,
         )
-    begun = {"model.init_from": config.model.init_from}
-    if _is_trained(config.model.base, config.publish.directory):
-        begun["model.base"] = config.model.base
-    for key, name in begun.items():
+    initial = {"model.init_from": config.model.init_from}
+    version = find_version(config.model.base, config.publish.directory)
+    if version is not None and version.info:  # it was trained on labelled rows
+        initial["model.base"] = config.model.base
+    for key, name in initial.items():
         if name is not None and not baseline:
             raise ConfigError(
                 "the initial model was trained on rows that folds are tested on, so their metrics"
@@ -187,12 +179,6 @@ def _check(config: Config, *, baseline: bool) -> None:
                 remedy="leave model.init_from out, or set model.base to the base that the model"
                 " was trained from",
             )
-
-
-def _is_trained(model: str, publish_directory: str) -> bool:
-    """True for a published model or a Howdah export, which was trained on labelled rows."""
-    version = find_version(model, publish_directory)
-    return version is not None and bool(version.info)
 
 
 # ------------------------------------------------------------------------------------- one fold
@@ -215,7 +201,7 @@ def _fold(
         done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         if done is None:
             progress(f"{name}: {'baseline' if command.baseline else 'train'}")
-            _howdah([*command.command(), "--config", path, "--json"], name, command, progress)
+            _howdah([*command.arguments, "--config", path, "--json"], name, command, progress)
             done = _finished(config, dataset.path, dataset.manifest.dataset_hash, command)
         else:
             progress(f"{name}: finished before")
@@ -245,7 +231,7 @@ def _finished(
         result = baselines.read(directory)
         if result is None:
             return None
-        expected = options(config), hash_
+        expected = baselines.options(config), hash_
         _require_same(expected, (result.about.get("options"), result.dataset_hash), directory)
         return result.metrics.get(TEST)
     try:

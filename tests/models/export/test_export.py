@@ -210,8 +210,6 @@ def test_an_export_of_the_same_run_is_replaced_and_of_another_is_not(tmp_path, b
     with pytest.raises(AlreadyExists) as caught:
         write(target, base, other)
     assert "run-1" in caught.value.got
-    write(target, base, other, replace=True)
-    assert storage.read_json(os.path.join(target, INFO))["run_id"] == "run-2"
 
 
 def test_a_foreign_directory_is_not_replaced(tmp_path, base, info):
@@ -356,6 +354,21 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
     storage.write_whole(os.path.join(moved, "config.yaml"), b"\n")
     with pytest.raises(ModelError, match="configuration is empty"):
         export_run(config)
+
+
+def test_an_empty_directory_is_written_to(tmp_path, base, info):
+    (tmp_path / "export").mkdir()
+    write(str(tmp_path / "export"), base, info)
+    assert (tmp_path / "export" / INFO).exists()
+
+
+@pytest.mark.parametrize("body", ["[]", "{"])
+def test_a_directory_whose_record_is_damaged_is_not_replaced(tmp_path, base, info, body):
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / INFO).write_text(body)
+    with pytest.raises(AlreadyExists, match="something else"):
+        write(str(tmp_path / "export"), base, info)
+    assert (tmp_path / "export" / INFO).read_text() == body
 
 
 @pytest.mark.parametrize(

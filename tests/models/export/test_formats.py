@@ -272,6 +272,21 @@ def test_damaged_files_are_named(tmp_path):
         assert caught.value.where == path and "howdah export" in caught.value.remedy
 
 
+@pytest.mark.parametrize("form", ["onnx", "onnx-w8"])
+def test_a_label_more_or_less_than_the_model_has_is_refused(form, tmp_path):
+    """In a config.json that a user has edited."""
+    base = base_of(str(tmp_path / "base"), "distilbert")
+    path = write_export(tmp_path / "export", base, formats=["onnx-w8"])
+    config = storage.read_json(os.path.join(path, "config.json"))
+    labels = config["id2label"]
+    for edited in (dict(list(labels.items())[:-1]), labels | {str(len(labels)): "more"}):
+        text = json.dumps(config | {"id2label": edited})
+        storage.write_whole(os.path.join(path, "config.json"), text.encode())
+        with pytest.raises(ModelError, match=r"labels of config\.json are not those") as caught:
+            open_model(path, framework=form)
+        assert caught.value.where == os.path.join(path, "config.json")
+
+
 def test_files_elsewhere_behind_links_are_read(tmp_path):
     """YARN puts each file of a model into a directory of its own, and links it where it runs."""
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))

@@ -73,6 +73,13 @@ def test_weights_and_activations_of_zero(tmp_path):
     np.testing.assert_allclose(scores, 1 / scores.shape[1], atol=1e-6)
 
 
+def test_a_single_sample_row_sets_the_scales_and_is_compared(tmp_path):
+    base = base_of(str(tmp_path / "base"), "distilbert")
+    samples = [np.array([2, 5, 6, 3], np.int32)]
+    path = write_export(tmp_path / "export", base, formats=["onnx-int8"], samples=samples)
+    assert storage.read_json(os.path.join(path, INFO))["formats"]["onnx-int8"]["rows"] == 1
+
+
 def test_a_missing_or_damaged_file_is_named(tmp_path):
     base = base_of(str(tmp_path / "base"), "distilbert")
     plain = write_export(tmp_path / "plain", base)

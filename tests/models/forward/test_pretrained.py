@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from howdah.config.model import ModelSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import HowdahError, ModelError
-from howdah.models.weights.pretrained import load_base
+from howdah.models.weights.parameters import dropout_draw, dropout_rates
+from howdah.models.weights.pretrained import label_names_of, load_base
 from tests.support.models.tiny_model import tiny_weights, write_tiny_model
 
 LABELS = ["cat", "dog", "owl"]
@@ -136,6 +138,16 @@ def test_index_cannot_lead_out_of_the_directory(base):
         json.dump({"weight_map": {"a": "../x.safetensors"}}, file)
     with pytest.raises(ModelError, match="outside the directory"):
         load_base(base)
+
+
+@pytest.mark.parametrize("body", [[], {}, {"weight_map": {"a": 1}}, {"weight_map": 5}, "{"])
+def test_a_damaged_index_is_named(base, body):
+    os.remove(os.path.join(base, "model.safetensors"))
+    with open(os.path.join(base, "model.safetensors.index.json"), "w") as file:
+        file.write(body if isinstance(body, str) else json.dumps(body))
+    with pytest.raises(ModelError, match="index of the weight shards") as caught:
+        load_base(base)
+    assert caught.value.where.endswith("model.safetensors.index.json")
 
 
 def test_half_precision_becomes_float32(base):
@@ -270,6 +282,51 @@ def test_tokenizer_must_be_there_and_fit(base):
     os.remove(os.path.join(base, "vocab.txt"))
     with pytest.raises(ModelError, match="no tokenizer"):
         load_base(base)
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("config.json", "[" * 100_000),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": "x"}}}'),
+        ("tokenizer.json", '{"model": {"vocab": {}}}'),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 1e999}}}'),
+    ],
+)
+def test_damaged_files_of_a_model_are_named(base, name, body):
+    with open(os.path.join(base, name), "w") as file:
+        file.write(body)
+    with pytest.raises(ModelError, match=f"^{name} is not") as caught:
+        load_base(base)
+    assert caught.value.where == os.path.join(base, name)
+
+
+@pytest.mark.parametrize("rate", ["x", None, 1.0, -0.1])
+def test_a_dropout_that_is_not_a_rate_is_refused(base, rate):
+    edit_config(base, dropout=rate)
+    config = load_base(base).config
+    with pytest.raises(ModelError, match="not a rate") as caught:
+        dropout_rates(config, ModelSection())
+    assert caught.value.where == "config.json: dropout"
+    assert dropout_rates(config, ModelSection(dropout=0.3)) == (0.3, 0.3, 0.3)
+
+
+def test_a_rate_that_rounds_to_one_keeps_some_elements():
+    least, factor = dropout_draw(0.999_999)
+    assert least == 2**15 - 1 and factor == 2**16
+
+
+def test_a_classifier_with_the_default_labels_of_transformers_has_labels(tmp_path):
+    """transformers does not write labels that are its default."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(architectures=["BertForSequenceClassification"])
+    written = json.loads(config.to_json_string())
+    assert "id2label" not in written
+    assert label_names_of(written) == [config.id2label[number] for number in range(2)]
+    assert label_names_of(written | {"architectures": ["BertForMaskedLM"]}) is None
+    assert label_names_of(written | {"id2label": {}}) is None
 
 
 def test_base_on_another_storage(base):

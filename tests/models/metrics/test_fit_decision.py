@@ -5,8 +5,8 @@ import pytest
 from sklearn.metrics import f1_score, fbeta_score, matthews_corrcoef
 
 from howdah.errors import ModelError
+from howdah.models.decision import Decision
 from howdah.models.fit_decision import (
-    Decision,
     best_threshold,
     fit_temperature,
     logits_of,
@@ -74,6 +74,13 @@ def test_rejection_keeps_the_share_or_the_accuracy_asked_for():
     more = confidence >= np.sort(confidence)[::-1][kept.sum()]  # one row more
     assert right[more].mean() < 0.9
     assert reject_threshold(confidence, np.zeros(1000, bool), accuracy=0.5) is None
+
+
+def test_a_share_that_is_reached_exactly_is_enough():
+    """0.55 * 100 is above 55 in floating point."""
+    confidence, right = np.arange(100) / 100, np.arange(100) < 55
+    assert (confidence >= reject_threshold(confidence, right, coverage=0.55)).sum() == 55
+    assert reject_threshold(np.full(100, 0.5), right, accuracy=0.55) is not None
 
 
 def answer(decision, task, labels, scores):

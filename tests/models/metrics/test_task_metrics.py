@@ -67,6 +67,9 @@ def test_numbers_agree_with_scipy():
     assert set(metrics_of("regression")) < set(metrics)
     flat = regression_metrics(np.ones(4), np.ones((4, 1)), ["score"])
     assert flat["r2"] is flat["pearson"] is flat["spearman"] is None and flat["mse"] == 0
+    # The mean of three times 0.1 is not 0.1 in floating point.
+    flat = regression_metrics(np.full(3, 0.1), np.array([[0.1], [0.2], [0.3]]), ["score"])
+    assert flat["r2"] is flat["pearson"] is None
 
 
 @pytest.mark.parametrize("world", [1, 3])
