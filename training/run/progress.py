@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TextIO
@@ -98,16 +99,18 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Write a line, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(line)
-            return
         try:
-            print(line, file=self._stream, flush=True)
+            if self._bar is not None:
+                self._bar.console.print(line)
+            else:
+                print(line, file=self._stream, flush=True)
         except OSError:  # the terminal or the pipe is gone; the log has every line
+            self.end()
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def end(self) -> None:
         """Stop updating the bar, which stays on the screen."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                bar.stop()
