@@ -18,7 +18,7 @@ from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.splits.planner import Planner, PlanSpec, Rows, pad_multiple
 from howdah.data.splits.shards import ShardSet, first_rows, node_cache
-from howdah.errors import DataError, HowdahError, ModelError, StorageFull
+from howdah.errors import DataError, HowdahError, ModelError, NotFound, StorageFull
 from howdah.models.metrics.metrics import scores_of
 from howdah.models.metrics.tally import Tally
 from howdah.training.comm.base import Comm, SoloComm
@@ -314,9 +314,10 @@ class PredictionPart:
 def _remove_parts_beyond(directory: str, world: int) -> None:
     """Remove parts of an earlier evaluation on more ranks: their rows would count twice."""
     valid = {_part_name(rank) for rank in range(world)}
-    for entry in storage.list_dir(directory):
-        if entry.name.startswith("part-") and entry.name not in valid:
-            storage.remove(entry.path)
+    with contextlib.suppress(NotFound):  # no rank had space for its part
+        for entry in storage.list_dir(directory):
+            if entry.name.startswith("part-") and entry.name not in valid:
+                storage.remove(entry.path)
 
 
 # ----------------------------------------------------------------------------- howdah evaluate
