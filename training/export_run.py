@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from howdah import storage
 from howdah.config.loader import Config, load
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
-from howdah.errors import CheckpointError, ConfigError, ModelError, NotFound
+from howdah.errors import CheckpointError, ConfigError, DataError, ModelError, NotFound
 from howdah.models.base import with_pinned_base
 from howdah.models.export.export import export
 from howdah.models.export.formats import require, sample_rows
@@ -153,9 +154,10 @@ def _dataset_of(config: Config, checkpoint: str) -> Dataset:
     root = storage.parent(newest.path)  # the ETL may have written newer versions since
     for entry in storage.list_dir(root):
         if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
-            version = load_dataset(entry.path)
-            if _trains_on(config, version) == trained:
-                return version
+            with contextlib.suppress(DataError):  # a damaged version need not be this one
+                version = load_dataset(entry.path)
+                if _trains_on(config, version) == trained:
+                    return version
     raise CheckpointError(
         "the dataset that the checkpoint was trained on is missing",
         where=root,

@@ -49,7 +49,9 @@ def short(config: Config, directory: str, batch: int, threads: int) -> Config:
             "checkpoint": type(config.checkpoint)(
                 every_minutes=None, every_epoch=False, resume="never"
             ),
-            "evaluation": type(config.evaluation)(splits=[VALIDATION]),
+            "evaluation": type(config.evaluation)(
+                splits=[VALIDATION], metric=config.evaluation.metric
+            ),
             "tracking": type(config.tracking)(tensorboard=False),
         }
     )
