@@ -8,17 +8,16 @@ from collections.abc import Callable
 from howdah import storage
 from howdah.config.loader import Config, load
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
-from howdah.errors import CheckpointError, ConfigError, DataError, ModelError, NotFound
+from howdah.errors import CheckpointError, ConfigError, DataError, ModelError
 from howdah.models.base import with_pinned_base
 from howdah.models.export.export import export
 from howdah.models.export.formats import require, sample_rows
 from howdah.models.export.run_info import describe_run
 from howdah.models.replay import training_rows
-from howdah.models.runs.run_json import CONFIG
+from howdah.models.runs.run_json import CONFIG, RunFile
 from howdah.models.weights import lora
 from howdah.models.weights.parameters import with_dropouts
 from howdah.models.weights.pretrained import BaseModel
-from howdah.run_files import RUN_JSON
 from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
@@ -37,7 +36,6 @@ def export_run(
     Args:
         checkpoint: a step-N directory; None: the best, else the last.
         output: directory of the export; None: export/ in the run directory.
-        progress: called with each line of progress.
     Raises:
         UsageError: a format cannot be written here.
         CheckpointError: there is no complete checkpoint, or it has another model or dataset.
@@ -65,7 +63,7 @@ def export_run(
     base = _base_of(config, trained.path, dataset)
     weights = {name: base.weights[name] for name in trained.of_base}
     weights |= model_weights(trained.tensors)
-    run = _run_json(config.run.directory)
+    run = RunFile(config.run.directory).values  # {} if it was killed before it wrote one
     # run.json's metrics belong to the weights that the run itself exported.
     exported = run.get("steps" if run.get("best_step") is None else "best_step")
     info = describe_run(
@@ -108,10 +106,8 @@ def _frozen_config(config: Config) -> Config:
             " applies",
         )
     frozen_config = load(frozen)
-    below, checkpoints = (
-        storage.join(frozen_config.run.directory, ""),
-        frozen_config.checkpoint.directory,
-    )
+    below = storage.join(frozen_config.run.directory, "")
+    checkpoints = frozen_config.checkpoint.directory
     if checkpoints is not None and checkpoints.startswith(below):
         checkpoints = storage.join(directory, checkpoints.removeprefix(below))
     return frozen_config.model_copy(
@@ -120,13 +116,6 @@ def _frozen_config(config: Config) -> Config:
             "checkpoint": frozen_config.checkpoint.model_copy(update={"directory": checkpoints}),
         }
     )
-
-
-def _run_json(directory: str) -> dict:
-    try:
-        return storage.read_json(storage.join(directory, RUN_JSON))
-    except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
-        return {}
 
 
 def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:

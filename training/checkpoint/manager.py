@@ -122,7 +122,6 @@ class Checkpoints:
             step: optimizer steps done; an existing complete checkpoint of the step stays.
             tensors: name -> array that must not change any more (the caller's snapshot).
             meta: plain JSON with everything else that a resumed run needs.
-            identity: the run's identity.
             score: validation score at this step, greater is better.
             best: step of the best evaluation so far, whose checkpoint is kept.
             replace: replace the step's checkpoint, which lacks its evaluation.
@@ -170,8 +169,6 @@ class Checkpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-
-    close = wait
 
     def _write_and_keep_failure(self, *args) -> None:
         processes.yield_to_other_threads()  # training has priority

@@ -41,8 +41,6 @@ class TorchComm(Comm):
     MASTER_ADDR and MASTER_PORT.
 
     Args:
-        waits: counts the time in collectives.
-        connections: collects the connections to the other ranks.
         limit: seconds after which a collective fails; None: no limit.
     Raises:
         ClusterError: none of these variables is set.

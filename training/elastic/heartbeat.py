@@ -137,7 +137,6 @@ class Heartbeat:
         """Count a step, and report it at most once per second.
 
         Args:
-            step: number of steps done.
             epoch: epochs done, with a fraction.
             loss: the step's loss over the global batch.
             rows: number of rows of the global batch.

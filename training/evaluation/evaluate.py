@@ -58,7 +58,6 @@ def evaluate(
     Args:
         forward: (ids_BT, mask_BT) -> logits_BC float32.
         source: this rank's batches; filler rows (weight 0) are ignored.
-        comm: the world, or SoloComm.
         predictions_dir: directory in which each rank writes `part-<rank>.parquet`; None: no
             predictions.
         run_id: value of the column run_id in the predictions.
@@ -67,7 +66,6 @@ def evaluate(
         check: called before predictions are written; raises if this process must not write.
         together: the ranks that enter each call of `forward` together; None: each rank calls it
             separately.
-        task: the dataset's task.
         unwritten: called with a line if a disk has no space for the predictions; then no rank
             writes them. None: it is an error.
         sample: gets some of this rank's rows; None: none.
@@ -337,7 +335,6 @@ def evaluate_run(
         split: train, validation or test.
         predictions_dir: directory for predictions; None: do not write them.
         framework: the framework to run it with; None: the one that it was trained with.
-        progress: called with each line of progress.
     Raises:
         ModelError: there is no model, or its labels or tokenizer differ from the dataset's.
         DataError: there is no dataset, or the split has no rows.

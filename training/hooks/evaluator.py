@@ -8,12 +8,12 @@ import google_crc32c
 import numpy as np
 
 from howdah.config.splits import VALIDATION
-from howdah.training.checkpoint.state import score_of
+from howdah.training.checkpoint.state import Judgement, score_of
 from howdah.training.comm.base import Comm, lost
 from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.hooks.resumable import ResumableState
-from howdah.training.hooks.saver import CheckpointSaver, Evaluated
+from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
@@ -25,7 +25,6 @@ class Evaluator:
     """Evaluates one world's model during training.
 
     Args:
-        job, comm, run, resumable, saver: the objects of this world.
         forward: inference with the current weights, in the precision of training.
     """
 
@@ -59,7 +58,7 @@ class Evaluator:
         due = ends_epoch if every is None else step % every == 0
         return due or step >= self._job.schedule.steps
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> Judgement:
         """Evaluate on validation and judge the score. Every rank enters: the rows are divided among
         the ranks, and metrics and best step must be equal everywhere.
 
@@ -93,7 +92,7 @@ class Evaluator:
         with run.update_lock:
             judged = state.judge(score, config.training.early_stopping, metric=metric)
             self._resumable.evaluation_due = False
-        return Evaluated(score=score, save=judged.is_best or judged.stop)
+        return judged
 
     def _compare_replicas(self) -> None:
         """Warn once if ranks have different weights. Every rank enters.

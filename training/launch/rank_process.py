@@ -33,8 +33,6 @@ class RankProcess:
     """The process of the rank; what it starts is in its session, and ends with it.
 
     Args:
-        argv: its command.
-        local: the run's local directory.
         grace_seconds: how long a save may take before the rank is killed.
     """
 
@@ -123,9 +121,6 @@ class RankProcess:
 class _Output:
     """Shows on stderr what the rank writes outside its own log, and keeps it: its progress, and
     all that it says before it has a log, such as the traceback of an import that failed.
-
-    Args:
-        log: local file that takes the lines.
     """
 
     def __init__(self, log: str) -> None:

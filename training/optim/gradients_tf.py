@@ -11,12 +11,7 @@ from howdah.training.optim import coding_tf as coding
 
 
 class Gradients:
-    """The gradients of a model's trainable variables. Its methods are graph operations.
-
-    Args:
-        named: trainable variables by name.
-        words: the name of the word embeddings.
-    """
+    """The gradients of a model's trainable variables. Its methods are graph operations."""
 
     def __init__(self, named: Mapping[str, tf.Variable], *, words: str) -> None:
         self.sums: dict[str, tf.Variable] = {

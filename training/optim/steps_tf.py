@@ -31,15 +31,7 @@ def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
 
 
 class Steps:
-    """The backward pass of a micro-batch, and the reduction at the end of a step.
-
-    Args:
-        net: the model.
-        gradients: accumulates the model's gradients.
-        label_smoothing: training.label_smoothing_factor.
-        task: the dataset's task.
-        positive_weights: see `row_losses`.
-    """
+    """The backward pass of a micro-batch, and the reduction at the end of a step."""
 
     def __init__(
         self,

@@ -49,8 +49,6 @@ _PAYLOAD = 1448 / 1514
 class Sizes:
     """Sizes of a run's steps, which follow from the plan without running it.
 
-    Args:
-        config: the run's configuration.
     Raises:
         DataError, ModelError: there is no dataset or base model.
     """

@@ -128,9 +128,7 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     """The result of training/planning/network_probe.py on two ranks of this machine.
 
     Args:
-        framework: tensorflow or torch.
         messages: bytes of each message of a step's reduction.
-        directory: for the probe's files.
     """
     out = os.path.join(directory, "probe.json")
     sizes = json.dumps(list(messages))

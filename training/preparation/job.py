@@ -80,8 +80,6 @@ class TrainingJob:
     sparse_embeddings: bool
     """True if the word embeddings' gradient crosses the network as rows."""
     identity: Identity
-    max_tokens: int | None = None
-    """Most tokens of a micro-batch of training; None: the configuration's."""
     learnt: list[str] | None = None
     """Identities of the parts that training.replay does not consider new; None: not known."""
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
@@ -125,15 +123,18 @@ class TrainingJob:
         start = PlanState.from_json(state.plan)
         return start.epoch * self.planner.steps_per_epoch + start.step
 
-    def train_source(self, comm: Comm, state: TrainState) -> BatchSource:
-        """This rank's micro-batches from the run's position to its last step."""
+    def train_source(
+        self, comm: Comm, state: TrainState, max_tokens: int | None = None
+    ) -> BatchSource:
+        """This rank's micro-batches from the run's position to its last step, of at most
+        `max_tokens` tokens (None: the configuration's)."""
         start = PlanState.from_json(state.plan)
         return BatchSource(
             self.shards,
             self.planner,
             rank=comm.rank,
             world=comm.size,
-            max_tokens=self.max_tokens or self.config.training.max_tokens(),
+            max_tokens=max_tokens or self.config.training.max_tokens(),
             pad_multiple=self.pad_multiple,
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
@@ -180,7 +181,7 @@ class TrainingJob:
         """`train_source`, in smaller micro-batches where memory does not suffice."""
         training = self.config.training
         return FittingSource(
-            lambda most: replace(self, max_tokens=most).train_source(comm, state),
+            lambda most: self.train_source(comm, state, most),
             max_tokens=training.max_tokens(gpu=gpu),
             least=padded_length(
                 self.dataset.manifest.max_length, self.pad_multiple, self.positions
@@ -214,7 +215,6 @@ def prepare(
     fail together.
 
     Args:
-        device: the device that this rank trains on.
         holder: the rank whose memory the run resumes from (training/checkpoint/elastic_state.py).
             All ranks use its dataset and base; the model's weights come from it later. The data is
             not verified again, since the previous world has done that, and a shard that a new rank

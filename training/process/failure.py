@@ -19,8 +19,6 @@ from howdah.errors import HowdahError, StorageFull, TrainingError, render
 
 _TEXT_CHARACTERS, _MESSAGE_CHARACTERS = 20_000, 500
 """Maximum lengths of a traceback (its end is kept) and of a message."""
-DEFECT_EXIT_CODE = TrainingError.exit_code
-"""Exit code for an exception that is not a HowdahError."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,6 @@ def of(rank: int, error: BaseException, *, consequence: bool = False) -> Failure
     """The failure record of an exception.
 
     Args:
-        rank: the rank that raised it.
         error: a HowdahError, or any other exception (a defect).
         consequence: another rank ended first.
     """
@@ -57,7 +54,7 @@ def of(rank: int, error: BaseException, *, consequence: bool = False) -> Failure
     is_howdah_error = isinstance(error, HowdahError)
     return Failure(
         rank=rank,
-        exit_code=error.exit_code if is_howdah_error else DEFECT_EXIT_CODE,
+        exit_code=(error if is_howdah_error else TrainingError).exit_code,
         text=render(error) if is_howdah_error else _traceback(error),
         unix_time=time.time(),
         consequence=consequence,

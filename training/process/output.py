@@ -20,7 +20,6 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
 
     Args:
         directory: local directory of the run (training/run/local_dir.py).
-        rank: this process's rank.
     Returns:
         (console, log): the previous stderr or the terminal of `howdah train`, and the log.
     Raises:

@@ -38,9 +38,6 @@ class CollectiveLimit:
     from a GPU may hang as well.
 
     Args:
-        run: this rank's side of the run.
-        waits: counts the time in collectives.
-        seconds: the limit.
         margin: seconds for the work after the save.
     """
 

@@ -189,7 +189,6 @@ class RunLock:
     Args:
         directory: `local_directory(run_directory)`.
         name: name of the lock file; rank 0 and `howdah train` have different ones.
-        run_directory: the run directory, for the message.
     """
 
     def __init__(self, directory: str, name: str, run_directory: str) -> None:

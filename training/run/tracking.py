@@ -44,34 +44,10 @@ def require(options: TrackingSection) -> None:
             )
 
 
-class Tracker:
-    """Receives metrics by step."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log metrics of a step."""
-        raise NotImplementedError
-
-    def resume(self, step: int) -> None:
-        """Prepare for steps after `step`, some of which may have been logged before."""
-
-    def hand_over(self) -> None:
-        """Stop writing, because another process continues the run."""
-        raise NotImplementedError
-
-    def abandon(self) -> None:
-        """Stop writing, and drop waiting values, because a later attempt has the run."""
-        raise NotImplementedError
-
-    def close(self, status: str) -> None:
-        """Write waiting values; status is finished, failed or interrupted."""
-        raise NotImplementedError
-
-
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files for TensorBoard.
 
     Args:
-        directory: local directory of the event files.
         resumed_at: step that the run resumes from; later points of earlier attempts are hidden.
     """
 
@@ -125,7 +101,7 @@ class Point(NamedTuple):
     seconds: float
 
 
-class ServerTracker(Tracker):
+class ServerTracker:
     """A tracker whose server may be slow or away: a thread sends, since no step may wait.
 
     Args:
@@ -199,6 +175,9 @@ class ServerTracker(Tracker):
             return self._stop.is_set()  # at the end, values that are not sent would be lost
         return True
 
+    def resume(self, step: int) -> None:
+        """Do nothing: a server keeps the points of steps that are done again."""
+
     def abandon(self) -> None:
         """Stop sending, because a later attempt has the server's run."""
         self._over = True
@@ -209,7 +188,11 @@ class ServerTracker(Tracker):
         self._stop.set()
 
     def close(self, status: str) -> None:
-        """Send waiting values and end the run, unless the server does not answer in time."""
+        """Send waiting values and end the run, unless the server does not answer in time.
+
+        Args:
+            status: finished, failed or interrupted.
+        """
         self._status = status
         self._stop.set()
         with activity.current().at_most(CLOSE_SECONDS):
@@ -228,10 +211,6 @@ class MlflowTracker(ServerTracker):
         options: the configuration's tracking.mlflow.
         config: the whole configuration, whose leaves become the run's parameters.
         run_id: MLflow's id of the run to continue; None begins one.
-        run_name: name of a new run.
-        provenance: tags, dataset and report of the run.
-        say: called with a line when the server stops answering (once).
-        check: called before anything is sent; raises FencedOff if a later attempt has the run.
     Raises:
         ClusterError: the server cannot be reached at the start.
     """
