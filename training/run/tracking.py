@@ -243,12 +243,7 @@ class MlflowTracker(ServerTracker):
             with activity.current().at_most(_START_SECONDS):
                 self._client = mlflow.MlflowClient(tracking_uri=options.uri)
                 if run_id is None:
-                    experiment = self._client.get_experiment_by_name(options.experiment)
-                    number = (
-                        experiment.experiment_id
-                        if experiment
-                        else self._client.create_experiment(options.experiment)
-                    )
+                    number = self._experiment(options.experiment)
                     run_id = self._client.create_run(number, run_name=run_name).info.run_id
                     self._log_parameters(run_id, config)
                 else:
@@ -263,6 +258,16 @@ class MlflowTracker(ServerTracker):
             ) from None
         self.run_id = run_id
         self._start()
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment, which is made if there is none."""
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return self._client.create_experiment(name)
+            except self._error:  # another run may have made it just now
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        return experiment.experiment_id
 
     def _log_parameters(self, run_id: str, config: Config) -> None:
         from mlflow.entities import Param
