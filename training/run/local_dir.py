@@ -32,6 +32,7 @@ from howdah.faults import typed
 _KEPT_SECONDS = 30 * 86400.0
 """Time that local copies of a remote run are kept after their last change."""
 _NAMES = 20
+_PROBE_SECONDS = 0.5
 
 
 def local_directory(run_directory: str, mode: str = "0750") -> str:
@@ -196,11 +197,12 @@ class RunLock:
         self._run_directory = run_directory
         self._file: TextIO | None = None
 
-    def take(self, patience: float = 0.0) -> None:
+    def take(self, patience: float = _PROBE_SECONDS) -> None:
         """Take the lock.
 
         Args:
-            patience: seconds to wait for a holder that is about to end.
+            patience: seconds to wait for a holder that is about to end; `howdah status` and
+                `howdah train` hold it for a moment, to see whether a run does.
         Raises:
             UsageError: another process has it; the error names the process.
             StorageError: the file cannot be written: the disk is full, or it is a directory.

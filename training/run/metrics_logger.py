@@ -16,7 +16,7 @@ from howdah.config.metric_table import SHOWN
 from howdah.core.speed import Speed
 from howdah.models.runs.metrics_log import MetricsLog, flat, position_of
 from howdah.training.checkpoint.state import TrainState
-from howdah.training.run.progress import Progress, StepMetrics
+from howdah.training.run.progress import Progress, StepMetrics, write_line
 from howdah.training.run.tracking import ServerTracker, TensorBoard
 
 _KEPT_LINES = 1000
@@ -75,7 +75,7 @@ class MetricsLogger:
     def log(self, line: str) -> None:
         """Write a line to the log alone."""
         if self._log is not None:
-            print(redact.text(line), file=self._log, flush=True)
+            write_line(self._log, redact.text(line))
 
     def close(self, status: str) -> None:
         """Finish every file; status is finished, interrupted or failed."""
@@ -217,7 +217,7 @@ class MetricsLogger:
         if self._progress is not None:
             self._progress.show(metrics, self._total_steps, seconds_left)
         if self._log is not None:
-            print(metrics.line(self._total_steps, seconds_left), file=self._log, flush=True)
+            write_line(self._log, metrics.line(self._total_steps, seconds_left))
         self._write(**metrics.__dict__)
         values = {f"train/{key}": v for key, v in metrics.__dict__.items() if key != "step"}
         for tracker in self._trackers:

@@ -58,6 +58,12 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def write_line(stream: TextIO, line: str) -> None:
+    """Write a line in one call, so that lines of several threads do not mix."""
+    stream.write(line + "\n")
+    stream.flush()
+
+
 class Progress:
     """Writes lines, and on a terminal a bar below them.
 
@@ -103,7 +109,7 @@ class Progress:
             if self._bar is not None:
                 self._bar.console.print(line)
             else:
-                print(line, file=self._stream, flush=True)
+                write_line(self._stream, line)
         except OSError:  # the terminal or the pipe is gone; the log has every line
             self.end()
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept

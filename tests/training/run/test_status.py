@@ -2,13 +2,16 @@
 
 import errno
 import fcntl
+import io
 import os
 import pty
+import threading
 
 import pytest
 
 from howdah.training.run import status
 from howdah.training.run.local_dir import RunLock
+from howdah.training.run.metrics_logger import MetricsLogger
 from howdah.training.run.progress import Progress, StepMetrics
 
 STEP = StepMetrics(
@@ -40,6 +43,32 @@ def test_a_bar_on_a_closed_terminal_can_be_stopped(monkeypatch):
     progress.end()
 
 
+class Slow(io.StringIO):
+    """A stream whose first write another thread's line comes in the middle of."""
+
+    def __init__(self, other):
+        super().__init__()
+        self._other = other
+
+    def write(self, text):
+        count = super().write(text)
+        if (other := self._other) is not None:
+            self._other = None
+            other()
+        return count
+
+
+def test_lines_of_several_threads_do_not_mix():
+    shown = Slow(lambda: progress.say("of the mirror"))
+    progress = Progress(shown)
+    progress.say("of the loop")
+    assert shown.getvalue() == "of the loop\nof the mirror\n"
+    log = Slow(lambda: metrics.log("of the mirror"))
+    metrics = MetricsLogger(1, console=None, log=log)
+    metrics.log("of the loop")
+    assert log.getvalue() == "of the loop\nof the mirror\n"
+
+
 # ------------------------------------------------------------------------------ howdah status
 def as_on_nfs(file, operation):
     """flock(2) on NFS: an exclusive lock needs a file that is open to write."""
@@ -63,3 +92,12 @@ def test_a_run_that_holds_its_lock_is_running_on_nfs_too(monkeypatch, tmp_path, 
     assert status.state(directory) == "RUNNING"
     lock.release()
     assert status.state(directory) == "LOST"
+
+
+def test_a_run_begins_while_howdah_status_looks_at_its_lock(tmp_path):
+    with open(tmp_path / ".lock", "w+") as file:
+        flock(file, fcntl.LOCK_SH)
+        looking = threading.Timer(0.1, file.close)
+        looking.start()
+        RunLock(str(tmp_path), ".lock", str(tmp_path)).take()
+        looking.join()
