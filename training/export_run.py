@@ -47,7 +47,8 @@ def export_run(
     named = (requested if "formats" in requested.model_fields_set else config.export).formats
     require(named, None, where="export.formats")
     if checkpoint is None:
-        saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
+        metric = config.evaluation.metric
+        saved = Checkpoints(config.checkpoint_directory, metric=metric, say=progress)
         best = saved.best()
         trained = load_checkpoint(best.path) if best else saved.latest()
         if trained is None:

@@ -23,6 +23,10 @@ MODEL, ADAM_M, ADAM_V = "model/", "adam_m/", "adam_v/"
 """Prefixes of tensor names: weights, AdamW's first and second moments."""
 
 _STEP = re.compile(r"^step-(\d+)$")
+_OTHER = (
+    "name another step-N directory; `howdah train --set checkpoint.resume=auto` uses the newest"
+    " complete checkpoint"
+)
 _READ_BYTES = 16 * 2**20
 _THROTTLED_BYTES = 2 * 2**20
 
@@ -78,7 +82,7 @@ def load(path: str, expect: Identity | None = None, *, when_used: bool = False) 
             "there is no such checkpoint",
             where=path,
             expected="a step-N directory",
-            remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
+            remedy=_OTHER,
         )
     manifest = read_manifest(path)
     if manifest["format"] != FORMAT_VERSION:
@@ -249,5 +253,5 @@ def _corrupt(path: str, got: str) -> Corrupt:
         "the checkpoint is corrupt",
         where=path,
         got=got,
-        remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
+        remedy=_OTHER,
     )
