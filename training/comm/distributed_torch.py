@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import torch
@@ -164,16 +165,10 @@ class TorchComm(Comm):
         return torch.cat(ids), torch.cat(values).view(-1, width)
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.reduce(message, dst=owner, async_op=True)
-
-        self._each(messages, owners, begin)
+        self._each(messages, owners, partial(dist.reduce, async_op=True))
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.broadcast(message, src=owner, async_op=True)
-
-        self._each(messages, owners, begin)
+        self._each(messages, owners, partial(dist.broadcast, async_op=True))
 
     def _each(
         self,

@@ -50,13 +50,10 @@ class Evaluator:
 
     def schedule(self) -> None:
         """Set `due` for the step that was just done. The caller holds `run.update_lock`."""
-        self._resumable.evaluation_due = self._job.has(VALIDATION) and self._falls_on_this_step()
-
-    def _falls_on_this_step(self) -> bool:
         every, step = self._job.config.evaluation.every_steps, self._resumable.state.step
-        ends_epoch = self._resumable.steps_in_epoch == 0
-        due = ends_epoch if every is None else step % every == 0
-        return due or step >= self._job.schedule.steps
+        due = self._resumable.steps_in_epoch == 0 if every is None else step % every == 0
+        due |= step >= self._job.schedule.steps
+        self._resumable.evaluation_due = due and self._job.has(VALIDATION)
 
     def evaluate(self) -> Judgement:
         """Evaluate on validation and judge the score. Every rank enters: the rows are divided among

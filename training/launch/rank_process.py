@@ -152,6 +152,6 @@ def _environment() -> dict[str, str]:
     env = isolation.environment()
     env["HOWDAH_STARTED"] = repr(time.time())  # rounded, it could lie in the future
     env.pop(TERMINAL, None)
-    with contextlib.suppress(OSError):  # stderr is no terminal
+    with contextlib.suppress(OSError):  # stderr is not a terminal
         env[TERMINAL] = os.ttyname(2)
     return env

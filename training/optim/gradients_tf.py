@@ -130,7 +130,7 @@ class Gradients:
         return by(comm, number, message, self._held[number])
 
     def forget(self) -> None:
-        """Drop what int8 holds back: it may have a number that is none."""
+        """Drop what int8 holds back: it may contain NaN or infinity."""
         for held in self._held.values():
             held.assign(tf.zeros(held.shape))
 

@@ -64,7 +64,7 @@ def steps(
 
     Args:
         count: steps, warm-up included; None: as many as _ENOUGH_SECONDS takes.
-        most: at most so many.
+        most: maximum number of steps.
     """
     return steps_at_once([config], ranks, count, most=most)[0]
 
