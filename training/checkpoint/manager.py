@@ -153,11 +153,6 @@ class Checkpoints:
         """True if a save is under way and has made progress in the last `patience` seconds."""
         return self.busy and self._activity.snapshot().idle_seconds < patience
 
-    def check(self) -> None:
-        """Raise the error of a finished save, without waiting for a save under way."""
-        if not self.busy:
-            self.wait()
-
     def wait(self) -> None:
         """Wait for the save under way, and raise its error."""
         thread = self._thread  # another thread may wait for it too
@@ -354,7 +349,6 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------ reading
     def path_of(self, step: int) -> str:
-        """Path of the checkpoint of `step`."""
         return storage.join(self.directory, f"step-{step}")
 
     def list(self) -> list[Saved]:

@@ -37,10 +37,8 @@ class Saved:
 
     step: int
     path: str
-    attempt: int
     score: float | None
     """Validation score at this step, greater is better; None: not evaluated."""
-    bytes: int
     unix_time: float
     """Time at which it was written, seconds since 1970."""
     manifest: dict
@@ -169,9 +167,7 @@ def saved_in(directory: str) -> list[Saved]:
             Saved(
                 step=int(match[1]),
                 path=entry.path,
-                attempt=manifest.get("attempt", 0),
                 score=manifest.get("score"),
-                bytes=sum(file["bytes"] for file in manifest.get("files", {}).values()),
                 unix_time=manifest.get("unix_time", 0.0),
                 manifest=manifest,
             )

@@ -346,11 +346,9 @@ class Ended:
         self._result = result
 
     def wait(self) -> Any:
-        """The result."""
         return self._result
 
     def ended(self) -> bool:
-        """True."""
         return True
 
 

@@ -226,7 +226,6 @@ class TorchComm(Comm):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn torch's error of a failed collective into RankLost."""
         try:
             yield
         except RuntimeError as error:  # gloo's errors do not have a class
@@ -276,13 +275,11 @@ class _Exchange:
         self._group, self._gathering = group, gathering
 
     def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
-        """See `Comm.begin_exchange`."""
         received = torch.empty_like(parts_NB)
         work = dist.all_to_all_single(received, parts_NB, group=self._group, async_op=True)
         return _Begun(work, received, parts_NB)
 
     def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
-        """See `Comm.begin_gather`."""
         parts = part_B.new_empty(self.size, part_B.numel())
         work = dist.all_gather(list(parts.unbind()), part_B, group=self._gathering, async_op=True)
         return _Begun(work, parts, part_B)
@@ -295,12 +292,10 @@ class _Begun:
         self._work, self._result, self._sent = work, result, sent
 
     def wait(self) -> torch.Tensor:
-        """The result."""
         self._work.wait()
         return self._result
 
     def ended(self) -> bool:
-        """See `Pending.ended`."""
         return self._work.is_completed()
 
 

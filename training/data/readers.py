@@ -147,7 +147,6 @@ class BatchSource:
     # -- making ------------------------------------------------------------------------------
     @property
     def block_count(self) -> int:
-        """Number of blocks."""
         return max(0, -(-(self._stop - self._first) // self._block_steps))
 
     def block(self, number: int) -> list[Batch]:

@@ -186,7 +186,6 @@ class Prediction:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of one step."""
         return self.compute_seconds + self.network_seconds
 
     def as_dict(self) -> dict:

@@ -101,7 +101,6 @@ class TrainingJob:
 
     @property
     def task(self) -> Task:
-        """The dataset's task."""
         return self.dataset.manifest.task
 
     @property

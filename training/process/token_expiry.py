@@ -64,7 +64,6 @@ class TokenExpiry:
         return end is not None and time.time() >= end - self._margin
 
     def error(self, **fields: str | None) -> TokensExpiring:
-        """The error to stop with."""
         facts = [fields["got"]] if fields.get("got") else []
         if (end := self.end) is not None:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end))

@@ -47,7 +47,6 @@ class CollectiveLimit:
         self._run, self._waits, self._seconds, self._margin = run, waits, seconds, margin
 
     def start(self) -> None:
-        """Start to watch in a separate thread."""
         threads.start(self._watch, name="collective limit", failed=threads.RESTART)
 
     def _watch(self) -> None:

@@ -144,7 +144,6 @@ class RankRecord:
 
     @classmethod
     def of_this_process(cls, rank: int) -> RankRecord:
-        """The record of the calling process."""
         pid = os.getpid()
         return cls(rank=rank, pid=pid, start=process_start(pid) or 0, host=socket.gethostname())
 

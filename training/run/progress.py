@@ -92,12 +92,10 @@ class Progress:
         self._bar.start()
 
     def step(self, done: int) -> None:
-        """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
 
     def show(self, metrics: StepMetrics, total: int, seconds_left: float) -> None:
-        """Show a logged step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=metrics.step, figures=metrics._values())
         else:

@@ -56,7 +56,6 @@ class TensorBoard:
         self._logged = resumed_at
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log metrics of a step."""
         self._file.scalars(step, values)
         self._logged = max(self._logged, step)
 
@@ -67,7 +66,6 @@ class TensorBoard:
             self._logged = step
 
     def close(self, status: str) -> None:
-        """Finish the event file."""
         self._file.close()
 
     def hand_over(self) -> None:
