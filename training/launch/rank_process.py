@@ -92,7 +92,7 @@ class RankProcess:
                 # Before the line is shown: a signal that answers it is another request.
                 handled = len(self._signals)
                 if line is not None:
-                    print(line, file=sys.stderr, flush=True)
+                    _show(line)
             if deadline == float("inf") and failure.first(self._local) is not None:
                 deadline = time.monotonic() + self._leave_seconds
             if time.monotonic() > deadline:
@@ -142,7 +142,7 @@ class _Output:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed, or its terminal is gone
         print(line, file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,7 @@
 """Stop requests, from the signal to what the loop sees; and what ranks write when they fail."""
 
 import errno
+import io
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ import pytest
 
 from howdah.errors import Interrupted, StorageError, Terminated, UsageError
 from howdah.training.process import failure, output
+from howdah.training.process.ending import print_failure
 from howdah.training.process.stopping import StopSignals
 
 
@@ -128,6 +130,20 @@ def test_a_damaged_failure_of_an_earlier_attempt_does_not_stop_the_next_one(tmp_
     damaged.write_text("")
     failure.clear(str(tmp_path), rank)
     assert not damaged.exists()
+
+
+class Gone(io.StringIO):
+    """The pipe to a launcher that has ended, or a terminal that was closed."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_cannot_be_shown_does_not_replace_itself(rank, signals):
+    stop, _ = signals(several_ranks=True)
+    stop.torn_down_within = lambda seconds: False
+    print_failure(failure.of(rank, UsageError("refused")), Gone(), stop)
 
 
 def test_a_full_disk_is_an_error_of_storage_and_no_defect():
