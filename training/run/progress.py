@@ -87,7 +87,10 @@ class Progress:
         console = Console(file=self._stream, highlight=False, markup=False)
         figures, eta = TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True)
         columns = MofNCompleteColumn(), BarColumn(bar_width=24), figures, TextColumn("eta"), eta
-        self._bar = RichProgress(*columns, console=console)
+        # What else is written to stdout and stderr is for the log.
+        self._bar = RichProgress(
+            *columns, console=console, redirect_stdout=False, redirect_stderr=False
+        )
         self._task = self._bar.add_task("steps", total=total, completed=done, figures="")
         self._bar.start()
 

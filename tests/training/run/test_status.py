@@ -5,6 +5,7 @@ import fcntl
 import io
 import os
 import pty
+import sys
 import threading
 
 import pytest
@@ -41,6 +42,16 @@ def test_a_bar_on_a_closed_terminal_can_be_stopped(monkeypatch):
     progress.begin(0, 10)
     os.close(user)
     progress.end()
+
+
+def test_what_others_write_to_stderr_is_not_for_the_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    user, terminal = pty.openpty()
+    progress, log = Progress(os.fdopen(terminal, "w")), sys.stderr
+    progress.begin(0, 10)
+    assert sys.stderr is log
+    progress.end()
+    os.close(user)
 
 
 class Slow(io.StringIO):
