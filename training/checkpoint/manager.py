@@ -225,26 +225,17 @@ class Checkpoints:
         self._saved(step, target)
         try:
             with activity.current().doing("", "reading it back"):
-                self._read_back(fence, target, manifest, throttle)
+                verify(target, manifest, throttle)
             self._prune(fence, best)
+        except CheckpointError:
+            fence.check()  # a later attempt may have replaced it
+            raise
         except StorageError as error:
             # The checkpoint is complete and has its name; older ones may still exist.
             self._say(
                 f"warning: checkpoint step-{step} is saved, but it could not be read back, or older"
                 f" ones could not be removed: {error.what}"
             )
-
-    @staticmethod
-    def _read_back(
-        fence: Fence, target: str, manifest: dict[str, Any], throttle: WriteThrottle
-    ) -> None:
-        """Verify the written checkpoint; raise FencedOff if a later attempt may have replaced
-        it."""
-        try:
-            verify(target, manifest, throttle)
-        except CheckpointError:
-            fence.check()
-            raise
 
     def _whole_at(self, step: int) -> Saved | None:
         """The complete checkpoint of this step; an incomplete one is renamed out of the way.

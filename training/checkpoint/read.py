@@ -15,6 +15,7 @@ from howdah.errors import CheckpointError, DataError, NotFound
 from howdah.models.runs.identity import Identity, check_identity, check_plan
 from howdah.models.weights.tensors import FormatError, read_tensors, stored_tensors
 from howdah.storage import commit
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Each, Fields, fault
 from howdah.training.checkpoint.throttle import WriteThrottle
 
 FORMAT_VERSION = 1
@@ -22,6 +23,16 @@ MANIFEST, META = "manifest.json", "meta.json"
 MODEL, ADAM_M, ADAM_V = "model/", "adam_m/", "adam_v/"
 """Prefixes of tensor names: weights, AdamW's first and second moments."""
 
+_MANIFEST_SHAPE = Fields(
+    {
+        "format": COUNT,
+        "step": COUNT,
+        "files": Each(Fields({"bytes": COUNT, "sha256": TEXT}, needed=("bytes", "sha256"))),
+        "score": NUMBER,
+        "unix_time": NUMBER,
+    },
+    needed=("format", "step", "files"),
+)
 _STEP = re.compile(r"^step-(\d+)$")
 _OTHER = (
     "name another step-N directory; `howdah train --set checkpoint.resume=auto` uses the newest"
@@ -127,25 +138,12 @@ def read_manifest(path: str) -> dict:
         raise _corrupt(path, "no manifest.json") from None
     except DataError:
         raise _corrupt(path, "manifest.json is not JSON") from None
-    if not isinstance(manifest, dict) or not _is_manifest(manifest):
-        raise _corrupt(path, "manifest.json lacks format, step or files")
+    problem = fault(manifest, _MANIFEST_SHAPE)
+    if problem is not None:
+        raise _corrupt(path, f"manifest.json: {problem.key or 'all of it'} is {problem.got}")
+    if any("/" in name for name in manifest["files"]):
+        raise _corrupt(path, "manifest.json lists a file in another directory")
     return manifest
-
-
-def _is_manifest(manifest: dict) -> bool:
-    files = manifest.get("files")
-    return (
-        isinstance(manifest.get("format"), int)
-        and isinstance(manifest.get("step"), int)
-        and isinstance(files, dict)
-        and all(
-            isinstance(entry, dict)
-            and isinstance(entry.get("bytes"), int)
-            and isinstance(entry.get("sha256"), str)
-            and "/" not in name
-            for name, entry in files.items()
-        )
-    )
 
 
 def saved_in(directory: str) -> list[Saved]:
