@@ -80,6 +80,8 @@ class TrainingJob:
     sparse_embeddings: bool
     """True if the word embeddings' gradient crosses the network as rows."""
     identity: Identity
+    max_tokens: int | None = None
+    """Most tokens of a micro-batch of training; None: the configuration's."""
     learnt: list[str] | None = None
     """Identities of the parts that training.replay does not consider new; None: not known."""
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
@@ -122,18 +124,15 @@ class TrainingJob:
         start = PlanState.from_json(state.plan)
         return start.epoch * self.planner.steps_per_epoch + start.step
 
-    def train_source(
-        self, comm: Comm, state: TrainState, max_tokens: int | None = None
-    ) -> BatchSource:
-        """This rank's micro-batches from the run's position to its last step, of at most
-        `max_tokens` tokens (None: the configuration's)."""
+    def train_source(self, comm: Comm, state: TrainState) -> BatchSource:
+        """This rank's micro-batches from the run's position to its last step."""
         start = PlanState.from_json(state.plan)
         return BatchSource(
             self.shards,
             self.planner,
             rank=comm.rank,
             world=comm.size,
-            max_tokens=max_tokens or self.config.training.max_tokens(),
+            max_tokens=self.max_tokens or self.config.training.max_tokens(),
             pad_multiple=self.pad_multiple,
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
@@ -180,7 +179,7 @@ class TrainingJob:
         """`train_source`, in smaller micro-batches where memory does not suffice."""
         training = self.config.training
         return FittingSource(
-            lambda most: self.train_source(comm, state, most),
+            lambda most: replace(self, max_tokens=most).train_source(comm, state),
             max_tokens=training.max_tokens(gpu=gpu),
             least=padded_length(
                 self.dataset.manifest.max_length, self.pad_multiple, self.positions
