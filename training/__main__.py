@@ -159,7 +159,7 @@ def _import(framework: str, carrier: launchers.CommKind | None) -> None:
     device = _start_framework(framework)
     if carrier is not None:
         with contextlib.suppress(ClusterError):  # raised again by the world that needs it
-            backends.implementation(carrier, framework)
+            backends.COMMS[carrier](framework)
     devices.require(framework, device)
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from howdah import storage
 from howdah.config.loader import Config, load
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
-from howdah.errors import CheckpointError, ConfigError, ModelError, NotFound
+from howdah.errors import CheckpointError, ConfigError, DataError, ModelError
 from howdah.models.base import with_pinned_base
 from howdah.models.export.export import export
 from howdah.models.export.formats import require, sample_rows
 from howdah.models.export.run_info import describe_run
 from howdah.models.replay import training_rows
-from howdah.models.runs.run_json import CONFIG
+from howdah.models.runs.run_json import CONFIG, RunFile
 from howdah.models.weights import lora
 from howdah.models.weights.parameters import with_dropouts
 from howdah.models.weights.pretrained import BaseModel
-from howdah.run_files import RUN_JSON
 from howdah.training.checkpoint.manager import Checkpoints
 from howdah.training.checkpoint.manager import load as load_checkpoint
 from howdah.training.checkpoint.read import model_weights, read_manifest
@@ -36,7 +36,6 @@ def export_run(
     Args:
         checkpoint: a step-N directory; None: the best, else the last.
         output: directory of the export; None: export/ in the run directory.
-        progress: called with each line of progress.
     Raises:
         UsageError: a format cannot be written here.
         CheckpointError: there is no complete checkpoint, or it has another model or dataset.
@@ -48,7 +47,8 @@ def export_run(
     named = (requested if "formats" in requested.model_fields_set else config.export).formats
     require(named, None, where="export.formats")
     if checkpoint is None:
-        saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
+        metric = config.evaluation.metric
+        saved = Checkpoints(config.checkpoint_directory, metric=metric, say=progress)
         best = saved.best()
         trained = load_checkpoint(best.path) if best else saved.latest()
         if trained is None:
@@ -64,7 +64,7 @@ def export_run(
     base = _base_of(config, trained.path, dataset)
     weights = {name: base.weights[name] for name in trained.of_base}
     weights |= model_weights(trained.tensors)
-    run = _run_json(config.run.directory)
+    run = RunFile(config.run.directory).values  # {} if it was killed before it wrote one
     # run.json's metrics belong to the weights that the run itself exported.
     exported = run.get("steps" if run.get("best_step") is None else "best_step")
     info = describe_run(
@@ -107,10 +107,8 @@ def _frozen_config(config: Config) -> Config:
             " applies",
         )
     frozen_config = load(frozen)
-    below, checkpoints = (
-        storage.join(frozen_config.run.directory, ""),
-        frozen_config.checkpoint.directory,
-    )
+    below = storage.join(frozen_config.run.directory, "")
+    checkpoints = frozen_config.checkpoint.directory
     if checkpoints is not None and checkpoints.startswith(below):
         checkpoints = storage.join(directory, checkpoints.removeprefix(below))
     return frozen_config.model_copy(
@@ -119,13 +117,6 @@ def _frozen_config(config: Config) -> Config:
             "checkpoint": frozen_config.checkpoint.model_copy(update={"directory": checkpoints}),
         }
     )
-
-
-def _run_json(directory: str) -> dict:
-    try:
-        return storage.read_json(storage.join(directory, RUN_JSON))
-    except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
-        return {}
 
 
 def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
@@ -153,9 +144,10 @@ def _dataset_of(config: Config, checkpoint: str) -> Dataset:
     root = storage.parent(newest.path)  # the ETL may have written newer versions since
     for entry in storage.list_dir(root):
         if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
-            version = load_dataset(entry.path)
-            if _trains_on(config, version) == trained:
-                return version
+            with contextlib.suppress(DataError):  # a damaged version need not be this one
+                version = load_dataset(entry.path)
+                if _trains_on(config, version) == trained:
+                    return version
     raise CheckpointError(
         "the dataset that the checkpoint was trained on is missing",
         where=root,

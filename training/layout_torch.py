@@ -41,8 +41,6 @@ class Layout:
     of each world.
 
     Args:
-        job: the training job, with its base's shape.
-        comm: all ranks.
         tensors: the state to begin with. The model's weights are removed from it, so that no second
             copy stays.
         device: "cpu" or "cuda".

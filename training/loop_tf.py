@@ -191,7 +191,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 losses, counts = [], np.zeros(3)
 
                 # -- the agreements of that sum: no rank decides anything else on its own
-                kept = compression.whole  # a state without what int8 holds back is none to keep
+                kept = compression.whole  # a state that lacks what int8 holds back is not kept
                 stop, change = kept and totals[1] > 0, kept and totals[2] > 0
                 saver.agreed = totals[3] > 0
                 if compression.step_done(any(totals[1:4] > 0), batch.micros):

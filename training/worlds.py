@@ -21,7 +21,7 @@ from howdah.training.checkpoint.elastic_state import ElasticState
 from howdah.training.comm import backends
 from howdah.training.comm.base import Comm, Waits, WorldChanged, rank_lost
 from howdah.training.comm.connections import Connections
-from howdah.training.elastic.control_channel import ControlChannel
+from howdah.training.elastic.control_channel import ControlChannel, World
 from howdah.training.run.collective_limit import COLLECTIVE_SECONDS, CollectiveLimit
 from howdah.training.run.run import Run
 
@@ -37,10 +37,7 @@ class Worlds:
     """The worlds of this process, to be iterated over once.
 
     Args:
-        framework: "tensorflow" or "torch".
-        run: this rank's side of the run.
         channel: the channel to the agent; None: the launcher's world is the only one.
-        waits: counts the time in collectives.
     """
 
     def __init__(
@@ -99,35 +96,34 @@ class Worlds:
         run, channel = self._run, self._channel
         self._comm = None
         run.heartbeat.enter("join")
-        if channel is None:
-            training = run.config.training
-            self._comm = backends.init(
-                self._framework,
-                self._waits,
-                choice=training.comm,
-                limit=COLLECTIVE_SECONDS,
-            )
-            self._limit_collectives()
-            run.heartbeat.enter("prepare", "reading the dataset and the base model")
-            run.share(self._comm)
-            return
+        world = None if channel is None else self._next(channel)
+        self._comm = backends.init(
+            self._framework,
+            self._waits,
+            self._connections,
+            choice=run.config.training.comm,
+            limit=COLLECTIVE_SECONDS if world is None else None,  # a job's driver has limits
+        )
+        if world is not None:
+            channel.send("joined", generation=world.generation, rank=self._comm.rank)
+        self._limit_collectives()
+        run.heartbeat.enter("prepare", "reading the dataset and the base model")
+        if world is not None:
+            run.enter(rank_env(), world.generation)
+        run.share(self._comm)
+        if self._elastic:
+            self.memory.meet(self._comm, world.generation)
+
+    def _next(self, channel: ControlChannel) -> World:
+        """The next world that the agent assigns, whose variables are set here."""
         world = channel.next_world()
         for name in self._placed - world.env.keys():
             os.environ.pop(name, None)
         os.environ.update(world.env)
         self._placed = set(world.env)
-        self._elastic = run.elastic = self.memory.on = world.elastic
-        self._connections, run.loss_reported = Connections(), False
-        self._comm = backends.init(
-            self._framework, self._waits, self._connections, choice=run.config.training.comm
-        )
-        channel.send("joined", generation=world.generation, rank=self._comm.rank)
-        self._limit_collectives()
-        run.heartbeat.enter("prepare", "reading the dataset and the base model")
-        run.enter(rank_env(), world.generation)
-        run.share(self._comm)
-        if world.elastic:
-            self.memory.meet(self._comm, world.generation)
+        self._elastic = self._run.elastic = self.memory.on = world.elastic
+        self._connections, self._run.loss_reported = Connections(), False
+        return world
 
     def _limit_collectives(self) -> None:
         """End this process if a collective does not return, in worlds without a time limit: NCCL

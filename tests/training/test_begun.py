@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 
+import numpy as np
 import pytest
 
 from howdah import storage
-from howdah.config.loader import load
+from howdah.config.loader import from_dict, load
 from howdah.data.manifest import load_dataset
+from howdah.errors import HowdahError
 from howdah.models.base import learnt_parts, with_pinned_base
 from howdah.models.replay import training_rows
 from howdah.models.runs.run_json import CONFIG
 from howdah.serving.report.findings.material import gather
-from howdah.training.export_run import export_run
+from howdah.training.checkpoint.fence import Fence
+from howdah.training.checkpoint.manager import Checkpoints, Identity
+from howdah.training.export_run import _dataset_of, export_run
 from tests.runs.training_runs import train
 from tests.support.rows.appended import build_appended, ids_of
 
@@ -83,3 +88,38 @@ def test_its_report_has_texts_and_does_not_say_that_the_dataset_changed(begun):
     )
     assert not [note for note in material.notes if "changed" in note]
     assert material.findings is not None and ids_of(load_dataset(run["dataset"]))
+
+
+def test_a_damaged_version_beside_the_dataset_does_not_hide_it(tmp_path, tiny_model_dir):
+    """`howdah export` looks for the version that the run has learnt from among all of them."""
+    root = str(tmp_path / "data")
+    build_appended(root, model_dir=tiny_model_dir, days=3)
+    versions = [storage.join(root, f"v={number:016x}") for number in range(3)]
+    config = from_dict({"run": {"directory": str(tmp_path)}, "data": {"dataset": versions[2]}})
+    checkpoint = str(tmp_path / "step-1")
+    identity = {"dataset": load_dataset(versions[1]).identity}
+    manifest = {"format": 1, "step": 1, "files": {}, "identity": identity}
+    storage.write_whole(storage.join(checkpoint, "manifest.json"), json.dumps(manifest).encode())
+    storage.write_whole(storage.join(versions[0], "manifest.json"), b"{")
+    assert _dataset_of(config, checkpoint).path == versions[1]
+
+
+def test_export_says_that_it_falls_back_on_an_older_checkpoint(tmp_path):
+    config = from_dict({
+        "run": {"directory": str(tmp_path)}, "data": {"dataset": str(tmp_path / "none")},
+        "model": {"base": str(tmp_path / "none")},
+    })  # fmt: skip
+    fence = Fence.take(str(tmp_path))
+    checkpoints = Checkpoints(config.checkpoint_directory, fence=fence)
+    identity = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
+    for step in (1, 2):
+        tensors = {"model/w": np.full(4, step, np.float32)}
+        checkpoints.save(step, tensors, {"step": step}, identity=identity, wait=True)
+    path = os.path.join(checkpoints.path_of(2), "model.safetensors")
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    lines = []
+    with pytest.raises(HowdahError):  # there is no base
+        export_run(config, progress=lines.append)
+    assert any("step-2 is corrupt" in line for line in lines)

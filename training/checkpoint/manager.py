@@ -122,7 +122,6 @@ class Checkpoints:
             step: optimizer steps done; an existing complete checkpoint of the step stays.
             tensors: name -> array that must not change any more (the caller's snapshot).
             meta: plain JSON with everything else that a resumed run needs.
-            identity: the run's identity.
             score: validation score at this step, greater is better.
             best: step of the best evaluation so far, whose checkpoint is kept.
             replace: replace the step's checkpoint, which lacks its evaluation.
@@ -154,11 +153,6 @@ class Checkpoints:
         """True if a save is under way and has made progress in the last `patience` seconds."""
         return self.busy and self._activity.snapshot().idle_seconds < patience
 
-    def check(self) -> None:
-        """Raise the error of a finished save, without waiting for a save under way."""
-        if not self.busy:
-            self.wait()
-
     def wait(self) -> None:
         """Wait for the save under way, and raise its error."""
         thread = self._thread  # another thread may wait for it too
@@ -170,8 +164,6 @@ class Checkpoints:
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-
-    close = wait
 
     def _write_and_keep_failure(self, *args) -> None:
         processes.yield_to_other_threads()  # training has priority
@@ -233,26 +225,17 @@ class Checkpoints:
         self._saved(step, target)
         try:
             with activity.current().doing("", "reading it back"):
-                self._read_back(fence, target, manifest, throttle)
+                verify(target, manifest, throttle)
             self._prune(fence, best)
+        except CheckpointError:
+            fence.check()  # a later attempt may have replaced it
+            raise
         except StorageError as error:
             # The checkpoint is complete and has its name; older ones may still exist.
             self._say(
                 f"warning: checkpoint step-{step} is saved, but it could not be read back, or older"
                 f" ones could not be removed: {error.what}"
             )
-
-    @staticmethod
-    def _read_back(
-        fence: Fence, target: str, manifest: dict[str, Any], throttle: WriteThrottle
-    ) -> None:
-        """Verify the written checkpoint; raise FencedOff if a later attempt may have replaced
-        it."""
-        try:
-            verify(target, manifest, throttle)
-        except CheckpointError:
-            fence.check()
-            raise
 
     def _whole_at(self, step: int) -> Saved | None:
         """The complete checkpoint of this step; an incomplete one is renamed out of the way.
@@ -357,7 +340,6 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------ reading
     def path_of(self, step: int) -> str:
-        """Path of the checkpoint of `step`."""
         return storage.join(self.directory, f"step-{step}")
 
     def list(self) -> list[Saved]:

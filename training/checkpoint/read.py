@@ -15,6 +15,7 @@ from howdah.errors import CheckpointError, DataError, NotFound
 from howdah.models.runs.identity import Identity, check_identity, check_plan
 from howdah.models.weights.tensors import FormatError, read_tensors, stored_tensors
 from howdah.storage import commit
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Each, Fields, fault
 from howdah.training.checkpoint.throttle import WriteThrottle
 
 FORMAT_VERSION = 1
@@ -22,7 +23,21 @@ MANIFEST, META = "manifest.json", "meta.json"
 MODEL, ADAM_M, ADAM_V = "model/", "adam_m/", "adam_v/"
 """Prefixes of tensor names: weights, AdamW's first and second moments."""
 
+_MANIFEST_SHAPE = Fields(
+    {
+        "format": COUNT,
+        "step": COUNT,
+        "files": Each(Fields({"bytes": COUNT, "sha256": TEXT}, needed=("bytes", "sha256"))),
+        "score": NUMBER,
+        "unix_time": NUMBER,
+    },
+    needed=("format", "step", "files"),
+)
 _STEP = re.compile(r"^step-(\d+)$")
+_OTHER = (
+    "name another step-N directory; `howdah train --set checkpoint.resume=auto` uses the newest"
+    " complete checkpoint"
+)
 _READ_BYTES = 16 * 2**20
 _THROTTLED_BYTES = 2 * 2**20
 
@@ -33,10 +48,8 @@ class Saved:
 
     step: int
     path: str
-    attempt: int
     score: float | None
     """Validation score at this step, greater is better; None: not evaluated."""
-    bytes: int
     unix_time: float
     """Time at which it was written, seconds since 1970."""
     manifest: dict
@@ -78,7 +91,7 @@ def load(path: str, expect: Identity | None = None, *, when_used: bool = False) 
             "there is no such checkpoint",
             where=path,
             expected="a step-N directory",
-            remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
+            remedy=_OTHER,
         )
     manifest = read_manifest(path)
     if manifest["format"] != FORMAT_VERSION:
@@ -125,25 +138,12 @@ def read_manifest(path: str) -> dict:
         raise _corrupt(path, "no manifest.json") from None
     except DataError:
         raise _corrupt(path, "manifest.json is not JSON") from None
-    if not isinstance(manifest, dict) or not _is_manifest(manifest):
-        raise _corrupt(path, "manifest.json lacks format, step or files")
+    problem = fault(manifest, _MANIFEST_SHAPE)
+    if problem is not None:
+        raise _corrupt(path, f"manifest.json: {problem.key or 'all of it'} is {problem.got}")
+    if any("/" in name for name in manifest["files"]):
+        raise _corrupt(path, "manifest.json lists a file in another directory")
     return manifest
-
-
-def _is_manifest(manifest: dict) -> bool:
-    files = manifest.get("files")
-    return (
-        isinstance(manifest.get("format"), int)
-        and isinstance(manifest.get("step"), int)
-        and isinstance(files, dict)
-        and all(
-            isinstance(entry, dict)
-            and isinstance(entry.get("bytes"), int)
-            and isinstance(entry.get("sha256"), str)
-            and "/" not in name
-            for name, entry in files.items()
-        )
-    )
 
 
 def saved_in(directory: str) -> list[Saved]:
@@ -165,9 +165,7 @@ def saved_in(directory: str) -> list[Saved]:
             Saved(
                 step=int(match[1]),
                 path=entry.path,
-                attempt=manifest.get("attempt", 0),
                 score=manifest.get("score"),
-                bytes=sum(file["bytes"] for file in manifest.get("files", {}).values()),
                 unix_time=manifest.get("unix_time", 0.0),
                 manifest=manifest,
             )
@@ -249,5 +247,5 @@ def _corrupt(path: str, got: str) -> Corrupt:
         "the checkpoint is corrupt",
         where=path,
         got=got,
-        remedy="`--set checkpoint.resume=auto` uses the newest complete checkpoint",
+        remedy=_OTHER,
     )

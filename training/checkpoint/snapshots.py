@@ -32,7 +32,7 @@ class Snapshots:
         if self._warming is not None:
             self._warming.join()
             self._warming = None
-        return self._take(arrays)
+        return {name: self._copy(array) for name, array in arrays}
 
     def warm(self, arrays: Arrays) -> None:
         """Touch the memory for the first snapshot of such arrays, once, in another thread.
@@ -54,9 +54,6 @@ class Snapshots:
             memory = np.empty(size, np.uint8)
             memory.fill(0)
             self._free.setdefault(size, []).append(memory)
-
-    def _take(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        return {name: self._copy(array) for name, array in arrays}
 
     def _copy(self, array: np.ndarray) -> np.ndarray:
         free = self._free.setdefault(array.nbytes, [])

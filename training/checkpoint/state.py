@@ -17,7 +17,6 @@ def score_of(metrics: dict[str, Any], metric: str) -> float | None:
     """The metric as a score, greater is better; None if it is undefined.
 
     Args:
-        metrics: result of an evaluation.
         metric: `evaluation.metric`; its value is negated if lower is better.
     """
     value = metrics.get(metric)
@@ -30,9 +29,16 @@ def score_of(metrics: dict[str, Any], metric: str) -> float | None:
 class Judgement:
     """The consequences of an evaluation."""
 
+    score: float | None
+    """The metric as a score, greater is better; None if it is undefined."""
     is_best: bool
     stop: bool
     """True if the patience of early stopping is used up."""
+
+    @property
+    def save(self) -> bool:
+        """True if the step has to be saved."""
+        return self.is_best or self.stop
 
 
 @dataclass
@@ -75,7 +81,6 @@ class TrainState:
         """Count the optimizer step of a batch.
 
         Args:
-            planner: the batch's planner.
             epoch, step: the batch's epoch, and its step in the epoch.
         """
         self.step += 1
@@ -95,8 +100,6 @@ class TrainState:
 
         Args:
             score: the metric as a score, greater is better.
-            early_stopping: the rules of early stopping.
-            metric: name of the score's metric.
         """
         is_best = score is not None and (self.best_score is None or score > self.best_score)
         if is_best:
@@ -105,7 +108,7 @@ class TrainState:
         patience = early_stopping.patience
         stop = patience is not None and self.evaluations_without_better >= patience
         self.stopped_early = self.stopped_early or stop
-        return Judgement(is_best=is_best, stop=stop)
+        return Judgement(score=score, is_best=is_best, stop=stop)
 
     def forget_best(self) -> None:
         """Discard all evaluations so far, so that the next one is the best."""

@@ -37,7 +37,6 @@ class WriteThrottle:
         self._lifted.set()
 
     def wrap(self, file: BinaryIO) -> ThrottledFile:
-        """A file whose writes are throttled."""
         return ThrottledFile(file, self)
 
     def passed(self, count: int) -> None:
@@ -56,7 +55,6 @@ class ThrottledFile:
         self._file, self._throttle = file, throttle
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all data in pieces."""
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             self._file.write(piece)
@@ -65,5 +63,4 @@ class ThrottledFile:
         return len(data)
 
     def flush(self) -> None:
-        """Flush the file's buffer."""
         self._file.flush()

@@ -59,7 +59,6 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
     """The library that carries the collectives of the ranks that a launcher starts.
 
     Args:
-        framework: "tensorflow" or "torch".
         choice: `training.comm`.
     Raises:
         ConfigError: there is no such library.
@@ -98,16 +97,6 @@ def horovod_installed(framework: str) -> bool:
     return framework in (horovod_libraries() or {})
 
 
-def implementation(kind: CommKind, framework: str) -> type[Comm]:
-    """The Comm class of a kind for a framework; imports its library and the framework.
-
-    Raises:
-        ClusterError: the library is missing, or lacks the framework.
-        UsageError: the framework is unknown.
-    """
-    return COMMS[kind](framework)
-
-
 def _horovod(framework: str) -> type[Comm]:
     try:
         if framework == "tensorflow":
@@ -141,4 +130,5 @@ def _torch(framework: str) -> type[Comm]:
 
 COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
 """{kind: function that imports and returns the Comm class for a framework}; the class takes (waits,
-connections, limit)."""
+connections, limit). The function raises ClusterError if the library is missing, or lacks the
+framework."""

@@ -229,12 +229,12 @@ class Comm(ABC):
             messages: contiguous float32 tensors of the framework, as `reduce_gradients` takes them.
             owners: a rank for each message.
         """
-        raise self._divides_nothing()
+        raise NotImplementedError
 
     def broadcast_from(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
         """Copy each message from its owner to every rank, in place; for the arguments see
         `reduce_to`."""
-        raise self._divides_nothing()
+        raise NotImplementedError
 
     def fetch(self, message: Any, owner: int) -> None:
         """Copy the message from its owner to rank 0, in place; undefined on the other ranks.
@@ -242,7 +242,7 @@ class Comm(ABC):
         Args:
             message: a contiguous CPU tensor with the same length on every rank.
         """
-        raise self._divides_nothing()
+        raise NotImplementedError
 
     def mesh(self, device: str) -> Any:
         """All ranks as torch's mesh of one dimension, for state that torch divides among them.
@@ -250,10 +250,7 @@ class Comm(ABC):
         Args:
             device: torch's name of the kind of device.
         """
-        raise self._divides_nothing()
-
-    def _divides_nothing(self) -> Exception:
-        return NotImplementedError(f"{type(self).__name__} carries no divided state")
+        raise NotImplementedError
 
     @abstractmethod
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
@@ -349,11 +346,9 @@ class Ended:
         self._result = result
 
     def wait(self) -> Any:
-        """The result."""
         return self._result
 
     def ended(self) -> bool:
-        """True."""
         return True
 
 

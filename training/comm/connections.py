@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import threading
-from types import TracebackType
 
 _CLOSED, _LISTENS = 7, 10  # of the kernel's TCP states (tcp_states.h)
 
@@ -33,12 +32,7 @@ class Connections:
         self._before = _connected()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside = self._opened()
 
     def shut(self) -> int:

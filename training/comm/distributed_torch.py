@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,8 +42,6 @@ class TorchComm(Comm):
     MASTER_ADDR and MASTER_PORT.
 
     Args:
-        waits: counts the time in collectives.
-        connections: collects the connections to the other ranks.
         limit: seconds after which a collective fails; None: no limit.
     Raises:
         ClusterError: none of these variables is set.
@@ -166,16 +165,10 @@ class TorchComm(Comm):
         return torch.cat(ids), torch.cat(values).view(-1, width)
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.reduce(message, dst=owner, async_op=True)
-
-        self._each(messages, owners, begin)
+        self._each(messages, owners, partial(dist.reduce, async_op=True))
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        def begin(message: torch.Tensor, owner: int) -> dist.Work:
-            return dist.broadcast(message, src=owner, async_op=True)
-
-        self._each(messages, owners, begin)
+        self._each(messages, owners, partial(dist.broadcast, async_op=True))
 
     def _each(
         self,
@@ -233,7 +226,6 @@ class TorchComm(Comm):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn torch's error of a failed collective into RankLost."""
         try:
             yield
         except RuntimeError as error:  # gloo's errors do not have a class
@@ -283,13 +275,11 @@ class _Exchange:
         self._group, self._gathering = group, gathering
 
     def begin_exchange(self, number: int, parts_NB: torch.Tensor) -> Pending:
-        """See `Comm.begin_exchange`."""
         received = torch.empty_like(parts_NB)
         work = dist.all_to_all_single(received, parts_NB, group=self._group, async_op=True)
         return _Begun(work, received, parts_NB)
 
     def begin_gather(self, number: int, part_B: torch.Tensor) -> Pending:
-        """See `Comm.begin_gather`."""
         parts = part_B.new_empty(self.size, part_B.numel())
         work = dist.all_gather(list(parts.unbind()), part_B, group=self._gathering, async_op=True)
         return _Begun(work, parts, part_B)
@@ -302,12 +292,10 @@ class _Begun:
         self._work, self._result, self._sent = work, result, sent
 
     def wait(self) -> torch.Tensor:
-        """The result."""
         self._work.wait()
         return self._result
 
     def ended(self) -> bool:
-        """See `Pending.ended`."""
         return self._work.is_completed()
 
 

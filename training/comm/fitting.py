@@ -88,8 +88,6 @@ class FittingSource:
         """Begin the step again with the micro-batches that the rank with the least memory can have.
         Every rank enters; the next batch is the step's first one.
 
-        Args:
-            step: number of the step, for the user.
         Raises:
             TrainingError: micro-batches cannot become smaller; on all ranks alike.
         """

@@ -64,7 +64,6 @@ class HorovodComm(Comm):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn Horovod's internal error into RankLost."""
         try:
             yield
         except HorovodInternalError as error:

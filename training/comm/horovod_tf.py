@@ -64,7 +64,6 @@ class HorovodTfComm(HorovodComm):
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Turn a failed Horovod operation, even inside a graph, into RankLost."""
         with super()._typed():
             try:
                 yield

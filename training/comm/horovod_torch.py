@@ -80,10 +80,8 @@ class _Begun:
         self._handle = handle
 
     def wait(self) -> torch.Tensor:
-        """The result."""
         result = hvd.synchronize(self._handle)
         return result[0] if isinstance(result, tuple) else result  # all-to-all: and its splits
 
     def ended(self) -> bool:
-        """See `Pending.ended`."""
         return hvd.poll(self._handle)

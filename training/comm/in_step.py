@@ -41,7 +41,6 @@ class InStep:
     iterates.
 
     Args:
-        source: this rank's batches.
         stop: returns True if this rank was requested to stop; called before each batch.
     """
 

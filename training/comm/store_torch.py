@@ -42,7 +42,6 @@ class RelayStore(dist.Store):
         self._values: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Set a key for all ranks."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         deadline = time.monotonic() + _REQUEST_SECONDS
         while True:
@@ -70,7 +69,6 @@ class RelayStore(dist.Store):
         return all(self._request("GET", key)[0] == 200 for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key."""
         return self._request("DELETE", key)[0] == 200
 
     def set_timeout(self, timeout: timedelta) -> None:

@@ -86,13 +86,10 @@ class BatchSource:
     """This rank's micro-batches in the plan's order, prepared ahead by a thread.
 
     Args:
-        shards: the split's shards.
-        planner: the split's plan.
         rank, world: the slice to read.
         max_tokens: maximum number of tokens of a micro-batch, padding included.
         pad_multiple: T is a multiple of it, up to `widest`.
         widest: positions of the model; None: no limit.
-        pad_id: token id of the padding.
         class_weights: float[C]; None: all 1.
         start: position to begin at; None: the first step.
         stop_step: end, exclusive, in steps counted from epoch 0, step 0; None: the end of the epoch
@@ -150,7 +147,6 @@ class BatchSource:
     # -- making ------------------------------------------------------------------------------
     @property
     def block_count(self) -> int:
-        """Number of blocks."""
         return max(0, -(-(self._stop - self._first) // self._block_steps))
 
     def block(self, number: int) -> list[Batch]:

@@ -68,7 +68,6 @@ class ControlChannel:
     """The training process's end of the channel. Any thread may send messages.
 
     Args:
-        descriptor: number of the open socket.
         gone: called in a thread when the agent is gone.
     """
 
@@ -168,7 +167,6 @@ class ChannelConsole:
     It has only the methods of a text stream that `Progress` needs.
 
     Args:
-        channel: the channel to the agent.
         terminal: the terminal of the command that waits for the job, which gets the lines and a
             progress bar instead.
     """

@@ -88,8 +88,11 @@ class Heartbeat:
     @contextlib.contextmanager
     def during(self, phase: str, what: str = "") -> Iterator[None]:
         """Set the phase of the main thread inside; afterwards the previous one is restored."""
+        before = self._waits.total
         with self.activity.doing(phase, what):
             yield
+        if phase == "evaluate":  # a step's seconds leave it out, and so do its waits
+            self._waited += self._waits.total - before
 
     def take_over(self, phase: str) -> None:
         """Report the calling thread from now on, in this phase: the main thread hangs in a
@@ -134,7 +137,6 @@ class Heartbeat:
         """Count a step, and report it at most once per second.
 
         Args:
-            step: number of steps done.
             epoch: epochs done, with a fraction.
             loss: the step's loss over the global batch.
             rows: number of rows of the global batch.

@@ -18,7 +18,7 @@ from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.splits.planner import Planner, PlanSpec, Rows, pad_multiple
 from howdah.data.splits.shards import ShardSet, first_rows, node_cache
-from howdah.errors import DataError, HowdahError, ModelError, StorageFull
+from howdah.errors import DataError, HowdahError, ModelError, NotFound, StorageFull
 from howdah.models.metrics.metrics import scores_of
 from howdah.models.metrics.tally import Tally
 from howdah.training.comm.base import Comm, SoloComm
@@ -58,7 +58,6 @@ def evaluate(
     Args:
         forward: (ids_BT, mask_BT) -> logits_BC float32.
         source: this rank's batches; filler rows (weight 0) are ignored.
-        comm: the world, or SoloComm.
         predictions_dir: directory in which each rank writes `part-<rank>.parquet`; None: no
             predictions.
         run_id: value of the column run_id in the predictions.
@@ -67,7 +66,6 @@ def evaluate(
         check: called before predictions are written; raises if this process must not write.
         together: the ranks that enter each call of `forward` together; None: each rank calls it
             separately.
-        task: the dataset's task.
         unwritten: called with a line if a disk has no space for the predictions; then no rank
             writes them. None: it is an error.
         sample: gets some of this rank's rows; None: none.
@@ -314,9 +312,10 @@ class PredictionPart:
 def _remove_parts_beyond(directory: str, world: int) -> None:
     """Remove parts of an earlier evaluation on more ranks: their rows would count twice."""
     valid = {_part_name(rank) for rank in range(world)}
-    for entry in storage.list_dir(directory):
-        if entry.name.startswith("part-") and entry.name not in valid:
-            storage.remove(entry.path)
+    with contextlib.suppress(NotFound):  # no rank had space for its part
+        for entry in storage.list_dir(directory):
+            if entry.name.startswith("part-") and entry.name not in valid:
+                storage.remove(entry.path)
 
 
 # ----------------------------------------------------------------------------- howdah evaluate
@@ -336,7 +335,6 @@ def evaluate_run(
         split: train, validation or test.
         predictions_dir: directory for predictions; None: do not write them.
         framework: the framework to run it with; None: the one that it was trained with.
-        progress: called with each line of progress.
     Raises:
         ModelError: there is no model, or its labels or tokenizer differ from the dataset's.
         DataError: there is no dataset, or the split has no rows.

@@ -7,7 +7,7 @@ of its rows, and rank 0 gathers them. `howdah drift --make-reference` scores row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from howdah.config.loader import Config
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset
-from howdah.data.splits.shards import ShardSet
+from howdah.data.splits.shards import ShardSet, node_cache
 from howdah.errors import DataError, ModelError, NotFound
 from howdah.models import registry
 from howdah.models.decision import Decision
@@ -26,11 +26,10 @@ from howdah.models.export_info import read_info
 from howdah.models.metrics.metrics import no_labels
 from howdah.models.profile import reference as references
 from howdah.models.profile.profile import PROFILE, Profile
-from howdah.training.comm.base import Comm
+from howdah.training.comm.base import Comm, SoloComm
 
 if TYPE_CHECKING:
     from howdah.data.encode import Encoder
-    from howdah.training.data.readers import Batch
 
 SPLITS = (VALIDATION, TEST)
 """Splits that a profile's scores may come from; the first one that is evaluated is used."""
@@ -95,7 +94,6 @@ def profile_of(
     Args:
         encoder: the tokenizer; None: the model has none.
         labels_N: labels of the rows of `split`, see `Batch.labels_B`.
-        logits_NC: the model's logits for these rows.
         train, held_out: shards of the training split and of `split`, for the tokens; None without
             an encoder.
         decision: the model's decision; None: the default.
@@ -179,7 +177,7 @@ def make_reference(
     from howdah.data.manifest import load_dataset
     from howdah.models.opened.opened import open_model
     from howdah.models.version import open_version
-    from howdah.training.evaluation.evaluate import check_fit, split_source
+    from howdah.training.evaluation.evaluate import check_fit, evaluate, split_source
 
     directory = open_version(model, config.publish.directory).path
     dataset = load_dataset(config.data.dataset)
@@ -193,10 +191,19 @@ def make_reference(
         config, dataset, chosen, gpu=served.gpu, row_ids=False, max_rows=_SCORED_ROWS
     )
     progress(f"scoring {rows:,} rows of {chosen} for the profile of {directory}")
-    _score(served.forward, source, sample)
+    evaluate(
+        served.forward,
+        source,
+        SoloComm(),
+        served.labels,
+        task=served.task,
+        sample=sample,
+        rows=rows,
+    )
     train = held_out = None
     if served.kind == "text":
-        train, held_out = (_shards(config, dataset, name) for name in (TRAIN, chosen))
+        cache = node_cache(config.training)
+        train, held_out = (ShardSet(dataset, name, cache=cache) for name in (TRAIN, chosen))
     profile = profile_of(
         dataset,
         served.encoder if served.kind == "text" else None,
@@ -212,24 +219,6 @@ def make_reference(
     storage.make_dirs(storage.parent(path))
     storage.write_whole(path, profile.to_bytes())
     return path
-
-
-def _shards(config: Config, dataset: Dataset, split: str) -> ShardSet:
-    from howdah.data.splits.shards import node_cache
-
-    return ShardSet(dataset, split, cache=node_cache(config.training))
-
-
-def _score(
-    forward: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    source: Iterable[Batch],
-    sample: RowSample,
-) -> None:
-    for batch in source:
-        real_B = batch.weights_B > 0
-        if real_B.any():
-            logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
-            sample.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
 
 
 def _split_of(dataset: Dataset) -> str:

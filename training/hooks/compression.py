@@ -41,7 +41,6 @@ class Compression:
     """Gradient compression in one world. Every rank enters the constructor.
 
     Args:
-        job, comm, run, memory, saver, state: the objects of this world.
         elements: number of a rank's gradients that are sent dense.
         coding_seconds: returns the seconds that a rank's processor takes to code one gradient in
             these numbers, once, and to read it twice.

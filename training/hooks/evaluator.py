@@ -8,12 +8,12 @@ import google_crc32c
 import numpy as np
 
 from howdah.config.splits import VALIDATION
-from howdah.training.checkpoint.state import score_of
+from howdah.training.checkpoint.state import Judgement, score_of
 from howdah.training.comm.base import Comm, lost
 from howdah.training.comm.in_step import passes_together
 from howdah.training.evaluation import evaluate as evaluation
 from howdah.training.hooks.resumable import ResumableState
-from howdah.training.hooks.saver import CheckpointSaver, Evaluated
+from howdah.training.hooks.saver import CheckpointSaver
 from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
 
@@ -25,7 +25,6 @@ class Evaluator:
     """Evaluates one world's model during training.
 
     Args:
-        job, comm, run, resumable, saver: the objects of this world.
         forward: inference with the current weights, in the precision of training.
     """
 
@@ -51,15 +50,12 @@ class Evaluator:
 
     def schedule(self) -> None:
         """Set `due` for the step that was just done. The caller holds `run.update_lock`."""
-        self._resumable.evaluation_due = self._job.has(VALIDATION) and self._falls_on_this_step()
-
-    def _falls_on_this_step(self) -> bool:
         every, step = self._job.config.evaluation.every_steps, self._resumable.state.step
-        ends_epoch = self._resumable.steps_in_epoch == 0
-        due = ends_epoch if every is None else step % every == 0
-        return due or step >= self._job.schedule.steps
+        due = self._resumable.steps_in_epoch == 0 if every is None else step % every == 0
+        due |= step >= self._job.schedule.steps
+        self._resumable.evaluation_due = due and self._job.has(VALIDATION)
 
-    def evaluate(self) -> Evaluated:
+    def evaluate(self) -> Judgement:
         """Evaluate on validation and judge the score. Every rank enters: the rows are divided among
         the ranks, and metrics and best step must be equal everywhere.
 
@@ -93,7 +89,7 @@ class Evaluator:
         with run.update_lock:
             judged = state.judge(score, config.training.early_stopping, metric=metric)
             self._resumable.evaluation_due = False
-        return Evaluated(score=score, save=judged.is_best or judged.stop)
+        return judged
 
     def _compare_replicas(self) -> None:
         """Warn once if ranks have different weights. Every rank enters.

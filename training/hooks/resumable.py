@@ -17,9 +17,6 @@ class ResumableState:
     """A loop's state between two steps: counters, tensors, and the evaluation still to be done.
 
     Args:
-        state: the counters.
-        memory: the states that an elastic job keeps in memory.
-        snapshots: makes copies of tensors.
         evaluation_due: the run was stopped before the evaluation of this step.
         weights: returns all weights by Hugging Face's torch names, possibly in the model's memory.
             Called only on rank 0, and for `memory`.

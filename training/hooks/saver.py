@@ -5,26 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
 from howdah.errors import HowdahError, StorageError, render
+from howdah.training.checkpoint.state import Judgement
 from howdah.training.comm.base import Comm
 from howdah.training.hooks.resumable import ResumableState
 from howdah.training.preparation.job import TrainingJob
 from howdah.training.run.run import Run
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """Consequences of an evaluation for the checkpoint of its step."""
-
-    score: float | None
-    """The metric as a score, greater is better; None if it is undefined."""
-    save: bool
-    """True if the step has to be saved: it is the best so far, or early stopping ends the run."""
 
 
 class CheckpointSaver:
@@ -35,9 +25,6 @@ class CheckpointSaver:
 
     State that outlives a world (the last save, consecutive failures, the schedule) belongs to rank
     0's RunDirectory.
-
-    Args:
-        job, comm, run, resumable: the objects of this world.
     """
 
     def __init__(self, job: TrainingJob, comm: Comm, run: Run, resumable: ResumableState) -> None:
@@ -67,7 +54,7 @@ class CheckpointSaver:
             with self._lock:
                 self._settle(give_up=give_up)
 
-    def due(self, evaluated: Evaluated | None, *, last: bool) -> bool:
+    def due(self, evaluated: Judgement | None, *, last: bool) -> bool:
         """True if a checkpoint is due after this step. It is False on ranks other than 0, unless
         the state is divided: then it is equal on all ranks.
 
@@ -109,12 +96,12 @@ class CheckpointSaver:
         busy = owned.checkpoints.gets_on(self._job.config.job.hang_seconds)
         return owned.save_times.due(step, busy=busy, epoch_began=step - in_epoch)
 
-    def save(self, evaluated: Evaluated | None = None) -> None:
+    def save(self, evaluated: Judgement | None = None) -> None:
         """Save this step in the background, once. Every rank enters if the state is divided;
         otherwise it has no collective."""
         self._save(score=None if evaluated is None else evaluated.score)
 
-    def replace(self, evaluated: Evaluated) -> None:
+    def replace(self, evaluated: Judgement) -> None:
         """Replace this step's checkpoint, which lacks its evaluation; call `reopen` before. Every
         rank enters if the state is divided."""
         self._save(score=evaluated.score, replace=True)
@@ -174,7 +161,6 @@ class CheckpointSaver:
         divided: then every rank enters, and sends rank 0 its part.
 
         Args:
-            score: score of the evaluation at this step.
             replace: replace an existing checkpoint of this step.
             wait: the run ends here: return once the step is on storage, or raise.
         """

@@ -41,7 +41,9 @@ def train(config: Config) -> None:
     lock = RunLock(local, ".launch.lock", directory)
     lock.take()
     try:
-        _refuse_if_in_use(local, directory)
+        rank_lock = RunLock(local, ".lock", directory)
+        rank_lock.take()  # refused while a rank that another command has started has it
+        rank_lock.release()
         failure.clear(local)
         RankRecord.clear(local)
         before = outcome.attempts(directory)
@@ -60,10 +62,3 @@ def train(config: Config) -> None:
             raise error
     finally:
         lock.release()
-
-
-def _refuse_if_in_use(local: str, directory: str) -> None:
-    """Refuse while a rank that another command has started uses the run directory."""
-    probe = RunLock(local, ".lock", directory)
-    probe.take()
-    probe.release()

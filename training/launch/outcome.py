@@ -155,12 +155,14 @@ def _rebuilt(failed: failure.Failure, local: str) -> HowdahError:
 
 
 def _lost(rank: RankProcess, config: Config, local: str) -> TrainingError:
+    why = "it ended without reporting an error: killed (SIGKILL, out of memory) or crashed"
+    if rank.exit_code > 0:
+        why = f"it ended with exit code {rank.exit_code}, and could not write why: is a disk full?"
     return TrainingError(
         "rank 0 was lost, and training stopped",
         where=_log(local),
         expected=f"pid {rank.pid} on {socket.gethostname()} to run to the end",
-        got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
-        f" newest checkpoint is {newest_checkpoint(config)}{cut_short(config)}",
+        got=f"{why}; the newest checkpoint is {newest_checkpoint(config)}{cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run"
         " resumes from that checkpoint",
     )

@@ -33,8 +33,6 @@ class RankProcess:
     """The process of the rank; what it starts is in its session, and ends with it.
 
     Args:
-        argv: its command.
-        local: the run's local directory.
         grace_seconds: how long a save may take before the rank is killed.
     """
 
@@ -94,7 +92,7 @@ class RankProcess:
                 # Before the line is shown: a signal that answers it is another request.
                 handled = len(self._signals)
                 if line is not None:
-                    print(line, file=sys.stderr, flush=True)
+                    _show(line)
             if deadline == float("inf") and failure.first(self._local) is not None:
                 deadline = time.monotonic() + self._leave_seconds
             if time.monotonic() > deadline:
@@ -123,9 +121,6 @@ class RankProcess:
 class _Output:
     """Shows on stderr what the rank writes outside its own log, and keeps it: its progress, and
     all that it says before it has a log, such as the traceback of an import that failed.
-
-    Args:
-        log: local file that takes the lines.
     """
 
     def __init__(self, log: str) -> None:
@@ -147,7 +142,7 @@ class _Output:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed, or its terminal is gone
         print(line, file=sys.stderr, flush=True)
 
 
@@ -157,6 +152,6 @@ def _environment() -> dict[str, str]:
     env = isolation.environment()
     env["HOWDAH_STARTED"] = repr(time.time())  # rounded, it could lie in the future
     env.pop(TERMINAL, None)
-    with contextlib.suppress(OSError):  # stderr is no terminal
+    with contextlib.suppress(OSError):  # stderr is not a terminal
         env[TERMINAL] = os.ttyname(2)
     return env

@@ -23,12 +23,7 @@ from howdah.training.optim.schedule import BETAS, EPSILON
 
 
 class AdamW:
-    """The optimizer with its moments.
-
-    Args:
-        variables: trainable variables by Hugging Face's torch names.
-        training: the configuration's section, for weight_decay.
-    """
+    """The optimizer with its moments."""
 
     def __init__(self, variables: Mapping[str, tf.Variable], training: TrainingSection) -> None:
         self._variables = dict(variables)
@@ -47,7 +42,6 @@ class AdamW:
 
         Args:
             gradients: one per variable, in their order.
-            lr: learning rate.
             factor: gradients are first multiplied by it.
         """
         self.updates += 1

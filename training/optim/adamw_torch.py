@@ -35,7 +35,6 @@ class AdamW:
 
     Args:
         named: trainable tensors, or parts of them, by name.
-        training: the configuration's section.
     """
 
     def __init__(
@@ -93,12 +92,7 @@ class AdamW:
 
 
 class WholeAdamW:
-    """AdamW with all moments on every rank, which all compute the same update.
-
-    Args:
-        trainable: parameters by name.
-        training: the configuration's section.
-    """
+    """AdamW with all moments on every rank, which all compute the same update."""
 
     collect: None = None
     """None: every rank has all moments, so there is nothing to collect."""
@@ -149,11 +143,8 @@ class DividedAdamW:
     sends it to all.
 
     Args:
-        trainable: parameters by name.
         weights: the flat buffer that they are in (`flatten`).
-        gradients: the parameters' gradients.
         shares: the ranks' parts of the buffers.
-        training: the configuration's section.
         directory: local directory for rank 0's copy of the state while a checkpoint is written.
     """
 

@@ -11,12 +11,7 @@ from howdah.training.optim import coding_tf as coding
 
 
 class Gradients:
-    """The gradients of a model's trainable variables. Its methods are graph operations.
-
-    Args:
-        named: trainable variables by name.
-        words: the name of the word embeddings.
-    """
+    """The gradients of a model's trainable variables. Its methods are graph operations."""
 
     def __init__(self, named: Mapping[str, tf.Variable], *, words: str) -> None:
         self.sums: dict[str, tf.Variable] = {
@@ -135,7 +130,7 @@ class Gradients:
         return by(comm, number, message, self._held[number])
 
     def forget(self) -> None:
-        """Drop what int8 holds back: it may have a number that is none."""
+        """Drop what int8 holds back: it may contain NaN or infinity."""
         for held in self._held.values():
             held.assign(tf.zeros(held.shape))
 

@@ -21,7 +21,6 @@ class FlatGradients:
 
     Args:
         named: trainable parameters by name, in the order of the forward pass.
-        words: the name of the word embeddings.
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], *, words: str) -> None:

@@ -30,7 +30,6 @@ class LossScale:
 
     @property
     def value(self) -> float:
-        """The scale of the next backward pass."""
         return float(self._state.loss_scale) if self.on else 1.0
 
     @property

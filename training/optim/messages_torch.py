@@ -151,7 +151,7 @@ class Messages:
         self._whole = whole
 
     def forget(self) -> None:
-        """Drop what is held back: it may have a number that is none."""
+        """Drop what is held back: it may contain NaN or infinity."""
         for message in self._messages:
             message.held_NL = None
 

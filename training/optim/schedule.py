@@ -26,7 +26,6 @@ def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
     """Optimizer steps of the whole run: `max_steps`, or `num_train_epochs` rounded up to a step.
 
     Args:
-        training: the configuration's section.
         steps_per_epoch: global batches of one epoch, >= 1.
     """
     if steps_per_epoch < 1:
@@ -69,7 +68,6 @@ class Schedule:
         """The configured schedule.
 
         Args:
-            training: the configuration's section.
             steps_per_epoch: current global batches per epoch.
             done: optimizer steps that the run has taken.
             place: position in the data, in steps of the current batches: epochs done times

@@ -20,11 +20,7 @@ _FETCHED = 2**22
 
 
 class ShardedGradients:
-    """Gradients that FSDP2 sums over all ranks during the backward pass; each rank has its rows.
-
-    Args:
-        named: trainable parameters by name.
-    """
+    """Gradients that FSDP2 sums over all ranks during the backward pass; each rank has its rows."""
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         self._named = named
@@ -70,9 +66,6 @@ class ShardedAdamW:
     """AdamW in which each rank has the weights and moments of its rows, and updates those.
 
     Args:
-        net: the model.
-        trainable: its parameters that training changes, by name.
-        training: the configuration's section.
         directory: local directory for rank 0's copy of the state while a checkpoint is written.
     """
 

@@ -17,29 +17,8 @@ from howdah.training.optim.gradients_tf import Gradients
 from howdah.training.optim.losses_tf import LABELS, row_losses
 
 
-def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
-    """Types of the arguments of a traced step."""
-    return (
-        tf.TensorSpec([None, None], tf.int32),
-        tf.TensorSpec([None, None], tf.int32),
-        LABELS[task],
-        tf.TensorSpec([None], tf.float32),
-        tf.TensorSpec([], tf.float32),
-        tf.TensorSpec([], tf.float32),
-        tf.TensorSpec([2], tf.int64),
-    )
-
-
 class Steps:
-    """The backward pass of a micro-batch, and the reduction at the end of a step.
-
-    Args:
-        net: the model.
-        gradients: accumulates the model's gradients.
-        label_smoothing: training.label_smoothing_factor.
-        task: the dataset's task.
-        positive_weights: see `row_losses`.
-    """
+    """The backward pass of a micro-batch, and the reduction at the end of a step."""
 
     def __init__(
         self,
@@ -55,7 +34,15 @@ class Steps:
             task, label_smoothing=label_smoothing, positive_weights=positive_weights
         )
         self._variables = [net.variables[name] for name in net.trainable_names]
-        self._batch = _batch(task)
+        self._batch = (  # types of the arguments of a traced step
+            tf.TensorSpec([None, None], tf.int32),
+            tf.TensorSpec([None, None], tf.int32),
+            LABELS[task],
+            tf.TensorSpec([None], tf.float32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([], tf.float32),
+            tf.TensorSpec([2], tf.int64),
+        )
         self._first, self._further = (
             tf.function(self._backward_of(first), input_signature=self._batch, autograph=False)
             for first in (True, False)

@@ -49,8 +49,6 @@ _PAYLOAD = 1448 / 1514
 class Sizes:
     """Sizes of a run's steps, which follow from the plan without running it.
 
-    Args:
-        config: the run's configuration.
     Raises:
         DataError, ModelError: there is no dataset or base model.
     """
@@ -173,18 +171,14 @@ class Calibration:
         )
 
     def predict(
-        self,
-        workers: int,
-        network: Network,
-        steps: range = range(_SAMPLED_STEPS),
-        compression: str | None = None,
+        self, workers: int, network: Network, *, compression: str | None = None
     ) -> Prediction:
-        """The typical step among some of the first epoch, with one rank per node.
+        """The typical step among the first of the first epoch, with one rank per node.
 
         Args:
             compression: replaces the configuration's.
         """
-        compression = compression or self.compression
+        compression, steps = compression or self.compression, range(_SAMPLED_STEPS)
         if compression != "auto":
             return self._predict(workers, network, steps, self.compute, compression)
         each = {

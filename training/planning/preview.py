@@ -86,7 +86,6 @@ def scaling_preview(
     """Predicted steps of larger worlds, based on steps that are measured on this machine first.
 
     Args:
-        config: the run's configuration.
         workers: numbers of ranks, such as "8,64,512".
         network: speed of the link between nodes in bits per second, such as "25G".
         progress: called with a line before each measurement.

@@ -29,8 +29,6 @@ def rank_state(
     Args:
         base: the base's config.json, defaults filled in.
         labels: number of classes.
-        model, parallel, lora: the configuration's sections.
-        ranks: number of ranks of the world.
     Returns:
         {weights, gradients, moments, gathered, trained, checkpoint}. `gathered` is temporary, if
         ranks only have parts of the weights: the largest module's weights and gradients. `trained`

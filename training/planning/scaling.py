@@ -186,7 +186,6 @@ class Prediction:
 
     @property
     def step_seconds(self) -> float:
-        """Seconds of one step."""
         return self.compute_seconds + self.network_seconds
 
     def as_dict(self) -> dict:
@@ -224,9 +223,6 @@ def predict(
         work: a rank's slice in this world.
         alone: the step of a world of one rank.
         micro: a full micro-batch.
-        compute: a rank's measured compute.
-        gradient: the messages of the reduction.
-        network: the network between the ranks.
         overlapped: whether the reduction begins during the backward pass, as between nodes.
     """
     per_token = BACKWARD * compute.token_seconds if overlapped else 0.0

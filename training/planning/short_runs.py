@@ -49,7 +49,9 @@ def short(config: Config, directory: str, batch: int, threads: int) -> Config:
             "checkpoint": type(config.checkpoint)(
                 every_minutes=None, every_epoch=False, resume="never"
             ),
-            "evaluation": type(config.evaluation)(splits=[VALIDATION]),
+            "evaluation": type(config.evaluation)(
+                splits=[VALIDATION], metric=config.evaluation.metric
+            ),
             "tracking": type(config.tracking)(tensorboard=False),
         }
     )
@@ -62,7 +64,7 @@ def steps(
 
     Args:
         count: steps, warm-up included; None: as many as _ENOUGH_SECONDS takes.
-        most: at most so many.
+        most: maximum number of steps.
     """
     return steps_at_once([config], ranks, count, most=most)[0]
 
@@ -126,9 +128,7 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     """The result of training/planning/network_probe.py on two ranks of this machine.
 
     Args:
-        framework: tensorflow or torch.
         messages: bytes of each message of a step's reduction.
-        directory: for the probe's files.
     """
     out = os.path.join(directory, "probe.json")
     sizes = json.dumps(list(messages))

@@ -102,19 +102,13 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
         )
     encoder = encoder_of_model(base.config, base.tokenizer_files, base.source)
     if encoder.hash != manifest.tokenizer.hash:
-        if family.kind == "image":
-            raise ModelError(
-                "the base model prepares images in another way than the dataset",
-                where=base.source,
-                expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
-                got=encoder.hash,
-                remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
-            )
         raise ModelError(
-            "the base model's tokenizer is not the dataset's: its ids mean other words",
+            "the base model prepares images in another way than the dataset"
+            if family.kind == "image"
+            else "the base model's tokenizer is not the dataset's: its ids mean other words",
             where=base.source,
-            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
-            got=f"tokenizer {encoder.hash}",
+            expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+            got=encoder.hash,
             remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
         )
     vocabulary, longest = family.keys.vocabulary, family.longest(base.config)

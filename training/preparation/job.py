@@ -103,7 +103,6 @@ class TrainingJob:
 
     @property
     def task(self) -> Task:
-        """The dataset's task."""
         return self.dataset.manifest.task
 
     @property
@@ -214,7 +213,6 @@ def prepare(
     fail together.
 
     Args:
-        device: the device that this rank trains on.
         holder: the rank whose memory the run resumes from (training/checkpoint/elastic_state.py).
             All ranks use its dataset and base; the model's weights come from it later. The data is
             not verified again, since the previous world has done that, and a shard that a new rank

@@ -48,9 +48,9 @@ class FinalBarrier:
 
 def print_failure(failure: Failure, console: TextIO, signals: StopSignals) -> None:
     """Print the error on the console; other ranks than 0 do so only if rank 0 does not."""
-    if failure.rank == 0:
-        print(f"training: {failure.text}", file=console, flush=True)
+    who = "training" if failure.rank == 0 else f"rank {failure.rank}"
     # Usually rank 0 has failed in the same way and prints it, and the launcher ends this process
     # (mpirun after a second).
-    elif not (failure.consequence or signals.torn_down_within(3.0)):
-        print(f"rank {failure.rank}: {failure.text}", file=console, flush=True)
+    if failure.rank == 0 or not (failure.consequence or signals.torn_down_within(3.0)):
+        with contextlib.suppress(OSError):  # the terminal or the launcher is gone
+            print(f"{who}: {failure.text}", file=console, flush=True)

@@ -6,6 +6,8 @@ failed first must be the last one on the user's screen.
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import os
 import time
@@ -13,12 +15,10 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from howdah import redact, storage
-from howdah.errors import HowdahError, TrainingError, render
+from howdah.errors import HowdahError, StorageFull, TrainingError, render
 
 _TEXT_CHARACTERS, _MESSAGE_CHARACTERS = 20_000, 500
 """Maximum lengths of a traceback (its end is kept) and of a message."""
-DEFECT_EXIT_CODE = TrainingError.exit_code
-"""Exit code for an exception that is not a HowdahError."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,21 @@ def of(rank: int, error: BaseException, *, consequence: bool = False) -> Failure
     """The failure record of an exception.
 
     Args:
-        rank: the rank that raised it.
         error: a HowdahError, or any other exception (a defect).
         consequence: another rank ended first.
     """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        error = StorageFull(
+            "there is no space left on a disk of this machine",
+            where=error.filename and str(error.filename),
+            got=str(error),
+            remedy="free space where the run's logs and temporary files are ($TMPDIR); then start"
+            " again: the run resumes from its newest checkpoint",
+        )
     is_howdah_error = isinstance(error, HowdahError)
     return Failure(
         rank=rank,
-        exit_code=error.exit_code if is_howdah_error else DEFECT_EXIT_CODE,
+        exit_code=(error if is_howdah_error else TrainingError).exit_code,
         text=render(error) if is_howdah_error else _traceback(error),
         unix_time=time.time(),
         consequence=consequence,
@@ -92,20 +99,12 @@ def _traceback(error: BaseException) -> str:
 
 def write(directory: str, failure: Failure) -> None:
     """Write a failure to `<directory>/logs/`."""
-    path = os.path.join(directory, "logs", f"failure.{failure.rank}.json")
-    storage.write_whole(path, json.dumps(asdict(failure)).encode())
+    storage.write_whole(_path(directory, failure.rank), json.dumps(asdict(failure)).encode())
 
 
 def read_all(directory: str) -> list[Failure]:
     """The failures in `<directory>/logs/`, causes before consequences, then by time."""
-    folder = os.path.join(directory, "logs")
-    if not os.path.isdir(folder):
-        return []
-    failures = [
-        Failure(**storage.read_object(entry.path))
-        for entry in storage.list_dir(folder)
-        if entry.name.startswith("failure.") and entry.name.endswith(".json")
-    ]
+    failures = [Failure(**storage.read_object(path)) for path in _paths(directory)]
     return sorted(failures, key=lambda failure: (failure.consequence, failure.unix_time))
 
 
@@ -115,7 +114,17 @@ def first(directory: str) -> Failure | None:
 
 
 def clear(directory: str, rank: int | None = None) -> None:
-    """Remove the failures of an earlier attempt: those of one rank, or of all."""
-    for failure in read_all(directory):
-        if rank is None or failure.rank == rank:
-            storage.remove(os.path.join(directory, "logs", f"failure.{failure.rank}.json"))
+    """Remove the failures of an earlier attempt: those of one rank, or of all.
+
+    They are not read: a file may be damaged, and other ranks remove theirs at the same time.
+    """
+    for path in _paths(directory) if rank is None else [_path(directory, rank)]:
+        storage.remove(path)
+
+
+def _path(directory: str, rank: int | str) -> str:
+    return os.path.join(directory, "logs", f"failure.{rank}.json")
+
+
+def _paths(directory: str) -> list[str]:
+    return glob.glob(_path(glob.escape(directory), "*"))

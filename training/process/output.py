@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TextIO
 
+from howdah.faults import typed
 from howdah.process.env import TERMINAL
 
 
@@ -19,21 +20,23 @@ def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
 
     Args:
         directory: local directory of the run (training/run/local_dir.py).
-        rank: this process's rank.
     Returns:
         (console, log): the previous stderr or the terminal of `howdah train`, and the log.
+    Raises:
+        StorageError: the log cannot be written.
     """
     path = os.path.join(directory, "logs", f"rank.{rank}")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    with typed(path, "write the log"):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(handle, f"--- rank {rank}, pid {os.getpid()}, {stamp}\n".encode())
     sys.stdout.flush()
     sys.stderr.flush()
     console = terminal_of_command() or os.fdopen(os.dup(2), "w", encoding="utf-8")
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-    print(f"--- rank {rank}, pid {os.getpid()}, {stamp}", file=sys.stderr, flush=True)
     return console, sys.stderr
 
 

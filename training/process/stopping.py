@@ -25,6 +25,7 @@ from typing import Any
 
 from howdah.core import threads
 from howdah.errors import HowdahError, Interrupted, Terminated
+from howdah.training.process.token_expiry import TokenExpiry
 
 _MEANING = {
     signal.SIGINT: signal.SIGINT,
@@ -36,13 +37,13 @@ _ORDERLY = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StopSignals:
-    """Stop requests by signal.
+    """Stop requests to this rank: signals, or delegation tokens that are about to expire.
 
     Args:
-        several_ranks: the world has more than one rank.
         abandon: called from the watching thread if the main thread cannot act on the request; it
             ends the process with `error` and does not return.
         patience: seconds that the main thread has to act before `abandon` is called.
+        tokens: their expiry; None: they do not expire.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class StopSignals:
         several_ranks: bool,
         abandon: Callable[[], None],
         patience: float = 0.2,
+        tokens: TokenExpiry | None = None,
     ) -> None:
         self._several_ranks = several_ranks
         self._abandon = abandon
         self._patience = patience
+        self._tokens = tokens
         self._signal: int | None = None
         self._seen_by_main = threading.Event()
         self._stepping = False
@@ -62,7 +65,7 @@ class StopSignals:
         self._handlers: dict[int, Any] = {}
         self._came = threading.Event()
         self.alone = False
-        """True if the launcher is ending the job: stop without a collective."""
+        """True if the launcher is ending the job: save (rank 0) and stop without a collective."""
 
     def install(self) -> None:
         """Handle the four signals; must be called in the main thread."""
@@ -104,17 +107,15 @@ class StopSignals:
     def requested(self) -> bool:
         """True if a stop is requested. The main thread calls it at a step's end, and then acts."""
         if self._signal is None:
-            return False
+            return self._tokens is not None and self._tokens.ending()
         self._seen_by_main.set()
         return True
 
-    @property
-    def came(self) -> bool:
-        """True if a signal has come."""
-        return self._signal is not None
-
     def error(self, **fields: str | None) -> HowdahError:
-        """Interrupted or Terminated, depending on the signal."""
+        """The error to stop with: Interrupted, Terminated or TokensExpiring."""
+        # Every rank gets a signal. Without one, the tokens of some rank were the cause.
+        if self._signal is None and self._tokens is not None and self._tokens.end is not None:
+            return self._tokens.error(**fields)
         if self.alone:
             return Terminated(
                 "the launcher ended the job: it was cancelled, or another rank had ended", **fields

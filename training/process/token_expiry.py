@@ -7,10 +7,11 @@ before that, and the user can start it again with new tokens.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
-from howdah.errors import TokensExpiring
+from howdah.errors import NotAuthenticated, TokensExpiring
 from howdah.hadoop import tokens
 
 _LOOK_SECONDS = 1.0
@@ -49,14 +50,13 @@ class TokenExpiry:
         return self._end
 
     def _look(self, path: str) -> None:
-        try:
+        # While the file is being replaced, the old expiry holds.
+        with contextlib.suppress(OSError, NotAuthenticated):
             mark = (path, os.stat(path).st_mtime_ns)
-        except OSError:  # the file is being replaced: the old expiry holds
-            return
-        if mark != self._mark:
-            kinds = (tokens.HDFS_KIND, tokens.WEBHDFS_KIND)
-            ends = [token.expires for token in tokens.load() if token.kind in kinds]
-            self._mark, self._end = mark, min(ends, default=None)
+            if mark != self._mark:
+                kinds = (tokens.HDFS_KIND, tokens.WEBHDFS_KIND)
+                ends = [token.expires for token in tokens.load() if token.kind in kinds]
+                self._mark, self._end = mark, min(ends, default=None)
 
     def ending(self) -> bool:
         """True if there is only time left to save and stop."""
@@ -64,7 +64,6 @@ class TokenExpiry:
         return end is not None and time.time() >= end - self._margin
 
     def error(self, **fields: str | None) -> TokensExpiring:
-        """The error to stop with."""
         facts = [fields["got"]] if fields.get("got") else []
         if (end := self.end) is not None:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end))

@@ -38,9 +38,6 @@ class CollectiveLimit:
     from a GPU may hang as well.
 
     Args:
-        run: this rank's side of the run.
-        waits: counts the time in collectives.
-        seconds: the limit.
         margin: seconds for the work after the save.
     """
 
@@ -50,7 +47,6 @@ class CollectiveLimit:
         self._run, self._waits, self._seconds, self._margin = run, waits, seconds, margin
 
     def start(self) -> None:
-        """Start to watch in a separate thread."""
         threads.start(self._watch, name="collective limit", failed=threads.RESTART)
 
     def _watch(self) -> None:

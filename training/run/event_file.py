@@ -62,7 +62,6 @@ class EventFile:
             self._flush()
 
     def close(self) -> None:
-        """Finish the file."""
         self._flush()
         self._file.close()
 

@@ -32,6 +32,7 @@ from howdah.faults import typed
 _KEPT_SECONDS = 30 * 86400.0
 """Time that local copies of a remote run are kept after their last change."""
 _NAMES = 20
+_PROBE_SECONDS = 0.5
 
 
 def local_directory(run_directory: str, mode: str = "0750") -> str:
@@ -143,7 +144,6 @@ class RankRecord:
 
     @classmethod
     def of_this_process(cls, rank: int) -> RankRecord:
-        """The record of the calling process."""
         pid = os.getpid()
         return cls(rank=rank, pid=pid, start=process_start(pid) or 0, host=socket.gethostname())
 
@@ -189,7 +189,6 @@ class RunLock:
     Args:
         directory: `local_directory(run_directory)`.
         name: name of the lock file; rank 0 and `howdah train` have different ones.
-        run_directory: the run directory, for the message.
     """
 
     def __init__(self, directory: str, name: str, run_directory: str) -> None:
@@ -197,11 +196,12 @@ class RunLock:
         self._run_directory = run_directory
         self._file: TextIO | None = None
 
-    def take(self, patience: float = 0.0) -> None:
+    def take(self, patience: float = _PROBE_SECONDS) -> None:
         """Take the lock.
 
         Args:
-            patience: seconds to wait for a holder that is about to end.
+            patience: seconds to wait for a holder that is about to end; `howdah status` and
+                `howdah train` hold it for a moment, to see whether a run does.
         Raises:
             UsageError: another process has it; the error names the process.
             StorageError: the file cannot be written: the disk is full, or it is a directory.

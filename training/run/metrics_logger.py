@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from howdah import redact
@@ -16,8 +16,8 @@ from howdah.config.metric_table import SHOWN
 from howdah.core.speed import Speed
 from howdah.models.runs.metrics_log import MetricsLog, flat, position_of
 from howdah.training.checkpoint.state import TrainState
-from howdah.training.run.progress import Progress, StepMetrics
-from howdah.training.run.tracking import Tracker
+from howdah.training.run.progress import Progress, StepMetrics, write_line
+from howdah.training.run.tracking import ServerTracker, TensorBoard
 
 _KEPT_LINES = 1000
 """Number of lines that ranks other than 0 keep: those since rank 0's last publication."""
@@ -29,7 +29,6 @@ class MetricsLogger:
     Args:
         logging_steps: number of steps between two that are shown.
         console: stream that progress is shown on; None on ranks other than 0.
-        log: the rank's log; None: no log.
     """
 
     def __init__(self, logging_steps: int, *, console: TextIO | None, log: TextIO | None) -> None:
@@ -38,7 +37,7 @@ class MetricsLogger:
         self._log = log
         self._metrics: MetricsLog | None = None
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_KEPT_LINES)
-        self._trackers: list[Tracker] = []
+        self._trackers: list[TensorBoard | ServerTracker] = []
         self._total_steps = 1
         self._marked: float | None = None
         self._own_seconds = self._input_seconds = 0.0
@@ -63,7 +62,7 @@ class MetricsLogger:
                 self._metrics.write(**line)
         self._unwritten.clear()
 
-    def track(self, tracker: Tracker) -> None:
+    def track(self, tracker: TensorBoard | ServerTracker) -> None:
         """Send metrics to a tracker from now on."""
         self._trackers.append(tracker)
 
@@ -76,7 +75,7 @@ class MetricsLogger:
     def log(self, line: str) -> None:
         """Write a line to the log alone."""
         if self._log is not None:
-            print(redact.text(line), file=self._log, flush=True)
+            write_line(self._log, redact.text(line))
 
     def close(self, status: str) -> None:
         """Finish every file; status is finished, interrupted or failed."""
@@ -92,21 +91,18 @@ class MetricsLogger:
 
         Lines are kept in memory from now on, as on every rank other than 0.
         """
-        if self._progress is not None:
-            self._progress.end()
-        for tracker in self._trackers:
-            tracker.hand_over()
-        if self._metrics is not None:
-            self._metrics.close()
-        self._progress, self._metrics, self._trackers = None, None, []
+        self._stop([tracker.hand_over for tracker in self._trackers])
 
     def abandon(self) -> None:
         """Stop showing and writing, and drop waiting values, because a later attempt has the
         run."""
+        self._stop([tracker.abandon for tracker in self._trackers])
+
+    def _stop(self, trackers: list[Callable[[], None]]) -> None:
         if self._progress is not None:
             self._progress.end()
-        for tracker in self._trackers:
-            tracker.abandon()
+        for stop in trackers:
+            stop()
         if self._metrics is not None:
             self._metrics.close()
         self._progress, self._metrics, self._trackers = None, None, []
@@ -180,7 +176,6 @@ class MetricsLogger:
             state: the state, whose `step` is already counted; its rows, tokens and train_seconds
                 are counted here.
             loss: the step's loss over the global batch.
-            lr: the learning rate used.
             grad_norm: global norm of the reduced gradient before clipping.
             rows: rows of the global batch without padding rows.
             real_tokens: tokens of the global batch without padding.
@@ -222,7 +217,7 @@ class MetricsLogger:
         if self._progress is not None:
             self._progress.show(metrics, self._total_steps, seconds_left)
         if self._log is not None:
-            print(metrics.line(self._total_steps, seconds_left), file=self._log, flush=True)
+            write_line(self._log, metrics.line(self._total_steps, seconds_left))
         self._write(**metrics.__dict__)
         values = {f"train/{key}": v for key, v in metrics.__dict__.items() if key != "step"}
         for tracker in self._trackers:

@@ -61,7 +61,6 @@ class Mirror:
         say: called with a line when publishing begins to fail (once, not every round): a storage
             that is away for a minute must not end a training run.
         seconds: pause between two rounds of rank 0.
-        clock: monotonic clock in seconds.
         threaded: False: there is no thread, and only calls of `round` publish.
 
     `check`, if it is set, is called before a round writes anything. It raises FencedOff if another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TextIO
@@ -57,6 +58,12 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
+def write_line(stream: TextIO, line: str) -> None:
+    """Write a line in one call, so that lines of several threads do not mix."""
+    stream.write(line + "\n")
+    stream.flush()
+
+
 class Progress:
     """Writes lines, and on a terminal a bar below them.
 
@@ -80,17 +87,18 @@ class Progress:
         console = Console(file=self._stream, highlight=False, markup=False)
         figures, eta = TextColumn("{task.fields[figures]}"), TimeRemainingColumn(compact=True)
         columns = MofNCompleteColumn(), BarColumn(bar_width=24), figures, TextColumn("eta"), eta
-        self._bar = RichProgress(*columns, console=console)
+        # What else is written to stdout and stderr is for the log.
+        self._bar = RichProgress(
+            *columns, console=console, redirect_stdout=False, redirect_stderr=False
+        )
         self._task = self._bar.add_task("steps", total=total, completed=done, figures="")
         self._bar.start()
 
     def step(self, done: int) -> None:
-        """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
 
     def show(self, metrics: StepMetrics, total: int, seconds_left: float) -> None:
-        """Show a logged step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=metrics.step, figures=metrics._values())
         else:
@@ -98,16 +106,18 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Write a line, above the bar if there is one."""
-        if self._bar is not None:
-            self._bar.console.print(line)
-            return
         try:
-            print(line, file=self._stream, flush=True)
+            if self._bar is not None:
+                self._bar.console.print(line)
+            else:
+                write_line(self._stream, line)
         except OSError:  # the terminal or the pipe is gone; the log has every line
+            self.end()
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
 
     def end(self) -> None:
         """Stop updating the bar, which stays on the screen."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                bar.stop()

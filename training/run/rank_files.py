@@ -15,10 +15,6 @@ class RankFiles:
     """`ranks/N.json`, `logs/failure.N.json` and `logs/rank.N` of this process.
 
     Args:
-        rank: rank of this process.
-        local: the run's local directory.
-        directory: the run directory.
-        mirror: publishes logs to a remote run directory.
         linked: an agent started this process, which has a log, but neither record nor failure.
     """
 
@@ -49,7 +45,10 @@ class RankFiles:
         failure.clear(self._local, self._record.rank)
         self._record.write(self._local)
         self.on_record = True
-        self._publish_log()
+        if not storage.is_local(self._directory):  # under the name of other attempts' logs
+            name = f"rank.{self._record.rank}"
+            log = os.path.join(self._local, "logs", name)
+            self._mirror.add(log, storage.join(self._directory, "logs", name))
 
     def write_failure(self, why: Failure) -> None:
         """Write the failure that ends this process, if it is on record."""
@@ -60,13 +59,6 @@ class RankFiles:
         """Mark the record as ended, if there is one: this process has reported its end."""
         if self.on_record:
             RankRecord(**(self._record.__dict__ | {"ended": True})).write(self._local)
-
-    def _publish_log(self) -> None:
-        """Publish this rank's log, under the same name as the logs of other attempts."""
-        if not storage.is_local(self._directory):
-            name = f"rank.{self._record.rank}"
-            log = os.path.join(self._local, "logs", name)
-            self._mirror.add(log, storage.join(self._directory, "logs", name))
 
     def enter_world(self, world: int) -> None:
         """Note that a world begins; the first one is part of the output's name."""

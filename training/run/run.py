@@ -2,7 +2,7 @@
 
     metrics      MetricsLogger    logs and shows metrics, on every rank
     heartbeat    Heartbeat        reports phases and progress to the agent
-    stops        StopRequests     signals and expiring tokens
+    stops        StopSignals      signals and expiring tokens
     last_save    LastSave         saves if the loop cannot
     owned        RunDirectory     rank 0's hold on the run directory; None on other ranks
 
@@ -24,7 +24,6 @@ from howdah import redact, storage
 from howdah.attempts import Attempt
 from howdah.config.loader import Config
 from howdah.errors import HowdahError, Interrupted, StorageError, Terminated, TokensExpiring
-from howdah.models.runs.metrics_log import read_metrics
 from howdah.models.runs.run_json import cpu_seconds, versions
 from howdah.process.env import RankEnv
 from howdah.training.checkpoint.fence import Fence, FencedOff
@@ -34,15 +33,14 @@ from howdah.training.comm.base import Comm, Waits
 from howdah.training.elastic.heartbeat import Heartbeat
 from howdah.training.process import failure
 from howdah.training.process.ending import FinalBarrier, print_failure
-from howdah.training.process.stop_requests import StopRequests
+from howdah.training.process.stopping import StopSignals
+from howdah.training.process.token_expiry import TokenExpiry
 from howdah.training.run.last_save import LastSave
 from howdah.training.run.local_dir import RunLock, local_directory
 from howdah.training.run.metrics_logger import MetricsLogger
 from howdah.training.run.mirror import Mirror
 from howdah.training.run.rank_files import RankFiles
 from howdah.training.run.run_directory import RunDirectory
-
-__all__ = ["Run", "read_metrics"]
 
 _LEAVE_SECONDS = 30.0
 """Time that a rank which ends with an error waits for storage to record it."""
@@ -54,8 +52,6 @@ class Run:
     """One rank's side of a run.
 
     Args:
-        config: the run's configuration.
-        env: this process's place in the job.
         console: stream on which rank 0 shows progress; the other ranks only write to their logs.
         log: the rank's log; None: there is only `console`.
         heartbeat: reports to the agent that started this process; None: no agent did. With an
@@ -90,11 +86,11 @@ class Run:
         self.metrics = MetricsLogger(
             config.training.logging_steps, console=console if self.is_main else None, log=log
         )
-        self.stops = StopRequests(
+        self.stops = StopSignals(
             # A signal under an agent ends the container, whatever the other ranks do.
             several_ranks=env.size > 1 or self.linked,
-            grace_seconds=config.checkpoint.grace_seconds,
             abandon=self._abandon,
+            tokens=TokenExpiry(config.checkpoint.grace_seconds),
         )
         self.last_save = LastSave(
             allowed=lambda: self.is_main and not (self.elastic and self.stops.alone), say=self.say
@@ -122,7 +118,7 @@ class Run:
             UsageError: another process of this machine is using the run directory.
             StorageError: the run directory cannot be written.
         """
-        self.stops.signals.install()
+        self.stops.install()
         if self.is_main:  # another run may live here until then: other ranks touch nothing yet
             self._lock.take()
             self._files.put_on_record()
@@ -133,9 +129,6 @@ class Run:
 
         A process that becomes rank 0 opens the run directory, and has the newest fence.
 
-        Args:
-            env: rank and size.
-            world: the world's number.
         Raises:
             UsageError, StorageError: see `open`.
         """
@@ -192,7 +185,7 @@ class Run:
         if not (fenced_off and self._files.shares_names):
             self._files.end()
         self._lock.release()
-        self.stops.signals.uninstall()
+        self.stops.uninstall()
         if fenced_off is not None:
             raise fenced_off
 
@@ -297,18 +290,13 @@ class Run:
 
     # ----------------------------------------------------------------------------- stepping
     def begin(self, state: TrainState, *, total_steps: int) -> None:
-        """Begin the steps: from now on a stop request waits for a step's end.
-
-        Args:
-            state: the run's state.
-            total_steps: number of steps of the whole run.
-        """
+        """Begin the steps: from now on a stop request waits for a step's end."""
         storage.be_patient()  # from now on there is work to lose
         if self.owned is not None:
             self.owned.begin(state.step)
             if mlflow_run := self.owned.file.values.get("mlflow_run_id"):
                 self.heartbeat.send("tracking", mlflow_run_id=mlflow_run)
-        self.stops.signals.stepping(True)
+        self.stops.stepping(True)
         self.metrics.begin(state.step, total_steps=total_steps)
         self.heartbeat.begin(self.rank, state.step, total_steps)
 
@@ -330,15 +318,13 @@ class Run:
     def end_steps(self) -> None:
         """End the steps, at least those of this world: a stop request takes effect at once."""
         self.metrics.end()
-        self.stops.signals.stepping(False)
+        self.stops.stepping(False)
 
     def finish(self, state: TrainState, metrics: dict[str, dict], **fields: Any) -> None:
         """Write the run's results to run.json (rank 0).
 
         Args:
-            state: the state at the end.
             metrics: {split: metrics} of the exported weights.
-            fields: further fields for run.json.
         """
         self.update(
             metrics=metrics,
@@ -375,7 +361,7 @@ class Run:
         horovodrun both end the other ranks when one ends in this way.
         """
         with self.last_save.lock:  # waits for a save that another thread has under way
-            self.stops.signals.disarm()
+            self.stops.disarm()
             why = failure.of(self.rank, error, consequence=consequence)
             if not self.is_main:
                 # This rank's end must not be noticed before rank 0's checkpoint is complete.
@@ -408,7 +394,7 @@ class Run:
             )
             # `howdah train` shows the failure's file, the driver of an agent the message above.
             if not (self.linked or (self._files.shown_by_command and not fenced_off)):
-                print_failure(why, self._console, self.stops.signals)
+                print_failure(why, self._console, self.stops)
             self.final_barrier.wait(why.exit_code)
             os._exit(why.exit_code)
 

@@ -29,12 +29,7 @@ class RunDirectory:
     """A run directory that this process has taken possession of.
 
     Args:
-        config: the run's configuration.
-        local: local directory for growing files.
-        metrics: writes to metrics.jsonl and the trackers.
-        mirror: publishes growing files.
         saved: called with step and path of each checkpoint that is complete on storage.
-        world_size: number of ranks.
     Raises:
         ConfigError: a configured tracker's package is not installed.
         StorageError: the directory cannot be written.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
 import os
 from typing import Any
 
 from howdah import storage
-from howdah.core.processes import locked
 from howdah.errors import NotFound
 from howdah.models.runs import hours, record
 from howdah.models.runs.metrics_log import read_metrics
@@ -105,7 +104,12 @@ def state(directory: str) -> str:
     if not storage.is_local(directory):
         return "RUNNING"
     for name in _LOCKS:
-        with contextlib.suppress(OSError), open(os.path.join(directory, name), "rb") as file:
-            if not locked(file):
-                return "RUNNING"
+        try:
+            with open(os.path.join(storage.local_path(directory), name), "rb") as file:
+                # NFS refuses an exclusive lock of a file that is only open to read.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "RUNNING"
+        except OSError:  # there is no such file
+            continue
     return "LOST"

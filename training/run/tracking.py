@@ -44,34 +44,10 @@ def require(options: TrackingSection) -> None:
             )
 
 
-class Tracker:
-    """Receives metrics by step."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Log metrics of a step."""
-        raise NotImplementedError
-
-    def resume(self, step: int) -> None:
-        """Prepare for steps after `step`, some of which may have been logged before."""
-
-    def hand_over(self) -> None:
-        """Stop writing, because another process continues the run."""
-        raise NotImplementedError
-
-    def abandon(self) -> None:
-        """Stop writing, and drop waiting values, because a later attempt has the run."""
-        raise NotImplementedError
-
-    def close(self, status: str) -> None:
-        """Write waiting values; status is finished, failed or interrupted."""
-        raise NotImplementedError
-
-
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files for TensorBoard.
 
     Args:
-        directory: local directory of the event files.
         resumed_at: step that the run resumes from; later points of earlier attempts are hidden.
     """
 
@@ -80,7 +56,6 @@ class TensorBoard(Tracker):
         self._logged = resumed_at
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Log metrics of a step."""
         self._file.scalars(step, values)
         self._logged = max(self._logged, step)
 
@@ -91,7 +66,6 @@ class TensorBoard(Tracker):
             self._logged = step
 
     def close(self, status: str) -> None:
-        """Finish the event file."""
         self._file.close()
 
     def hand_over(self) -> None:
@@ -125,7 +99,7 @@ class Point(NamedTuple):
     seconds: float
 
 
-class ServerTracker(Tracker):
+class ServerTracker:
     """A tracker whose server may be slow or away: a thread sends, since no step may wait.
 
     Args:
@@ -199,6 +173,9 @@ class ServerTracker(Tracker):
             return self._stop.is_set()  # at the end, values that are not sent would be lost
         return True
 
+    def resume(self, step: int) -> None:
+        """Do nothing: a server keeps the points of steps that are done again."""
+
     def abandon(self) -> None:
         """Stop sending, because a later attempt has the server's run."""
         self._over = True
@@ -209,7 +186,11 @@ class ServerTracker(Tracker):
         self._stop.set()
 
     def close(self, status: str) -> None:
-        """Send waiting values and end the run, unless the server does not answer in time."""
+        """Send waiting values and end the run, unless the server does not answer in time.
+
+        Args:
+            status: finished, failed or interrupted.
+        """
         self._status = status
         self._stop.set()
         with activity.current().at_most(CLOSE_SECONDS):
@@ -228,10 +209,6 @@ class MlflowTracker(ServerTracker):
         options: the configuration's tracking.mlflow.
         config: the whole configuration, whose leaves become the run's parameters.
         run_id: MLflow's id of the run to continue; None begins one.
-        run_name: name of a new run.
-        provenance: tags, dataset and report of the run.
-        say: called with a line when the server stops answering (once).
-        check: called before anything is sent; raises FencedOff if a later attempt has the run.
     Raises:
         ClusterError: the server cannot be reached at the start.
     """
@@ -264,12 +241,7 @@ class MlflowTracker(ServerTracker):
             with activity.current().at_most(_START_SECONDS):
                 self._client = mlflow.MlflowClient(tracking_uri=options.uri)
                 if run_id is None:
-                    experiment = self._client.get_experiment_by_name(options.experiment)
-                    number = (
-                        experiment.experiment_id
-                        if experiment
-                        else self._client.create_experiment(options.experiment)
-                    )
+                    number = self._experiment(options.experiment)
                     run_id = self._client.create_run(number, run_name=run_name).info.run_id
                     self._log_parameters(run_id, config)
                 else:
@@ -284,6 +256,16 @@ class MlflowTracker(ServerTracker):
             ) from None
         self.run_id = run_id
         self._start()
+
+    def _experiment(self, name: str) -> str:
+        """The id of the experiment, which is made if there is none."""
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return self._client.create_experiment(name)
+            except self._error:  # another run may have made it just now
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        return experiment.experiment_id
 
     def _log_parameters(self, run_id: str, config: Config) -> None:
         from mlflow.entities import Param

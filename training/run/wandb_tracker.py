@@ -37,10 +37,8 @@ class WandbTracker(ServerTracker):
         directory: local directory in which W&B makes its directory `wandb`.
         published: the path of the latter in the run directory.
         run_id: Howdah's id of the run.
-        run_name: name of the run.
         provenance: tags and dataset of the run. Its report is not sent: it shows texts of rows.
         say: called with the run's address, and with a line when W&B stops answering (once).
-        check: called before anything is sent; raises FencedOff if a later attempt has the run.
     """
 
     def __init__(

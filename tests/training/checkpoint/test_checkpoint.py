@@ -175,7 +175,7 @@ def test_saving_does_not_block_the_caller_and_one_save_runs_at_a_time(tmp_path, 
     assert set(concurrent) == {"checkpoint-1"}
     gate.set()
     second.join(60)
-    checkpoints.close()
+    checkpoints.wait()
     assert [saved.step for saved in checkpoints.list()] == [2, 1]
     assert concurrent == ["checkpoint-1"] * 2 + ["checkpoint-2"] * 2
 

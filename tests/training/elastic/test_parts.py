@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,6 +220,21 @@ def test_inside_a_collective_the_phase_is_wait(monkeypatch):
     with heartbeat.during("evaluate"):
         assert (heartbeat.doing().phase, heartbeat.doing().seconds) == ("evaluate", 0.0)
     assert heartbeat.doing().phase == "compute"
+
+
+def test_an_evaluation_s_waits_are_not_those_of_the_next_step(monkeypatch):
+    monkeypatch.setattr("howdah.training.elastic.heartbeat._STEP_SECONDS", 0.0)
+    sent, waits = [], Waits()
+    channel = SimpleNamespace(send=lambda kind, **fields: sent.append((kind, fields)))
+    heartbeat = Heartbeat(channel, waits)
+    heartbeat.begin(0, 0, 100)
+    for step in range(1, 10):
+        waits.total += 0.1
+        heartbeat.step_done(step=step, epoch=0.0, loss=1.0, rows=8, seconds=1.0)
+        with heartbeat.during("evaluate"):
+            waits.total += 5.0
+    steps = [fields for kind, fields in sent if kind == "step"]
+    assert (steps[-1]["step_seconds"], steps[-1]["wait_seconds"]) == (0.9, 0.1)
 
 
 def test_a_phase_that_takes_long_is_told_and_a_short_wait_is_not(monkeypatch):

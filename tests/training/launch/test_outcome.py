@@ -49,6 +49,11 @@ def test_a_lost_rank_is_named(tmp_path):
     assert error.expected == f"pid 7 on {socket.gethostname()} to run to the end"
 
 
+def test_a_rank_that_could_not_write_why_it_ended_was_not_killed(tmp_path):
+    error = verdict(tmp_path, Ended(exit_code=5, lost=True))
+    assert "exit code 5" in error.got and "disk" in error.got and "SIGKILL" not in error.got
+
+
 def test_a_defect_s_traceback_comes_last(tmp_path):
     try:
         raise KeyError("bug")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -325,3 +326,32 @@ def test_signals_are_the_caller_s_again_afterwards(tmp_path):
     before = [signal.getsignal(number) for number in (1, 2, 15)]
     process_of("pass", tmp_path).run()
     assert [signal.getsignal(number) for number in (1, 2, 15)] == before
+
+
+def test_a_save_is_waited_for_when_the_terminal_is_gone(tmp_path):
+    """A lost ssh connection: the terminal sends SIGHUP, and whoever writes to it gets EIO."""
+    script = f"""
+    import threading
+    asked = threading.Event()
+    signal.signal(signal.SIGUSR2, lambda *_: asked.set())
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    on_record()
+    asked.wait(60)
+    time.sleep(3)  # longer than a rank has that is to end at once
+    open({str(tmp_path / "saved")!r}, "w").close()
+    sys.exit(143)
+    """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            rank = process_of(script, tmp_path)
+            rank.run()
+            fields = json.dumps([rank.exit_code, rank.asked_by, rank.killed])
+            (tmp_path / "result").write_text(fields)
+        finally:
+            os._exit(0)
+    wait_for_rank(tmp_path)
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert json.loads((tmp_path / "result").read_text()) == [143, signal.SIGHUP, False]
+    assert (tmp_path / "saved").exists()

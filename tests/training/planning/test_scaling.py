@@ -10,7 +10,7 @@ import sys
 import psutil
 import pytest
 
-from howdah.config.loader import load
+from howdah.config.loader import from_dict, load
 from howdah.errors import ClusterError, DataError, TrainingError, UsageError
 from howdah.models.runs.run_json import RunFile
 from howdah.training.planning import calibrate, preview, scaling, short_runs
@@ -247,6 +247,12 @@ def test_a_failing_training_s_error_is_reported(config_path, tmp_path):
     with pytest.raises(TrainingError) as caught:
         short_runs.steps(short_runs.short(config, str(tmp_path / "short"), 12, 1), 1)
     assert "fp16" in caught.value.got
+
+
+def test_a_short_run_keeps_the_task_s_metric():
+    config = from_dict({"run": {"directory": "run"}, "data": {"task": "regression"}})
+    short = short_runs.short(config, "short", 12, 1)
+    assert short.evaluation.metric == config.evaluation.metric == "mse"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """Stop requests, from the signal to what the loop sees; and what ranks write when they fail."""
 
+import errno
+import io
 import os
 import signal
 import threading
 
 import pytest
 
-from howdah.errors import Interrupted, Terminated, UsageError
-from howdah.training.process import failure
+from howdah.errors import Interrupted, StorageError, Terminated, UsageError
+from howdah.training.process import failure, output
+from howdah.training.process.ending import print_failure
 from howdah.training.process.stopping import StopSignals
 
 
@@ -98,3 +101,68 @@ def test_causes_come_before_consequences_whatever_the_clock_says(tmp_path):
     assert failure.first(place).rank == 1
     failure.clear(place)
     assert failure.first(place) is None
+
+
+def test_ranks_that_begin_at_the_same_time_each_remove_their_own_failure(tmp_path):
+    place, errors = str(tmp_path), []
+
+    def clear(rank: int) -> None:
+        try:
+            failure.clear(place, rank)
+        except Exception as error:  # noqa: BLE001 - shown by the assertion
+            errors.append(error)
+
+    for _ in range(20):
+        for rank in range(8):
+            failure.write(place, failure.of(rank, UsageError("all ranks have it")))
+        ranks = [threading.Thread(target=clear, args=(rank,)) for rank in range(8)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+    assert errors == [] and failure.first(place) is None
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_a_damaged_failure_of_an_earlier_attempt_does_not_stop_the_next_one(tmp_path, rank):
+    (tmp_path / "logs").mkdir()
+    damaged = tmp_path / "logs" / "failure.0.json"
+    damaged.write_text("")
+    failure.clear(str(tmp_path), rank)
+    assert not damaged.exists()
+
+
+class Gone(io.StringIO):
+    """The pipe to a launcher that has ended, or a terminal that was closed."""
+
+    def write(self, text):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_that_cannot_be_shown_does_not_replace_itself(rank, signals):
+    stop, _ = signals(several_ranks=True)
+    stop.torn_down_within = lambda seconds: False
+    print_failure(failure.of(rank, UsageError("refused")), Gone(), stop)
+
+
+def test_a_full_disk_is_an_error_of_storage_and_no_defect():
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/events")
+    why = failure.of(0, full)
+    assert (why.exit_code, why.error["error"]) == (5, "StorageFull")
+    assert "Traceback" not in why.text and "/tmp/events" in why.text
+    assert failure.describe(full)["errno"] == errno.ENOSPC  # by which a job's driver judges it
+
+
+# -------------------------------------------------------------------------------------- the log
+@pytest.mark.parametrize("blocked", ["logs", "logs/rank.0"])
+def test_a_log_that_cannot_be_written_is_a_typed_error(tmp_path, blocked):
+    path = tmp_path / blocked
+    path.parent.mkdir(exist_ok=True)
+    if blocked == "logs":
+        path.write_text("a file")
+    else:
+        path.symlink_to("/dev/full")
+    with pytest.raises(StorageError) as caught:
+        output.redirect(str(tmp_path), 0)
+    assert caught.value.where == str(tmp_path / "logs" / "rank.0")

@@ -44,6 +44,27 @@ def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
     assert "hdfs://n/dataset/v-1" in page
 
 
+def test_two_runs_that_begin_an_experiment_at_the_same_time_share_it(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.chdir(tmp_path)
+    look_up = mlflow.MlflowClient.get_experiment_by_name
+
+    def look_up_before_the_other_run(client, name):
+        monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", look_up)
+        assert look_up(client, name) is None
+        client.create_experiment(name)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "get_experiment_by_name", look_up_before_the_other_run)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "study")
+    options = {"mlflow": {"uri": uri}, "tensorboard": False}
+    run = open_run(str(tmp_path / "run"), tracking=options)
+    run.begin(TrainState(), total_steps=1)
+    run.close("finished")
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    assert len(client.search_runs([client.get_experiment_by_name("study").experiment_id])) == 1
+
+
 def test_an_mlflow_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

@@ -52,6 +52,18 @@ def test_training_stops_a_margin_before_the_first_token_ends(held):
     assert "they expire at" in error.got and "step-3" in error.got
 
 
+def test_a_file_of_tokens_that_is_half_written_does_not_end_training(held, monkeypatch):
+    held.tokens = [token(100)]
+    expiry = TokenExpiry(30.0)
+    assert not expiry.ending() and expiry.end is not None
+    monkeypatch.undo()
+    monkeypatch.setenv(tokens.ENVIRONMENT, str(held.path))
+    monkeypatch.setattr(token_expiry, "_LOOK_SECONDS", 0.0)
+    held.path.write_bytes(b"HD")
+    os.utime(held.path, ns=(1, 1))
+    assert not expiry.ending() and expiry.end is not None
+
+
 def test_new_tokens_in_the_same_file_count(held):
     held.tokens = [token(10)]
     life = TokenExpiry(30.0)
