@@ -158,7 +158,9 @@ class Batcher:
                     remedy="ask again after Retry-After seconds, or start more servers",
                 )
             if not self._held:
-                self._progress = time.monotonic()
+                now = time.monotonic()
+                self._rate_since += now - self._progress  # the rate is that of times with texts
+                self._progress = now
             self._held += len(work.rows)
             self._arrived.append(work)
             self._changed.notify()

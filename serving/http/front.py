@@ -56,7 +56,8 @@ class Front:
             return
         state, began, code = self._state, time.monotonic(), 0
         scope["howdah.began"] = began
-        face = next((name for at, name in _FACES if scope["path"].startswith(at)), "other")
+        below = scope["path"] + "/"  # /healthz is not below /health
+        face = next((name for at, name in _FACES if below.startswith(at + "/")), "other")
         if scope["path"] == "/":
             face = "predict" if scope["method"] == "POST" else "page"
 
