@@ -53,7 +53,10 @@ def main() -> int:
             server_file.write(path, address, tokens)
             say(f"{path} says {address.url}")
 
-        serve(model, settings, publish_directory=config.publish.directory, say=say, ready=ready)
+        serve(
+            model, settings, publish_directory=config.publish.directory, say=say, ready=ready,
+            limits=config.drift,
+        )  # fmt: skip
     except Terminated as error:
         say(f"howdah: {error.what}")
         return error.exit_code

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from howdah.config.options.drift import DriftSection
 from howdah.config.options.serve import MAX_BATCH_TOKENS, MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
 from howdah.core.processes import limit
@@ -91,7 +92,7 @@ def serve(
     publish_directory: str,
     say: Callable[[str], None],
     ready: Callable[[Started], None] = lambda started: None,
-    limits: Any = None,
+    limits: DriftSection | None = None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT, then answer the requests that came before.
 
@@ -139,7 +140,7 @@ class _Server:
         listener: socket.socket,
         publish_directory: str,
         say: Callable[[str], None],
-        limits: Any,
+        limits: DriftSection | None,
     ) -> None:
         from howdah.serving.compute.batcher import Batcher
         from howdah.serving.compute.metrics import Metrics
