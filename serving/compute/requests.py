@@ -175,6 +175,25 @@ def refuse_unknown(body: Mapping[str, Any], names: Sequence[str]) -> None:
         )
 
 
+def parameters_of(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the object `parameters` in a body or a part of it; {} if it is absent or null.
+
+    Raises:
+        WrongShape: it is not an object.
+    """
+    parameters = value.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise WrongShape(
+            "parameters is not an object",
+            where=where,
+            expected="an object",
+            got=kind_of(parameters),
+        )
+    return parameters
+
+
 def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -> None:
     """Require a list of 1 to `most` texts, or pairs of texts.
 

@@ -98,6 +98,16 @@ def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(question, s
     assert caught.value.expected
 
 
+def test_wrong_outputs_are_shown():
+    for outputs, got in (
+        ([{"name": "label", "parameters": {"classification": -1}}], "-1"),
+        ([{"name": 1}], '[{"name": 1}]'),
+    ):
+        with pytest.raises(Refusal) as caught:
+            ask(infer, tensor() | {"outputs": outputs}, False)
+        assert caught.value.got == got
+
+
 def test_shapes_of_texts_and_of_pairs():
     of_texts = tensor(shape=[2, 1], data=[["a"], ["b"]])
     assert [row.text for row in ask(infer, of_texts, False).rows] == ["a", "b"]

@@ -104,6 +104,11 @@ def test_two_models_need_a_share_and_equal_labels(models):
     vars(other)["labels"] = ("cat", "cow")
     with pytest.raises(ModelError, match="different labels"):
         require_comparable(one, other, 0.1)
+    vars(other)["info"] = {"pairs": True}
+    with pytest.raises(ModelError, match="different tasks") as caught:
+        require_comparable(one, other, 0.1)
+    assert caught.value.expected.startswith("single_label (")
+    assert caught.value.got == "single_label of pairs"
 
 
 def serve(capsys, *words):
