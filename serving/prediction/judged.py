@@ -80,6 +80,14 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def too_many(errors: int, rows: int, most: float) -> bool:
+    """Return whether more than the share `most` of the rows have an error.
+
+    The quotient is compared, since `most * rows` may be rounded down: 0.29 * 100 is less than 29.
+    """
+    return errors > 0 and errors / rows > most
+
+
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:
     """Refuse a result in which too many rows have an error. The output stays.
 
@@ -94,7 +102,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
 
     most = config.score.max_error_fraction
     rows, errors = summary["rows"], summary["errors"]
-    if errors <= most * rows:
+    if not too_many(errors, rows, most):
         return
     shown = "; ".join(
         f"{one['error']}: {one['rows']:,} (id {one['example']}"
