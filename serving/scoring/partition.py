@@ -20,6 +20,7 @@ from howdah.models.profile.profile import Profile
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
+from howdah.serving.prediction.judged import too_many
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
@@ -28,6 +29,8 @@ from howdah.storage import commit
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+MODEL = "model"
+"""Last partition column of the output, with the model's name."""
 _EXAMPLES = 5
 _STALE = 24 * 3600.0
 
@@ -67,7 +70,6 @@ class PartitionScorer:
     model: ModelFiles
     source: Table
     output: str
-    columns: Mapping[str, str]
     options: dict[str, Any]
     location: ModelLocation
     framework: str
@@ -80,8 +82,6 @@ class PartitionScorer:
     id_column: str | None
     most: float
     """Largest share of rows that may have an error."""
-    partition_column: str
-    """Partition column of the output for the model's name."""
     progress: Callable[[str], None]
 
     def score(self, spec: Mapping[str, str], directory: str) -> markers.Marker:
@@ -112,10 +112,11 @@ class PartitionScorer:
             names.update(posixpath.basename(path) for path in written.inputFiles())
             self._require_few_errors(counts, spec)
 
-        target = {**spec, self.partition_column: self.model.name}
+        target = {**spec, MODEL: self.model.name}
         replace_partition(
-            self.spark, self._scored(spec, merged, now), self.output, columns=self.columns,
-            partition=target, what="scored rows", check=check, progress=self.progress,
+            self.spark, self._scored(spec, merged, now), self.output,
+            columns=output_columns(self.model.version.task), partition=target, what="scored rows",
+            check=check, progress=self.progress,
         )  # fmt: skip
         output = self._written(target, names)
         markers.remove(directory)  # it describes the previous rows and their profile
@@ -142,9 +143,8 @@ class PartitionScorer:
             rows, self.model.version.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,
         )  # fmt: skip
-        added = ("run_id", "model_version", "scored_at")
-        returned = {name: kind for name, kind in self.columns.items() if name not in added}
-        schema = ", ".join(f"{n} {kind}" for n, kind in {**returned, "run_id": "string"}.items())
+        returned = {**columns_of(self.model.version.task), "run_id": "string"}
+        schema = ", ".join(f"{name} {kind}" for name, kind in returned.items())
         scorer = RowScorer(
             self.location, self.framework, self.seen, reference=self.reference, merged=merged
         )
@@ -155,7 +155,7 @@ class PartitionScorer:
 
     def _require_few_errors(self, counts: Mapping[str, Any], spec: Mapping[str, str]) -> None:
         rows, errors = counts["rows"], counts["errors"]
-        if errors <= self.most * rows:
+        if not too_many(errors, rows, self.most):
             return
         shown = "; ".join(
             f"{one['error']}: {one['rows']:,} (id {one['example']})" for one in counts["reasons"]
