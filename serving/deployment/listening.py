@@ -7,8 +7,6 @@ import socket
 from howdah.core.machine import is_loopback
 from howdah.errors import UsageError
 
-__all__ = ["host_names", "is_loopback", "listen", "reached_by_others", "require_guarded", "shown"]
-
 _BACKLOG = 512
 
 
