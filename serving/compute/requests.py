@@ -21,6 +21,7 @@ from typing import Any
 from howdah.data.clean import joined
 from howdah.errors import HowdahError
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
+from howdah.storage.charsets import SURROGATES
 
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
@@ -30,7 +31,6 @@ _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string; an unterminated one matches to the end, so that the text is searched once."""
 _MOST_SHOWN = 1000
 """Longest field of a refusal, so that a client's input is never sent back whole."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Refusal(HowdahError):
@@ -229,7 +229,7 @@ def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -
                     expected="a string, or a list of two for a model of pairs",
                     got=kind_of(side),
                 )
-            lone = _SURROGATE.search(side)
+            lone = SURROGATES.search(side)
             if lone:
                 raise WrongShape(
                     "a text is not Unicode",

@@ -49,7 +49,7 @@ def classify_images(served: ServedModel, rows: Sequence[ImageRow]) -> list[Predi
             pixels.append(served.encoder.decode(row.data))
             numbers.append(number)
         except UnusableImage as error:
-            out[number] = Prediction(row.id, None, None, str(error))
+            out[number] = Prediction(row.id, None, None, f"{error.reason} ({error.detail})")
     for number, scores_C in zip(numbers, served.image_scores(pixels), strict=True):
         out[number] = Prediction(rows[number].id, served.decided(scores_C), scores_C)
     return out
@@ -106,7 +106,7 @@ def image_file(path: str, row_id: str) -> ImageRow:
     try:
         size = storage.size(path)
         if size > MAX_BYTES:
-            return ImageRow(row_id, None, f"too_large: {size:,} bytes")
+            return ImageRow(row_id, None, f"too_large ({size:,} bytes)")
         return ImageRow(row_id, storage.read_bytes(path))
     except HowdahError as error:
         return ImageRow(row_id, None, f"cannot be read: {error.what}")

@@ -16,7 +16,7 @@ from howdah.models.opened.opened import ServedModel, open_model
 from howdah.serving.prediction.classify import classify, outputs_of
 from howdah.serving.prediction.judged import Reasons, of_lines
 from howdah.serving.prediction.rows import Prediction, Row, as_json
-from howdah.storage.charsets import spelled
+from howdah.storage.charsets import SURROGATES, spelled
 
 
 def predict_lines(
@@ -61,8 +61,7 @@ def _texts(served: ServedModel, lines: list[str], first: int) -> Iterator[list[P
     """Classify texts together; their ids are their numbers from `first`."""
     rows = []
     for number, line in enumerate(lines, first):
-        broken = any("\udc80" <= character <= "\udcff" for character in line)
-        error = "the text is not UTF-8" if broken else None
+        error = "the text is not UTF-8" if SURROGATES.search(line) else None
         if served.pairs and error is None:
             one, tab, other = line.partition("\t")
             line = joined(one, other)

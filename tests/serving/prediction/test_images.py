@@ -14,6 +14,7 @@ from howdah.config.data import Columns
 from howdah.data.images import UnusableImage
 from howdah.errors import DataError
 from howdah.serving.prediction import images, lines
+from howdah.serving.prediction.judged import Reasons
 
 
 def images_of(source: str) -> list:
@@ -44,7 +45,7 @@ def test_a_missing_column_is_refused_with_those_that_there_are(tmp_path):
 
 def test_a_path_on_stdin_may_be_of_any_bytes(served, tmp_path, monkeypatch):
     def undecodable(data: bytes):
-        raise UnusableImage("undecodable")
+        raise UnusableImage("undecodable", "not an image")
 
     model = dataclasses.replace(
         served, kind="image", encoder=SimpleNamespace(decode=undecodable, pad_id=0)
@@ -59,5 +60,17 @@ def test_a_path_on_stdin_may_be_of_any_bytes(served, tmp_path, monkeypatch):
         assert lines.predict_lines("m", stdin, out, progress=said.append) == 1
     row = json.loads(out.getvalue())
     assert row["id"] == f"{tmp_path}/caf\\xe9.png"
-    assert row["error"] == "undecodable"  # the file was read
+    assert row["error"].startswith("undecodable")  # the file was read
     assert "1 of 1 lines have an error" in said[-1]
+
+
+def test_images_that_are_unusable_for_one_reason_are_counted_together(served):
+    def too_small(data: bytes):
+        raise UnusableImage("too_small", f"{len(data)} x 1 pixels")
+
+    model = dataclasses.replace(served, kind="image", encoder=SimpleNamespace(decode=too_small))
+    rows = [images.ImageRow(str(n), b"x" * n) for n in range(1, 4)]
+    reasons = Reasons()
+    reasons.add(images.classify_images(model, rows))
+    assert [(one["error"], one["rows"]) for one in reasons.as_list()] == [("too_small", 3)]
+    assert reasons.as_list()[0]["first"] == "too_small (1 x 1 pixels)"
