@@ -20,8 +20,7 @@ from howdah.data.splits.planner import pad_multiple, padded_length
 from howdah.serving.compute.batching import choose, retry_seconds
 from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.metrics import Metrics
-from howdah.serving.compute.refusals import Broken, QueueFull
-from howdah.serving.compute.requests import Refusal
+from howdah.serving.compute.refusals import Broken, QueueFull, Refusal
 from howdah.serving.prediction.classify import usable
 from howdah.serving.prediction.rows import Prediction, Row
 

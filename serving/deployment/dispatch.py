@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
-from howdah.serving.compute.requests import Refusal
+from howdah.serving.compute.refusals import Broken, QueueFull, Refusal, ReplicaLost
 from howdah.serving.deployment.split import choose
 
 if TYPE_CHECKING:

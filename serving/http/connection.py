@@ -16,7 +16,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from howdah.serving.compute.requests import BadRequest, refusal_body
+from howdah.serving.compute.refusals import BadRequest, refusal_body
 
 _DRAIN_SECONDS = 1.0
 _UNREAD_SECONDS = 30.0

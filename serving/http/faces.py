@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.refusals import WrongShape
 from howdah.serving.compute.requests import (
-    WrongShape,
     as_json,
     check_texts,
     kind_of,

@@ -16,8 +16,9 @@ from howdah.serving.compute.refusals import (
     Gone,
     HeadTooLarge,
     NoToken,
+    Refusal,
+    WrongHost,
 )
-from howdah.serving.compute.requests import Refusal, WrongHost
 from howdah.serving.http.answers import refused
 from howdah.serving.http.reading import header
 from howdah.serving.http.state import State

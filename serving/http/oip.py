@@ -17,15 +17,8 @@ from typing import Any
 import numpy as np
 
 from howdah.serving.compute.generation import Generation
-from howdah.serving.compute.requests import (
-    TooLarge,
-    WrongShape,
-    check_texts,
-    kind_of,
-    loaded,
-    parameters_of,
-    rows_of,
-)
+from howdah.serving.compute.refusals import TooLarge, WrongShape
+from howdah.serving.compute.requests import check_texts, kind_of, loaded, parameters_of, rows_of
 from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from howdah.serving.compute.requests import Refusal
+from howdah.serving.compute.refusals import Refusal
 from howdah.serving.http import faces, oip
 
 

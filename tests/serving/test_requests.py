@@ -9,7 +9,8 @@ import pytest
 from howdah.cli import app, run
 from howdah.errors import ModelError, UsageError
 from howdah.models.version import open_version
-from howdah.serving.compute.requests import Refusal, as_json, parse
+from howdah.serving.compute.refusals import Refusal
+from howdah.serving.compute.requests import as_json, parse
 from howdah.serving.deployment import mlflow_registry, ray_serve
 from howdah.serving.deployment.split import choose, require_comparable
 from howdah.serving.prediction.rows import Outputs, Prediction
