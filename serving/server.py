@@ -81,7 +81,7 @@ def require_packages() -> None:
         raise UsageError(
             "the server's packages are not installed",
             got=f"no {', '.join(missing)}",
-            remedy="pip install 'howdah[serve]', into the environment of howdah",
+            remedy="pip install 'howdah[serve]' in Howdah's environment",
         )
 
 
@@ -275,7 +275,7 @@ class _Server:
         while self.state.running and loop.time() < until:
             await asyncio.sleep(0.02)
         if self.state.running:
-            self._say(f"the grace is over: {self.state.running} requests are refused")
+            self._say(f"the grace period is over: {self.state.running} requests are refused")
         for answered in list(self.state.waiting):
             answered.set_result(None)
 

@@ -46,6 +46,8 @@ def predict_lines(
     classified = _images if served.kind == "image" else _texts
     number, outputs, reasons = 0, outputs_of(served), Reasons()
     for batch in _waiting_lines(lines):
+        if number == 0:
+            batch[0] = batch[0].removeprefix("\ufeff")  # a byte order mark
         for predictions in classified(served, batch, number):
             reasons.add(predictions)
             for prediction in predictions:

@@ -24,6 +24,7 @@ from howdah.serving.prediction.judged import Reasons
 from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
     SUFFIXES,
+    TABLE,
     Prediction,
     format_of,
     open_output,
@@ -90,7 +91,7 @@ def predict(
         ModelError: no model.
         AlreadyExists: the output exists.
     """
-    if batch is not None and not (output.startswith("table:") and batch.strip()):
+    if batch is not None and not (output.startswith(TABLE) and batch.strip()):
         raise UsageError(
             "a batch is a partition of a table",
             expected="--output table:NAME and --batch with a name, such as a day",
@@ -100,7 +101,7 @@ def predict(
     config = config or Config()
     csv_options = csv_options or config.data.csv
     by_spark = _is_table(source) or spark_format_of(source) is not None
-    if master is not None or by_spark or output.startswith("table:"):
+    if master is not None or by_spark or output.startswith(TABLE):
         from howdah.serving.prediction.spark import predict_spark
 
         if drift:

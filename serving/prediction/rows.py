@@ -31,6 +31,8 @@ SUFFIXES = {
 }
 _WRITTEN = tuple(suffix for suffix in SUFFIXES if suffix != ".tsv")
 """Suffixes of outputs, which are neither compressed nor divided by tabs."""
+TABLE = "table:"
+"""Prefix of an output that is a Hive table."""
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
@@ -133,6 +135,11 @@ def spark_format_of(path: str) -> str | None:
 
 
 # ------------------------------------------------------------------------------------- output
+def shown(output: str) -> str:
+    """Return an output as messages name it: a table, or an absolute path."""
+    return output if output.startswith(TABLE) else storage.absolute(output)
+
+
 class _Writer(Protocol):
     def write(self, predictions: Sequence[Prediction]) -> None: ...
 

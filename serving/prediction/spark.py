@@ -29,6 +29,7 @@ from howdah.serving.prediction.files import Files
 from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
 from howdah.serving.prediction.reading import choose_columns, no_ids
 from howdah.serving.prediction.rows import (
+    TABLE,
     Outputs,
     format_of,
     refuse_existing,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format that decide how a path without a known suffix is read."""
-TABLE = "table:"
-"""Prefix of an output that is a Hive table."""
 
 
 def predict_spark(

@@ -55,7 +55,7 @@ def test_a_path_on_stdin_may_be_of_any_bytes(served, tmp_path, monkeypatch):
     with open(path, "wb") as file:
         file.write(b"x")
     source, out, said = tmp_path / "paths", io.StringIO(), []
-    source.write_bytes(path + b"\r\n")
+    source.write_bytes(b"\xef\xbb\xbf" + path + b"\r\n")  # as Windows saves it
     with open(source, encoding="utf-8") as stdin:
         assert lines.predict_lines("m", stdin, out, progress=said.append) == 1
     row = json.loads(out.getvalue())

@@ -72,6 +72,14 @@ def test_a_share_of_errors_may_be_exactly_the_limit():
     assert not judged.too_many(0, 0, 0.0)
 
 
+def test_a_table_is_no_path_in_messages():
+    summary = {"rows": 3, "errors": 3, "output": "table:daily", "reasons": []}
+    assert judged.lines(summary)[0].startswith("3 rows -> table:daily;")
+    with pytest.raises(TooManyErrors) as caught:
+        judged.require_few(summary, from_dict({}), "news")
+    assert caught.value.where == "table:daily"
+
+
 def test_rows_in_another_character_set_are_explained(command, tmp_path):
     text = "key,text\n" + "".join(f"k{n},the caf\u00e9\n" for n in range(20))
     source = write(tmp_path / "in.csv", text, "cp1252")
