@@ -276,8 +276,9 @@ class _Server:
             await asyncio.sleep(0.02)
         if self.state.running:
             self._say(f"the grace period is over: {self.state.running} requests are refused")
-        for answered in list(self.state.waiting):
-            answered.set_result(None)
+        for answered in self.state.waiting:
+            if not answered.done():  # its request may not have come to its answer yet
+                answered.set_result(None)
 
     def _on_signal(self, number: int, asked_to_end: asyncio.Event) -> None:
         if self._signals:  # the second signal ends the process at once

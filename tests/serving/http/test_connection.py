@@ -1,11 +1,13 @@
-"""Limits of connections, with a server that has no model."""
+"""Limits of connections, and the end of requests, with a server that has no model."""
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from howdah.serving import server as servers
 from howdah.serving.http.connection import connection_class
 
 
@@ -51,3 +53,22 @@ def test_a_refused_connection_is_told_the_limit_that_it_exceeds(monkeypatch):
         assert b"at most 2)" in await refusal(most=2, most_of_address=10)
 
     asyncio.run(run())
+
+
+def test_a_request_may_have_its_answer_in_the_moment_in_which_the_grace_ends(monkeypatch):
+    monkeypatch.setattr(servers, "GRACE_SECONDS", 0.0)
+    lines = []
+
+    async def run() -> list[bool]:
+        answered, waiting = (asyncio.get_running_loop().create_future() for _ in range(2))
+        answered.set_result(None)  # its request's task has not run since
+        server = servers._Server.__new__(servers._Server)
+        server.state = SimpleNamespace(running=2, waiting={answered, waiting}, draining=False)
+        server._metrics = SimpleNamespace(ready=SimpleNamespace(set=lambda value: None))
+        server._say = lines.append
+        await server._drain()
+        return [waiting.done(), server.state.draining]
+
+    assert asyncio.run(run()) == [True, True]
+    assert lines == ["ending after 2 running requests",
+                     "the grace period is over: 2 requests are refused"]  # fmt: skip
