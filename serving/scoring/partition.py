@@ -17,6 +17,7 @@ from howdah.data.hive_table import file_format, replace_partition
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
 from howdah.models.profile import profile
 from howdah.models.profile.profile import Profile
+from howdah.models.scored import Files, Marker
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
@@ -41,7 +42,7 @@ def output_columns(task: Task) -> dict[str, str]:
     return {**columns_of(task), **about}
 
 
-def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> markers.Files | None:
+def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> Files | None:
     """Return the state of a partition's files; None: the catalogue has no such partition."""
     values = {column: [value] for column, value in spec.items()}
     matches = [one for one in catalogue.partitions(table, values) if one.spec == dict(spec)]
@@ -84,7 +85,7 @@ class PartitionScorer:
     """Largest share of rows that may have an error."""
     progress: Callable[[str], None]
 
-    def score(self, spec: Mapping[str, str], directory: str) -> markers.Marker:
+    def score(self, spec: Mapping[str, str], directory: str) -> Marker:
         """Score a partition, replace it in the output, and write its marker.
 
         Args:
@@ -120,7 +121,7 @@ class PartitionScorer:
         )  # fmt: skip
         output = self._written(target, names)
         markers.remove(directory)  # it describes the previous rows and their profile
-        made = markers.Marker(
+        made = Marker(
             model=dict(self.model.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,
             partition=text_of(spec), **counts, profile=self._profile(merged, directory),
@@ -168,7 +169,7 @@ class PartitionScorer:
             remedy="check the columns of the text, or raise score.max_error_fraction",
         )
 
-    def _state(self, table: str, spec: Mapping[str, str], what: str) -> markers.Files:
+    def _state(self, table: str, spec: Mapping[str, str], what: str) -> Files:
         catalogue = Catalogue.of(self.spark)
         entry = catalogue.table(table)
         state = None if entry is None else state_of(catalogue, entry, spec)
@@ -178,7 +179,7 @@ class PartitionScorer:
             )
         return state
 
-    def _written(self, target: Mapping[str, str], names: set[str]) -> markers.Files:
+    def _written(self, target: Mapping[str, str], names: set[str]) -> Files:
         """Return the state of the partition, which must have the files that this process wrote."""
         what = "the partition that was just written"
         state = self._state(self.output, target, what)
@@ -202,7 +203,7 @@ class PartitionScorer:
         return profile.PROFILE
 
 
-def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: markers.Files) -> None:
+def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: Files) -> None:
     """Fail if no row of a partition was read though its files have rows.
 
     The metastore compares partition values by its own rules, and may find none. Without this check

@@ -19,8 +19,8 @@ from howdah.config.options.source import TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models import scored
 from howdah.models.opened.opened import serving_framework
-from howdah.models.scored import MARKER
 from howdah.models.version import open_version
 from howdah.serving.prediction import frames, sessions
 from howdah.serving.prediction.cluster import ModelFiles, files_of
@@ -299,17 +299,17 @@ def _planned(
     todo: list[Work] = []
     for spec in selected:
         directory = markers.directory_of(model.version.root, request.output, spec)
-        marker = markers.read(directory)
+        marker = scored.read(directory)
         inputs = markers.Inputs(
             model=model.identity,
             source=partitions.state_of(catalogue, tables.source, spec),
             options=tables.options,
         )
-        scored = None
+        current = None
         if tables.output is not None and marker is not None:
-            scored = partitions.state_of(catalogue, tables.output, {**spec, MODEL: model.name})
+            current = partitions.state_of(catalogue, tables.output, {**spec, MODEL: model.name})
         reason = markers.reason(
-            marker, inputs, scored, profile=tables.profile is not None, force=request.force
+            marker, inputs, current, profile=tables.profile is not None, force=request.force
         )
         if reason is None and marker is not None:
             done.append(_answer(marker, directory, "skipped", None))
@@ -319,7 +319,7 @@ def _planned(
     return done, todo
 
 
-def _answer(made: markers.Marker, directory: str, state: str, reason: str | None) -> dict[str, Any]:
+def _answer(made: scored.Marker, directory: str, state: str, reason: str | None) -> dict[str, Any]:
     return {
         "partition": made.partition,
         "state": state,
@@ -330,7 +330,7 @@ def _answer(made: markers.Marker, directory: str, state: str, reason: str | None
         "reasons": made.reasons,
         "scored_at": made.scored_at,
         "seconds": made.seconds,
-        "marker": storage.join(directory, MARKER),
+        "marker": storage.join(directory, scored.MARKER),
         "profile": None if made.profile is None else storage.join(directory, made.profile),
     }
 
