@@ -1,1 +1,1 @@
-"""The server of `howdah serve`: a published model over HTTP, without a framework of training."""
+"""Uses a model: predictions, scores, HTTP, gate, publication, drift, reports."""

@@ -51,9 +51,12 @@ def main() -> int:
                 application="application_" + "_".join(container.rsplit("_", 4)[1:3]),
             )  # fmt: skip
             server_file.write(path, address, tokens)
-            say(f"{path} says {address.url}")
+            say(f"{address.url} is in {path}")
 
-        serve(model, settings, publish_directory=config.publish.directory, say=say, ready=ready)
+        serve(
+            model, settings, publish_directory=config.publish.directory, say=say, ready=ready,
+            limits=config.drift,
+        )  # fmt: skip
     except Terminated as error:
         say(f"howdah: {error.what}")
         return error.exit_code

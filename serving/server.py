@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from howdah.config.options.drift import DriftSection
 from howdah.config.options.serve import MAX_BATCH_TOKENS, MAX_QUEUE, ServeSection
 from howdah.core import machine, threads
 from howdah.core.processes import limit
@@ -80,7 +81,7 @@ def require_packages() -> None:
         raise UsageError(
             "the server's packages are not installed",
             got=f"no {', '.join(missing)}",
-            remedy="pip install 'howdah[serve]', into the environment of howdah",
+            remedy="pip install 'howdah[serve]' in Howdah's environment",
         )
 
 
@@ -91,7 +92,7 @@ def serve(
     publish_directory: str,
     say: Callable[[str], None],
     ready: Callable[[Started], None] = lambda started: None,
-    limits: Any = None,
+    limits: DriftSection | None = None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT, then answer the requests that came before.
 
@@ -139,7 +140,7 @@ class _Server:
         listener: socket.socket,
         publish_directory: str,
         say: Callable[[str], None],
-        limits: Any,
+        limits: DriftSection | None,
     ) -> None:
         from howdah.serving.compute.batcher import Batcher
         from howdah.serving.compute.metrics import Metrics
@@ -274,9 +275,10 @@ class _Server:
         while self.state.running and loop.time() < until:
             await asyncio.sleep(0.02)
         if self.state.running:
-            self._say(f"the grace is over: {self.state.running} requests are refused")
-        for answered in list(self.state.waiting):
-            answered.set_result(None)
+            self._say(f"the grace period is over: {self.state.running} requests are refused")
+        for answered in self.state.waiting:
+            if not answered.done():  # its request may not have come to its answer yet
+                answered.set_result(None)
 
     def _on_signal(self, number: int, asked_to_end: asyncio.Event) -> None:
         if self._signals:  # the second signal ends the process at once

@@ -20,9 +20,8 @@ from howdah.data.splits.planner import pad_multiple, padded_length
 from howdah.serving.compute.batching import choose, retry_seconds
 from howdah.serving.compute.generation import Generation
 from howdah.serving.compute.metrics import Metrics
-from howdah.serving.compute.refusals import Broken, QueueFull
-from howdah.serving.compute.requests import Refusal
-from howdah.serving.prediction.classify import predicted, usable
+from howdah.serving.compute.refusals import Broken, QueueFull, Refusal
+from howdah.serving.prediction.classify import usable
 from howdah.serving.prediction.rows import Prediction, Row
 
 _ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 131_072
@@ -158,7 +157,9 @@ class Batcher:
                     remedy="ask again after Retry-After seconds, or start more servers",
                 )
             if not self._held:
-                self._progress = time.monotonic()
+                now = time.monotonic()
+                self._rate_since += now - self._progress  # the rate is that of times with texts
+                self._progress = now
             self._held += len(work.rows)
             self._arrived.append(work)
             self._changed.notify()
@@ -349,15 +350,15 @@ class Batcher:
             self._metrics.queued.observe(began - one.work.began)
         try:
             scores_NC = generation.model.scores_of_ids([one.ids for one in batch])
+            labels = generation.model.rule.answers(scores_NC)
         except BaseException as error:  # noqa: BLE001 - the requests fail, the server goes on
             self._fail(list({id(one.work): one.work for one in batch}.values()), error)
             return
         seconds = time.monotonic() - began
         answers, complete = [], []
-        for one, scores_C in zip(batch, scores_NC, strict=True):
+        for one, label, scores_C in zip(batch, labels, scores_NC, strict=True):
             row = one.work.rows[one.number]
-            prediction = predicted(generation.model, row, scores_C)
-            answers.append((generation, row, one.ids, prediction))
+            answers.append((generation, row, one.ids, Prediction(row.id, label, scores_C)))
         with self._changed:  # another thread may have other texts of the same request
             for one, (_, _, _, prediction) in zip(batch, answers, strict=True):
                 one.work.predictions[one.number] = prediction

@@ -101,7 +101,7 @@ def try_out(generation: Generation, rows: Sequence[Row]) -> None:
     """Classify some rows, so that a damaged model fails before it answers requests.
 
     Raises:
-        ModelError: its scores are not finite, or their number is not that of its labels.
+        ModelError: its scores are not finite.
     """
     model = generation.model
     if model.pairs:

@@ -16,7 +16,7 @@ _TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _CONFIDENCE = (*(round(0.05 * step, 2) for step in range(1, 20)), 0.99, 1.0)
 _MOST_LABELS = 500
 """Labels that are counted by name; later ones are counted together, since each is a time series."""
-_OTHERS = "(others)"
+_OTHERS, _REJECTED = "(others)", "(rejected)"
 
 
 class Metrics:
@@ -91,7 +91,7 @@ class Metrics:
             self.errors.labels(one.error or "unknown").inc()
             return
         if generation.outputs.task == "single_label":
-            self.labels.labels(self._counted(str(one.label))).inc()
+            self.labels.labels(_REJECTED if one.rejected else self._counted(one.label)).inc()
             self.confidence.observe(float(np.max(one.scores)))
         elif isinstance(one.label, list):
             for label in one.label:

@@ -1,9 +1,60 @@
-"""What the server answers instead of predictions; what a request's shape alone decides is in
-serving/compute/requests.py."""
+"""Requests that are not answered with predictions.
+
+A refusal is one JSON object: error (one sentence, which clients of other servers show),
+error_type, what, where, expected, got, remedy.
+"""
 
 from __future__ import annotations
 
-from howdah.serving.compute.requests import Refusal
+from typing import Any
+
+from howdah.errors import HowdahError
+
+_FIELDS = ("what", "where", "expected", "got", "remedy")
+_MOST_SHOWN = 1000
+"""Longest field of a refusal, so that a client's input is never sent back whole."""
+
+
+class Refusal(HowdahError):
+    """A request that is not answered with predictions."""
+
+    status = 500
+
+
+class BadRequest(Refusal):
+    """The body is not JSON."""
+
+    status = 400
+
+
+class WrongShape(Refusal):
+    """The body is JSON of another shape; `where` names the field."""
+
+    status = 422
+
+
+class WrongHost(Refusal):
+    """The Host header names another server."""
+
+    status = 403
+
+
+class UnknownRoute(Refusal):
+    """There is no such path."""
+
+    status = 404
+
+
+class WrongMethod(Refusal):
+    """The path takes another method."""
+
+    status = 405
+
+
+class TooLarge(Refusal):
+    """The body is too long, or has too many texts."""
+
+    status = 413
 
 
 class BadHead(Refusal):
@@ -91,3 +142,22 @@ class DeadlinePassed(Refusal):
     """The answer was not computed in time."""
 
     status = 504
+
+
+def refusal_body(error: HowdahError) -> dict[str, Any]:
+    """Return a refusal as JSON. `error` is a sentence, as clients of other servers show only it."""
+    described = {
+        name: shortened(value, _MOST_SHOWN) if isinstance(value, str) else value
+        for name, value in error.as_dict().items()
+    }
+    sentence = described["what"]
+    parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
+    if parts:
+        sentence += f" ({'; '.join(parts)})"
+    fields = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
+    return {"error": sentence, "error_type": described["error"], **fields}
+
+
+def shortened(name: str, most: int = 40) -> str:
+    """Return the beginning of a client's input that is too long to be sent back whole."""
+    return name if len(name) <= most else name[: most - 3] + "..."

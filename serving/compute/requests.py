@@ -5,9 +5,6 @@
 
 A multi-label model answers {"labels", "scores"}, a regression {"value"}. A model of pairs takes a
 list of two texts in the place of a text.
-
-A refusal is one JSON object: error (one sentence, which clients of other servers show),
-error_type, what, where, expected, got, remedy.
 """
 
 from __future__ import annotations
@@ -19,60 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.data.clean import joined
-from howdah.errors import HowdahError
+from howdah.serving.compute.refusals import BadRequest, TooLarge, WrongShape, shortened
 from howdah.serving.prediction.rows import Outputs, Prediction, Row
+from howdah.storage.charsets import SURROGATES
 
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
-_FIELDS = ("what", "where", "expected", "got", "remedy")
 _MOST_ELEMENTS, _TOO_DEEP = 20_000, 1000
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string; an unterminated one matches to the end, so that the text is searched once."""
-_MOST_SHOWN = 1000
-"""Longest field of a refusal, so that a client's input is never sent back whole."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class Refusal(HowdahError):
-    """A request that is not answered with predictions."""
-
-    status = 500
-
-
-class BadRequest(Refusal):
-    """The body is not JSON."""
-
-    status = 400
-
-
-class WrongShape(Refusal):
-    """The body is JSON of another shape; `where` names the field."""
-
-    status = 422
-
-
-class WrongHost(Refusal):
-    """The Host header names another server."""
-
-    status = 403
-
-
-class UnknownRoute(Refusal):
-    """There is no such path."""
-
-    status = 404
-
-
-class WrongMethod(Refusal):
-    """The path takes another method."""
-
-    status = 405
-
-
-class TooLarge(Refusal):
-    """The body is too long, or has too many texts."""
-
-    status = 413
 
 
 @dataclass(frozen=True)
@@ -94,7 +46,14 @@ def parse(body: bytes, most_texts: int) -> ParsedRequest:
         BadRequest, WrongShape, TooLarge: the body is not a request.
     """
     fields = loaded(body, '{"texts": ["a text", ...]}')
-    refuse_unknown(fields, _KEYS)
+    unknown = [name for name in fields if name not in _KEYS]
+    if unknown:
+        raise WrongShape(
+            "unknown name in the body",
+            where=shortened(unknown[0]),
+            expected=", ".join(_KEYS),
+            got=", ".join(repr(shortened(name)) for name in unknown[:5]),
+        )
     if ("text" in fields) == ("texts" in fields):
         raise WrongShape(
             "the body must have text or texts",
@@ -159,20 +118,23 @@ def _require_few_elements(text: str) -> None:
         )
 
 
-def refuse_unknown(body: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse an object with other names than these.
+def parameters_of(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the object `parameters` in a body or a part of it; {} if it is absent or null.
 
     Raises:
-        WrongShape: it has another name.
+        WrongShape: it is not an object.
     """
-    unknown = [name for name in body if name not in names]
-    if unknown:
+    parameters = value.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
         raise WrongShape(
-            "unknown name in the body",
-            where=_shortened(unknown[0]),
-            expected=", ".join(names),
-            got=", ".join(repr(_shortened(name)) for name in unknown[:5]),
+            "parameters is not an object",
+            where=where,
+            expected="an object",
+            got=kind_of(parameters),
         )
+    return parameters
 
 
 def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -> None:
@@ -210,7 +172,7 @@ def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -
                     expected="a string, or a list of two for a model of pairs",
                     got=kind_of(side),
                 )
-            lone = _SURROGATE.search(side)
+            lone = SURROGATES.search(side)
             if lone:
                 raise WrongShape(
                     "a text is not Unicode",
@@ -218,10 +180,6 @@ def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -
                     expected="no lone surrogates",
                     got=f"{lone[0]!a} at character {lone.start()}",
                 )
-
-
-def _shortened(name: str, most: int = 40) -> str:
-    return name if len(name) <= most else name[: most - 3] + "..."
 
 
 def _key(key: Any) -> str | None:
@@ -235,20 +193,6 @@ def _key(key: Any) -> str | None:
             got=kind_of(key) if not isinstance(key, str) else f"{len(key)} characters",
         )
     return key
-
-
-def refusal_body(error: HowdahError) -> dict[str, Any]:
-    """Return a refusal as JSON. `error` is a sentence, as clients of other servers show only it."""
-    described = {
-        name: _shortened(value, _MOST_SHOWN) if isinstance(value, str) else value
-        for name, value in error.as_dict().items()
-    }
-    sentence = described["what"]
-    parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
-    if parts:
-        sentence += f" ({'; '.join(parts)})"
-    fields = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
-    return {"error": sentence, "error_type": described["error"], **fields}
 
 
 def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:

@@ -1,7 +1,7 @@
 """Sends the texts of requests to Ray's replicas: what stands in the place of the server's Batcher.
 
-Nothing here imports Ray at module level. Ray pickles what its processes send each other: plain
-strings, lists and dicts.
+Nothing here imports Ray at module level. Ray pickles what its processes send each other: rows and
+predictions.
 """
 
 from __future__ import annotations
@@ -11,12 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from howdah.serving.compute.refusals import Broken, QueueFull, ReplicaLost
-from howdah.serving.compute.requests import Refusal
+from howdah.serving.compute.refusals import Broken, QueueFull, Refusal, ReplicaLost
 from howdah.serving.deployment.split import choose
-from howdah.serving.prediction.rows import Prediction, Row
 
 if TYPE_CHECKING:
     from howdah.serving.compute.batcher import Work
@@ -25,39 +21,6 @@ if TYPE_CHECKING:
 
 _SAID_SECONDS = 60.0
 """A model that fails on every request is reported once in this time."""
-
-PackedRow = tuple[str, bool]
-"""A row's text, and whether it is a pair."""
-PackedPrediction = tuple[str | list[str] | float | None, list[float] | None, str | None]
-"""A prediction's label, scores and error."""
-
-
-def packed_rows(rows: Sequence[Row]) -> list[PackedRow]:
-    """Rows with a text, as Ray sends them."""
-    return [(row.text or "", row.pair) for row in rows]
-
-
-def unpacked_rows(packed: Sequence[PackedRow]) -> list[Row]:
-    """The rows that `packed_rows` was made of, by their numbers."""
-    return [Row(str(number), text, pair=pair) for number, (text, pair) in enumerate(packed)]
-
-
-def packed_predictions(predictions: Sequence[Prediction]) -> list[PackedPrediction]:
-    """Predictions as Ray sends them; a float32 is the same number as a float."""
-    return [
-        (one.label, None if one.scores is None else one.scores.tolist(), one.error)
-        for one in predictions
-    ]
-
-
-def unpacked_predictions(
-    packed: Sequence[PackedPrediction], rows: Sequence[Row]
-) -> list[Prediction]:
-    """The predictions of rows that `packed_predictions` was made of."""
-    return [
-        Prediction(row.id, label, None if scores is None else np.array(scores, np.float32), error)
-        for row, (label, scores, error) in zip(rows, packed, strict=True)
-    ]
 
 
 class Dispatcher:
@@ -130,8 +93,8 @@ class Dispatcher:
 
     async def _call(self, work: Work, number: int) -> None:
         try:
-            response = self._handles[number].classify.remote(packed_rows(work.rows))
-            work.predictions[:] = unpacked_predictions(await response, work.rows)
+            response = self._handles[number].classify.remote(work.rows)
+            work.predictions[:] = await response
             work.generation = self._generations[number]
         except asyncio.CancelledError:
             response.cancel()

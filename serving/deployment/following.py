@@ -42,8 +42,8 @@ def after_publish(config: Config, say: Say) -> dict[str, Any]:
         warning = f"{type(error).__name__}: {first}"
     warning = redact.text(warning)
     say(
-        f"warning: published, but MLflow's registry is behind ({warning}); `howdah model register`"
-        " helps"
+        f"warning: published, but MLflow's registry is behind ({warning}); run"
+        " `howdah model register`"
     )
     return {"state": "behind", "warning": warning}
 

@@ -7,8 +7,6 @@ import socket
 from howdah.core.machine import is_loopback
 from howdah.errors import UsageError
 
-__all__ = ["host_names", "is_loopback", "listen", "reached_by_others", "require_guarded", "shown"]
-
 _BACKLOG = 512
 
 
@@ -70,7 +68,7 @@ def reached_by_others(host: str, has_tokens: bool) -> str | None:
     if is_loopback(host):
         return None
     login = "with a token" if has_tokens else "without a token"
-    return f"it listens on {host}: who reaches it classifies {login}"
+    return f"it listens on {host}: anyone who reaches it can classify {login}"
 
 
 def shown(host: str) -> str:

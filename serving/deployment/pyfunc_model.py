@@ -40,10 +40,10 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         from howdah.serving.prediction.classify import classify, outputs_of
         from howdah.serving.prediction.rows import EMPTY, Row
 
-        texts = [None if text is None or text != text else str(text) for text in model_input[TEXT]]
+        column = model_input[TEXT]
         rows = [
-            Row(str(number), text, EMPTY if text is None else None)
-            for number, text in enumerate(texts)
+            Row(str(number), None if missing else str(text), EMPTY if missing else None)
+            for number, (text, missing) in enumerate(zip(column, column.isna(), strict=True))
         ]
         answers = as_json(classify(self._served, rows), outputs_of(self._served))
         return pd.DataFrame(

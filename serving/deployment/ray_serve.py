@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from howdah import storage
 from howdah.config.options.serve import ServeSection, require_implemented
 from howdah.core import machine, threads
 from howdah.errors import ClusterError, UsageError
@@ -197,7 +198,7 @@ def _plain(section: ServeSection) -> dict[str, Any]:
     """The section for a process that may have another working directory."""
     plain = section.model_dump(mode="json")
     if section.token_file is not None:
-        plain["token_file"] = os.path.abspath(section.token_file)
+        plain["token_file"] = storage.absolute(section.token_file)
     return plain
 
 

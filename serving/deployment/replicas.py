@@ -1,7 +1,7 @@
 """The processes of the Ray Serve deployment: replicas that hold a model, and the server itself.
 
 Nothing here imports Ray at module level, since Ray's workers import this module by its name. Ray
-pickles arguments between its processes, so that they are plain strings, lists and dicts.
+pickles what its processes send each other.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ import asyncio
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from howdah.serving.deployment.dispatch import (
-    PackedPrediction,
-    PackedRow,
-    packed_predictions,
-    unpacked_rows,
-)
+if TYPE_CHECKING:
+    from howdah.serving.prediction.rows import Prediction, Row
 
 _MOST_LINES = 1000
 
@@ -44,14 +40,14 @@ class Classifier:
         """Return the fields of RemoteModel (serving/compute/generation.py)."""
         return self._generation.described()
 
-    def classify(self, rows: list[PackedRow]) -> list[PackedPrediction]:
+    def classify(self, rows: list[Row]) -> list[Prediction]:
         """Return the predictions of rows, in their order."""
         from howdah.serving.prediction.classify import classify
 
         with self._lock:
             self._began = time.monotonic()
             try:
-                return packed_predictions(classify(self._generation.model, unpacked_rows(rows)))
+                return classify(self._generation.model, rows)
             finally:
                 self._began = None
 

@@ -23,8 +23,11 @@ def require_comparable(one: Version, other: Version, share: float | None) -> flo
             expected="more than 0 and less than 1, for example 0.1",
             got="none" if share is None else str(share),
         )
-    tasks = [each.info.get("task", "single_label") for each in (one, other)]
-    if tasks[0] != tasks[1] or bool(one.info.get("pairs")) != bool(other.info.get("pairs")):
+    tasks = [
+        each.info.get("task", "single_label") + (" of pairs" if each.info.get("pairs") else "")
+        for each in (one, other)
+    ]
+    if tasks[0] != tasks[1]:
         raise ModelError(
             "the two models are of different tasks",
             where=other.path,

@@ -11,16 +11,23 @@ _METRICS = b"metrics "
 """Prefix of the line of a token that may read only /metrics."""
 
 
-def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
-    """Read the bearer tokens of a file, one a line; [] without a file.
+def tokens(path: str | None) -> list[bytes]:
+    """Read the bearer tokens of a file that are for all paths; [] without a file.
 
-    Args:
-        for_metrics: read those that may read only /metrics, whose lines are `metrics TOKEN`.
+    Raises:
+        ConfigError: see `read`.
+    """
+    return [] if path is None else read(path)[0]
+
+
+def read(path: str) -> tuple[list[bytes], list[bytes]]:
+    """Read the bearer tokens of a file, one a line, as (those for all paths, those for /metrics).
+
+    The latter stand in lines `metrics TOKEN`.
+
     Raises:
         ConfigError: it cannot be read, other users may read it, or no token is for all paths.
     """
-    if path is None:
-        return []
     try:
         data = private_files.read(path, what="the file of tokens", where=f"{_KEY} {path}").encode()
     except StorageError as error:
@@ -28,19 +35,22 @@ def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
             error.what, where=error.where, expected=error.expected, got=error.got,
             remedy=error.remedy,
         ) from None  # fmt: skip
-    lines = [line.strip() for line in data.splitlines() if line.strip()]
-    every = [line.removeprefix(_METRICS).strip() for line in lines]
-    plain = [len(one) >= _SHORTEST and all(0x21 <= byte <= 0x7E for byte in one) for one in every]
-    wrong = [number for number, is_plain in enumerate(plain, 1) if not is_plain]
-    general = [one for one, line in zip(every, lines, strict=True) if one == line]
-    if wrong or not general:
+    general: list[bytes] = []
+    for_metrics: list[bytes] = []
+    wrong = None
+    for number, line in enumerate(data.splitlines(), 1):
+        if not (line := line.strip()):
+            continue
+        token = line.removeprefix(_METRICS).strip()
+        (general if token == line else for_metrics).append(token)
+        is_plain = len(token) >= _SHORTEST and all(0x21 <= byte <= 0x7E for byte in token)
+        if wrong is None and not is_plain:
+            wrong = f"line {number} is shorter or has other characters"
+    if wrong is not None or not general:
         raise ConfigError(
             "the file of tokens has no usable token", where=f"{_KEY} {path}",
             expected=f"lines of {_SHORTEST} or more visible ASCII characters",
-            got=f"line {wrong[0]} is shorter or has other characters" if wrong
-            else "tokens for metrics alone" if every else "none",
+            got=wrong or ("tokens for metrics alone" if for_metrics else "none"),
             remedy=f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {path}",
         )  # fmt: skip
-    if for_metrics:
-        return [one for one, line in zip(every, lines, strict=True) if one != line]
-    return general
+    return general, for_metrics

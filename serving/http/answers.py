@@ -7,8 +7,14 @@ from typing import Any
 
 from starlette.responses import Response
 
-from howdah.serving.compute.refusals import BadHead, NoToken, QueueFull
-from howdah.serving.compute.requests import WrongMethod, refusal_body
+from howdah.serving.compute.refusals import (
+    BadHead,
+    NoToken,
+    QueueFull,
+    Refusal,
+    WrongMethod,
+    refusal_body,
+)
 
 _CLOSING = (401, 403, 404, 408, 413, 431, 503)
 """The connection ends after these: the rest of the request may still be coming, or the client is
@@ -21,8 +27,8 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(data.encode("utf-8", "replace"), status, headers, media_type="application/json")
 
 
-def refused(error: Any) -> Response:
-    """Return the answer to a refused request (serving/compute/requests.py: Refusal)."""
+def refused(error: Refusal) -> Response:
+    """Return the answer to a refused request."""
     headers = {}
     if isinstance(error, QueueFull):
         headers["Retry-After"] = str(error.seconds)

@@ -17,8 +17,15 @@ from starlette.responses import Response
 from howdah import __version__
 from howdah.serving.compute.batcher import Work
 from howdah.serving.compute.generation import Generation
-from howdah.serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
-from howdah.serving.compute.requests import Refusal, UnknownRoute, WrongMethod
+from howdah.serving.compute.refusals import (
+    DeadlinePassed,
+    Draining,
+    Gone,
+    Refusal,
+    UnknownModel,
+    UnknownRoute,
+    WrongMethod,
+)
 from howdah.serving.http import faces, oip, pages
 from howdah.serving.http.answers import json_response, refused
 from howdah.serving.http.front import asks_for_login

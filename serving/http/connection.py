@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from howdah.serving.compute.requests import BadRequest, refusal_body
+from howdah.serving.compute.refusals import BadRequest, refusal_body
 
 _DRAIN_SECONDS = 1.0
 _UNREAD_SECONDS = 30.0
@@ -111,16 +112,18 @@ def connection_class(
             self._address = self.client[0] if self.client else ""
             by_address[self._address].add(self)
             opened(len(self.connections))
-            of_address = by_address[self._address]
-            if _has_room(self, of_address, most_of_address) and _has_room(
-                self, self.connections, most
-            ):
+            if not _has_room(self, by_address[self._address], most_of_address):
+                limit = f"at most {most_of_address:,} of one address"
+            elif not _has_room(self, self.connections, most):
+                limit = f"at most {most:,}"
+            else:
                 self._begin()
-            elif len(refused) >= _REFUSED_AT_ONCE:
+                return
+            if len(refused) >= _REFUSED_AT_ONCE:
                 transport.abort()
             else:
                 refused.add(self)
-                self.transport.write(_refusal(503, "the server has too many connections", most))
+                self.transport.write(_refusal(503, "the server has too many connections", limit))
                 self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -150,7 +153,8 @@ def connection_class(
 
         def send_400_response(self, msg: str) -> None:
             self._cancel()
-            self.transport.write(_refusal(400, "this is not an HTTP request", 64 * 1024))
+            expected = f"HTTP/1.1, with a head of at most {64 * 1024:,} bytes"
+            self.transport.write(_refusal(400, "this is not an HTTP request", expected))
             self.transport.close()
 
         def shutdown(self) -> None:
@@ -180,7 +184,8 @@ def connection_class(
         def _too_slow(self) -> None:
             self._timer = None
             if not self.transport.is_closing():
-                self.transport.write(_refusal(408, "the request did not arrive in time", 0))
+                what = "the request did not arrive in time"
+                self.transport.write(_refusal(408, what, "a head, soon after the connection"))
                 self.transport.close()
 
     return Connection
@@ -204,19 +209,10 @@ def _has_room(new: Any, connections: set[Any], most: int) -> bool:
     return True
 
 
-_EXPECTED = {
-    400: "HTTP/1.1, with a head of at most {:,} bytes",
-    408: "a request's head, soon after the connection",
-    503: "at most {:,}",
-}
-_REASONS = {400: "Bad Request", 408: "Request Timeout", 503: "Service Unavailable"}
-
-
-def _refusal(status: int, what: str, limit: int) -> bytes:
-    body = refusal_body(BadRequest(what, expected=_EXPECTED[status].format(limit)))
-    data = json.dumps(body).encode()
+def _refusal(status: int, what: str, expected: str) -> bytes:
+    data = json.dumps(refusal_body(BadRequest(what, expected=expected))).encode()
     head = (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: application/json\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode("ascii") + data

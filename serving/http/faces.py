@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from howdah.serving.compute.generation import Generation
+from howdah.serving.compute.refusals import WrongShape
 from howdah.serving.compute.requests import (
-    WrongShape,
     as_json,
     check_texts,
     kind_of,
     loaded,
+    parameters_of,
     parse,
     rows_of,
 )
@@ -58,7 +59,7 @@ def tei(body: bytes, most_texts: int) -> Question:
     """
     request = loaded(body, '{"inputs": "a text"} or {"inputs": [["a text"], ...]}')
     _check_options(request)
-    top_k, function = _parameters(request.get("parameters"))
+    top_k, function = _parameters(request)
     has_parameters = request.get("parameters") is not None
     inputs = request.get("inputs")
     if isinstance(inputs, str):
@@ -127,17 +128,9 @@ def _check_options(request: Mapping[str, Any]) -> None:
         )
 
 
-def _parameters(parameters: Any) -> tuple[int | None, str | None]:
+def _parameters(request: Mapping[str, Any]) -> tuple[int | None, str | None]:
     """Return (top_k, function_to_apply) of Hugging Face's `parameters`; None if they are absent."""
-    if parameters is None:
-        return None, None
-    if not isinstance(parameters, dict):
-        raise WrongShape(
-            "parameters is not an object",
-            where="parameters",
-            expected='{"top_k": 1}',
-            got=kind_of(parameters),
-        )
+    parameters = parameters_of(request, "parameters")
     top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
     if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 1):
         raise WrongShape(

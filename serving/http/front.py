@@ -16,8 +16,9 @@ from howdah.serving.compute.refusals import (
     Gone,
     HeadTooLarge,
     NoToken,
+    Refusal,
+    WrongHost,
 )
-from howdah.serving.compute.requests import Refusal, WrongHost
 from howdah.serving.http.answers import refused
 from howdah.serving.http.reading import header
 from howdah.serving.http.state import State
@@ -56,7 +57,8 @@ class Front:
             return
         state, began, code = self._state, time.monotonic(), 0
         scope["howdah.began"] = began
-        face = next((name for at, name in _FACES if scope["path"].startswith(at)), "other")
+        below = scope["path"] + "/"  # /healthz is not below /health
+        face = next((name for at, name in _FACES if below.startswith(at + "/")), "other")
         if scope["path"] == "/":
             face = "predict" if scope["method"] == "POST" else "page"
 

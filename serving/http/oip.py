@@ -17,14 +17,8 @@ from typing import Any
 import numpy as np
 
 from howdah.serving.compute.generation import Generation
-from howdah.serving.compute.requests import (
-    TooLarge,
-    WrongShape,
-    check_texts,
-    kind_of,
-    loaded,
-    rows_of,
-)
+from howdah.serving.compute.refusals import TooLarge, WrongShape
+from howdah.serving.compute.requests import check_texts, kind_of, loaded, parameters_of, rows_of
 from howdah.serving.http.question import Question
 from howdah.serving.prediction.rows import Prediction
 
@@ -90,7 +84,7 @@ def infer(
             expected=f"at most {_MOST_ID} characters",
             got=kind_of(request_id),
         )
-    parameters = _parameters(request, "parameters")
+    parameters = parameters_of(request, "parameters")
     texts = _texts(request.get("inputs"), body[end:], most_texts, pairs)
     all_binary = parameters.get("binary_data_output") is True
     outputs = _outputs(request.get("outputs"), all_binary)
@@ -143,20 +137,6 @@ def _json_end(value: bytes | None, length: int) -> int:
     return int(value)
 
 
-def _parameters(value: dict[str, Any], where: str) -> dict[str, Any]:
-    parameters = value.get("parameters")
-    if parameters is None:
-        return {}
-    if not isinstance(parameters, dict):
-        raise WrongShape(
-            "parameters is not an object",
-            where=where,
-            expected="an object",
-            got=kind_of(parameters),
-        )
-    return parameters
-
-
 def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
     """Read the texts, or pairs of texts, of the request's only tensor.
 
@@ -190,7 +170,7 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
             got=str(count),
             remedy="send several requests; `howdah predict` classifies files",
         )
-    size = _parameters(tensor, "inputs[0].parameters").get("binary_data_size")
+    size = parameters_of(tensor, "inputs[0].parameters").get("binary_data_size")
     if size is None and not behind:
         where, flat = "inputs[0].data", _json_data(tensor.get("data"))
     else:
@@ -282,7 +262,7 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
             "outputs is not a list of names",
             where="outputs",
             expected='[{"name": "label"}]',
-            got=kind_of(outputs),
+            got=json.dumps(outputs)[:40],
         )
     if len(outputs) > _MOST_OUTPUTS:
         raise WrongShape(
@@ -293,14 +273,14 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
         )
     result = []
     for number, one in enumerate(outputs):
-        parameters = _parameters(one, f"outputs[{number}].parameters")
+        parameters = parameters_of(one, f"outputs[{number}].parameters")
         classes = parameters.get("classification", 0)
         if isinstance(classes, bool) or not isinstance(classes, int) or classes < 0:
             raise WrongShape(
                 "classification is not a number of classes",
                 where=f"outputs[{number}].parameters",
                 expected="0 or more",
-                got=kind_of(classes),
+                got=json.dumps(classes)[:40],
             )
         is_binary = parameters.get("binary_data", all_binary) is True
         result.append(_Output(one["name"], is_binary, classes))

@@ -10,8 +10,8 @@
   });
   const show = (...parts) => document.getElementById("answer").replaceChildren(...parts);
   const refusal = async (answer) => {
-    const said = await answer.json().catch(() => ({}));
-    return [said.what || `the server answered ${answer.status}`, said.expected && `expected: ${said.expected}`, said.remedy]
+    const body = await answer.json().catch(() => ({}));
+    return [body.what || `the server answered ${answer.status}`, body.expected && `expected: ${body.expected}`, body.remedy]
       .filter(Boolean).join("; ");
   };
 
@@ -33,7 +33,7 @@
     return more > 0 ? [table, make("p", `and ${more} more labels`, { className: "dim" })] : [table];
   };
 
-  const said = ({ prediction, model, version }, milliseconds) => {
+  const parts = ({ prediction, model, version }, milliseconds) => {
     if (prediction.error) return [make("p", `No prediction: ${prediction.error}.`, { className: "bad" })];
     const { label, labels = label ? [label] : [], value } = prediction;
     const none = prediction.rejected ? "rejected: no score is high enough" : "no label";
@@ -54,7 +54,7 @@
       body: JSON.stringify({ text: texts.length > 1 ? texts : texts[0] }),
     });
     if (!answer.ok) return show(make("p", await refusal(answer), { className: "bad" }));
-    return show(...said(await answer.json(), Math.max(1, Math.round(performance.now() - began))));
+    return show(...parts(await answer.json(), Math.max(1, Math.round(performance.now() - began))));
   };
 
   const open = async () => {

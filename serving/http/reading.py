@@ -7,8 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.serving.compute.refusals import Gone, QueueFull, TooSlow, WrongMedia
-from howdah.serving.compute.requests import TooLarge, WrongShape
+from howdah.serving.compute.refusals import (
+    Gone,
+    QueueFull,
+    TooLarge,
+    TooSlow,
+    WrongMedia,
+    WrongShape,
+)
 
 _NUMBER = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{0,12})?(?:[eE][+-]?[0-9]{1,3})?")
 _DROPPED_BODIES = 16

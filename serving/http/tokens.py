@@ -8,8 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from howdah import storage
 from howdah.core import threads
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, StorageError
 from howdah.serving.http import access
 
 _METRICS = "/metrics"
@@ -30,7 +31,7 @@ class TokenFile:
         self._stop = threading.Event()
         self._broken = False
         self._seen = self._signature()
-        self._read()
+        self._tokens, self._for_metrics = access.read(path)
 
     def start(self, seconds: float) -> None:
         """Start a thread that calls `look` at this interval."""
@@ -51,7 +52,7 @@ class TokenFile:
         if signature == self._seen and not self._broken:
             return
         try:
-            self._read()
+            self._tokens, self._for_metrics = access.read(self._path)
         except ConfigError as error:
             if not self._broken:
                 self._say(f"the tokens stay as they were: {error.what} ({error.where})")
@@ -67,16 +68,10 @@ class TokenFile:
         right = [hmac.compare_digest(token, one) for one in tokens]
         return any(right)
 
-    def _read(self) -> None:
-        # Read both before either is kept, since a request must not see half of a new file.
-        tokens = access.tokens(self._path)
-        for_metrics = access.tokens(self._path, for_metrics=True)
-        self._tokens, self._for_metrics = tokens, for_metrics
-
     def _signature(self) -> tuple[int, ...] | None:
         try:
-            info = os.stat(self._path)
-        except OSError:
+            info = os.stat(storage.local_path(self._path))
+        except (OSError, StorageError):  # it is gone, or not a local file
             return None
         return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_mode)
 

@@ -62,11 +62,6 @@ def usable(served: ServedModel, row: Row) -> str | Prediction:
     return text
 
 
-def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
-    """Make a row's prediction from its scores: a label (None: rejected), labels or a number."""
-    return Prediction(row.id, served.decided(scores_C), scores_C)
-
-
 def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
     """Count the rows without a prediction in a profile."""
     errors = [one.error for one in predictions if one.error is not None]

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from howdah.core.paths import absolute
 from howdah.errors import TooManyErrors
-from howdah.serving.prediction.rows import Prediction, format_of
+from howdah.serving.prediction.rows import Prediction, format_of, shown
 
 if TYPE_CHECKING:
     from howdah.config.loader import Config
@@ -65,7 +64,7 @@ def of_lines(count: int, reasons: Reasons) -> list[str]:
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """Describe a prediction's result: rows, and how many have an error by reason."""
-    line = f"{summary['rows']:,} rows -> {absolute(summary['output'])}"
+    line = f"{summary['rows']:,} rows -> {shown(summary['output'])}"
     if summary["errors"]:
         why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
         line += f"; {summary['errors']:,} with an error ({why}): column error"
@@ -78,6 +77,14 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
         f"drift: {drift['state']}",
         *(f"{column['grade']} change: {column['change']}" for column in moved),
     ]
+
+
+def too_many(errors: int, rows: int, most: float) -> bool:
+    """Return whether more than the share `most` of the rows have an error.
+
+    The quotient is compared, since `most * rows` may be rounded down: 0.29 * 100 is less than 29.
+    """
+    return errors > 0 and errors / rows > most
 
 
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:
@@ -94,9 +101,9 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
 
     most = config.score.max_error_fraction
     rows, errors = summary["rows"], summary["errors"]
-    if errors <= most * rows:
+    if not too_many(errors, rows, most):
         return
-    shown = "; ".join(
+    why = "; ".join(
         f"{one['error']}: {one['rows']:,} (id {one['example']}"
         + (f", {one['first']})" if one["first"] != one["error"] else ")")
         for one in summary["reasons"]
@@ -111,9 +118,9 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
             else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
         )
     raise TooManyErrors(
-        "too many rows could not be classified; the output has them, too, with an error",
-        where=absolute(summary["output"]),
+        "too many rows could not be classified; they are in the output, with an error",
+        where=shown(summary["output"]),
         expected=f"at most {most:.2%} of the rows (score.max_error_fraction)",
-        got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",
+        got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {why}",
         remedy=f"{remedy}; or raise score.max_error_fraction",
     )

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from howdah.data.clean import joined
-from howdah.models.opened.opened import open_model
+from howdah.models.opened.opened import ServedModel, open_model
 from howdah.serving.prediction.classify import classify, outputs_of
 from howdah.serving.prediction.judged import Reasons, of_lines
-from howdah.serving.prediction.rows import Row, as_json
+from howdah.serving.prediction.rows import Prediction, Row, as_json
+from howdah.storage.charsets import SURROGATES, spelled
 
 
 def predict_lines(
@@ -42,30 +43,41 @@ def predict_lines(
     """
     served = open_model(model, framework=framework)
     progress(f"model {model}, run by {served.run_by}")
-    if served.kind == "image":
-        from howdah.serving.prediction.images import predict_image_lines
-
-        return predict_image_lines(served, lines, out)
+    classified = _images if served.kind == "image" else _texts
     number, outputs, reasons = 0, outputs_of(served), Reasons()
     for batch in _waiting_lines(lines):
-        rows = []
-        for line in batch:
-            broken = any("\udc80" <= character <= "\udcff" for character in line)
-            error = "the text is not UTF-8" if broken else None
-            if served.pairs and error is None:
-                first, tab, second = line.partition("\t")
-                line = joined(first, second)
-                error = None if tab else "there is no tab between two texts"
-            rows.append(Row(str(number), None if error else line, error, served.pairs))
-            number += 1
-        predictions = classify(served, rows)
-        reasons.add(predictions)
-        for prediction in predictions:
-            out.write(as_json(prediction, outputs, served.run_id) + "\n")
-        out.flush()
+        if number == 0:
+            batch[0] = batch[0].removeprefix("\ufeff")  # a byte order mark
+        for predictions in classified(served, batch, number):
+            reasons.add(predictions)
+            for prediction in predictions:
+                out.write(as_json(prediction, outputs, served.run_id) + "\n")
+            out.flush()
+        number += len(batch)
     for line in of_lines(number, reasons):
         progress(line)
     return number
+
+
+def _texts(served: ServedModel, lines: list[str], first: int) -> Iterator[list[Prediction]]:
+    """Classify texts together; their ids are their numbers from `first`."""
+    rows = []
+    for number, line in enumerate(lines, first):
+        error = "the text is not UTF-8" if SURROGATES.search(line) else None
+        if served.pairs and error is None:
+            one, tab, other = line.partition("\t")
+            line = joined(one, other)
+            error = None if tab else "there is no tab between two texts"
+        rows.append(Row(str(number), None if error else line, error, served.pairs))
+    yield classify(served, rows)
+
+
+def _images(served: ServedModel, lines: list[str], _: int) -> Iterator[list[Prediction]]:
+    """Classify image files, whose ids are their paths, one at a time: many do not fit memory."""
+    from howdah.serving.prediction.images import classify_images, image_file
+
+    for path in lines:
+        yield classify_images(served, [image_file(path, spelled(path))])
 
 
 def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:

@@ -18,12 +18,13 @@ from howdah.models.opened.opened import open_model
 from howdah.models.profile.profile import Profile, reference_of
 from howdah.models.version import open_version
 from howdah.serving.drift.judge import judge
+from howdah.serving.prediction import images
 from howdah.serving.prediction.classify import classify, count_failed, no_profile, outputs_of
-from howdah.serving.prediction.images import predict_images
 from howdah.serving.prediction.judged import Reasons
 from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
 from howdah.serving.prediction.rows import (
     SUFFIXES,
+    TABLE,
     Prediction,
     format_of,
     open_output,
@@ -90,7 +91,7 @@ def predict(
         ModelError: no model.
         AlreadyExists: the output exists.
     """
-    if batch is not None and not (output.startswith("table:") and batch.strip()):
+    if batch is not None and not (output.startswith(TABLE) and batch.strip()):
         raise UsageError(
             "a batch is a partition of a table",
             expected="--output table:NAME and --batch with a name, such as a day",
@@ -100,7 +101,7 @@ def predict(
     config = config or Config()
     csv_options = csv_options or config.data.csv
     by_spark = _is_table(source) or spark_format_of(source) is not None
-    if master is not None or by_spark or output.startswith("table:"):
+    if master is not None or by_spark or output.startswith(TABLE):
         from howdah.serving.prediction.spark import predict_spark
 
         if drift:
@@ -128,38 +129,32 @@ def predict(
         )
     refuse_output(output, overwrite=overwrite)
     version = open_version(model, config.publish.directory)
-    reader = None
-    if version.kind == "text":  # look at the source before the model is loaded
+    if drift and version.kind == "image":
+        raise UsageError(
+            "--drift judges texts",
+            remedy="`howdah drift --source` judges predictions of images",
+        )
+    # Look at the source before the model is loaded.
+    trained = Columns(**(version.info.get("columns") or {}))
+    columns = choose_columns(trained, text_columns, id_column)
+    if version.kind == "image":
+        columns = columns.model_copy(update={"image": _one_column(text_columns) or trained.image})
+        files = images.image_files(source)
+        reader = images.read_images(files, columns, id_required=id_column is not None)
+        classified, most_rows = images.classify_images, images.CHUNK_ROWS
+    else:
         files = source_files(source, progress)
-        trained = Columns(**(version.info.get("columns") or {}))
-        columns = choose_columns(trained, text_columns, id_column)
         reader = read_rows(
             files, columns, csv_options=csv_options, id_required=id_column is not None,
             most_undecodable=most, progress=progress,
         )  # fmt: skip
-        first = next(reader, None)
-        if first is None:
-            raise DataError("the source has no rows", where=source, remedy="check the source")
-        reader = itertools.chain([first], reader)
+        classified, most_rows = classify, _CHUNK_ROWS
+    first = next(reader, None)
+    if first is None:
+        raise DataError("the source has no rows", where=source, remedy="check the source")
+    reader = itertools.chain([first], reader)
     served = open_model(version.path, framework=framework, threads=threads)
     progress(f"model {version.title}, run by {served.run_by}")
-    if reader is None:
-        if drift:
-            raise UsageError(
-                "--drift judges texts",
-                remedy="`howdah drift --source` judges predictions of images",
-            )
-        made = predict_images(
-            served,
-            model,
-            source,
-            output,
-            image_column=_one_column(text_columns),
-            id_column=id_column,
-            overwrite=overwrite,
-            progress=progress,
-        )
-        return made | {"version": version.number}
     reference = reference_of(version.path) if drift else None
     if drift and reference is None:
         raise no_profile(version.path)
@@ -167,7 +162,7 @@ def predict(
     counts: Counter[str] = Counter()
     reasons = Reasons()
     rows = errors = rejected = 0
-    chunk_rows = min(_FIRST_ROWS, _CHUNK_ROWS)
+    chunk_rows = min(_FIRST_ROWS, most_rows)
     pace = _Pace(files, progress)
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
@@ -175,7 +170,7 @@ def predict(
         while chunk := list(itertools.islice(reader, chunk_rows)):
             began = time.monotonic()
             if profile is None:
-                predictions = classify(served, chunk)
+                predictions = classified(served, chunk)
             else:
                 predictions = classify(served, chunk, profile.add)
                 count_failed(profile, predictions)
@@ -187,7 +182,7 @@ def predict(
             for one in predictions:
                 counts.update(_labels_in(one))
             if time.monotonic() - began < _CHUNK_SECONDS:
-                chunk_rows = min(_CHUNK_ROWS, 2 * chunk_rows)
+                chunk_rows = min(most_rows, 2 * chunk_rows)
             pace.show(rows)
     judged = {}
     if reference is not None and profile is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
@@ -24,6 +24,9 @@ from howdah.errors import DataError, NotFound
 from howdah.serving.prediction.rows import EMPTY, SUFFIXES, Row, format_of
 from howdah.storage import Entry
 from howdah.storage.charsets import ESCAPE, SURROGATES, spelled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _PARQUET_BATCH_ROWS = 2048
 NOT_DECODED = "the text is not in the file's encoding"
@@ -99,6 +102,7 @@ def check_files(
     source: str,
     id_required: bool,
     root: str | None = None,
+    remedy: str = _OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Require that files of a format have the mapped columns (`checks.check`).
@@ -116,9 +120,7 @@ def check_files(
         )
         for name in mapped(columns)
     ]
-    checked = checks.check(
-        files, form, required, options, source=source, root=root, remedy=_OPTIONS
-    )
+    checked = checks.check(files, form, required, options, source=source, root=root, remedy=remedy)
     if columns.id in checked.missing:
         progress(no_ids(str(columns.id)))
 
@@ -138,6 +140,7 @@ def read_rows(
     csv_options: CsvOptions | None = None,
     id_required: bool = True,
     most_undecodable: float = 1.0,
+    remedy: str = _OPTIONS,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Row]:
     """Look at the files' columns and at the first rows, and return the rows of all in order.
@@ -148,6 +151,7 @@ def read_rows(
         id_required: refuse a source without the id column, rather than number its rows.
         most_undecodable: refuse a source if a larger share of its first rows is in another
             character set.
+        remedy: how a missing column is named, for the error.
         progress: called with a line.
     Raises:
         DataError: see `check_files` and `peek.sample`; while reading: a file is damaged.
@@ -168,7 +172,7 @@ def read_rows(
     for form, form_files in forms.items():
         check_files(
             form_files, form, columns, options, source=files.paths[0], id_required=id_required,
-            root=files.root, progress=progress,
+            root=files.root, remedy=remedy, progress=progress,
         )  # fmt: skip
         first = peek.sample(next(iter(form_files)), form, options)
         peek.refuse_encoding(first, mapped(columns), most_undecodable)
@@ -258,29 +262,33 @@ def _kind(value: Any) -> str:
 def _of_parquet(
     path: str, rows: Rows, constants: Mapping[str, str | None], *, first: int
 ) -> Iterator[Row]:
+    number = first
+    schema = footers.schema(path, "parquet")
+    present = [name for name in rows.names if footers.type_of(schema, name) is not None]
+    for batch in parquet_batches(path, present):
+        columns = [
+            _values(footers.column(batch, name), footers.type_of(schema, name))
+            if name in present
+            else [constants.get(name)] * batch.num_rows
+            for name in rows.names
+        ]
+        for values in zip(*columns, strict=True):
+            yield rows.row(values, number)
+            number += 1
+
+
+def parquet_batches(
+    path: str, columns: Sequence[str], most: int = _PARQUET_BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of a Parquet file, in batches of at most `most` rows.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     import pyarrow.parquet as pq
 
-    number = first
-    with storage.open_read(path) as file:
-        with footers.readable(path, "parquet"):
-            parquet = pq.ParquetFile(file)
-            schema = footers.schema(path, "parquet")
-            present = [name for name in rows.names if footers.type_of(schema, name) is not None]
-            batches = parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=present)
-        while True:
-            with footers.readable(path, "parquet"):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            columns = [
-                _values(footers.column(batch, name), footers.type_of(schema, name))
-                if name in present
-                else [constants.get(name)] * batch.num_rows
-                for name in rows.names
-            ]
-            for values in zip(*columns, strict=True):
-                yield rows.row(values, number)
-                number += 1
+    with storage.open_read(path) as file, footers.readable(path, "parquet"):
+        yield from pq.ParquetFile(file).iter_batches(most, columns=columns)
 
 
 def _values(column: Any, kind: Any) -> list[str | None]:

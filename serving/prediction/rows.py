@@ -29,6 +29,10 @@ SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
+_WRITTEN = tuple(suffix for suffix in SUFFIXES if suffix != ".tsv")
+"""Suffixes of outputs, which are neither compressed nor divided by tabs."""
+TABLE = "table:"
+"""Prefix of an output that is a Hive table."""
 EMPTY = "the text is empty"
 """Error of a row that has no text, or whose text is empty after cleaning."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
@@ -131,6 +135,11 @@ def spark_format_of(path: str) -> str | None:
 
 
 # ------------------------------------------------------------------------------------- output
+def shown(output: str) -> str:
+    """Return an output as messages name it: a table, or an absolute path."""
+    return output if output.startswith(TABLE) else storage.absolute(output)
+
+
 class _Writer(Protocol):
     def write(self, predictions: Sequence[Prediction]) -> None: ...
 
@@ -159,18 +168,27 @@ def open_output(
     """
     form = refuse_output(path, overwrite=overwrite)
     makers = {"parquet": _ParquetWriter, "jsonl": _JsonWriter, "csv": _CsvWriter}
+    with (
+        staged_output(path, overwrite=overwrite, progress=progress) as staged,
+        storage.open_write(staged) as file,
+    ):
+        writer = makers[form](file, outputs, run_id)
+        try:
+            yield writer
+        except BaseException:
+            # else pyarrow's writer would write its footer, when collected, into a closed file
+            with contextlib.suppress(Exception):
+                writer.close()
+            raise
+        writer.close()
+
+
+@contextlib.contextmanager
+def staged_output(path: str, *, overwrite: bool, progress: Callable[[str], None]) -> Iterator[str]:
+    """Yield the path to write, a file or a directory, which becomes `path` at the end."""
     aside = commit.hidden(path, "old") if overwrite else None
     with commit.stage(commit.hidden(path, "tmp")) as staged:
-        with storage.open_write(staged.path) as file:
-            writer = makers[form](file, outputs, run_id)
-            try:
-                yield writer
-            except BaseException:
-                # else pyarrow's writer would write its footer, when collected, into a closed file
-                with contextlib.suppress(Exception):
-                    writer.close()
-                raise
-            writer.close()
+        yield staged.path
         replaced = staged.publish(path, aside=aside, keep=True)
     if replaced is not None and not commit.discard(replaced):
         progress(f"the replaced output could not be removed: {replaced}")
@@ -183,8 +201,7 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
         UsageError: another suffix.
         AlreadyExists: the file exists, and is not to be replaced.
     """
-    form = format_of(path)
-    if form is None or path.lower().endswith((".gz", ".tsv")):
+    if not path.lower().endswith(_WRITTEN):
         raise UsageError(
             "the format of the output is not known",
             where=storage.absolute(path),
@@ -193,7 +210,7 @@ def refuse_output(path: str, *, overwrite: bool) -> str:
         )
     if not overwrite:
         refuse_existing(path)
-    return form
+    return format_of(path)
 
 
 def refuse_existing(output: str) -> None:
@@ -202,7 +219,7 @@ def refuse_existing(output: str) -> None:
         raise AlreadyExists(
             "the output exists already",
             where=storage.absolute(output),
-            remedy="give another name, or remove it",
+            remedy="give another name, or replace it by --overwrite",
         )
 
 

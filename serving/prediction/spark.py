@@ -28,20 +28,25 @@ from howdah.serving.prediction.executor import Predictor, Reader, summarize, wor
 from howdah.serving.prediction.files import Files
 from howdah.serving.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
 from howdah.serving.prediction.reading import choose_columns, no_ids
-from howdah.serving.prediction.rows import Outputs, format_of, refuse_existing, spark_format_of
+from howdah.serving.prediction.rows import (
+    TABLE,
+    Outputs,
+    format_of,
+    refuse_existing,
+    refuse_output,
+    spark_format_of,
+    staged_output,
+)
 from howdah.spark import connectors, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import is_active
-from howdah.storage import commit
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format that decide how a path without a known suffix is read."""
-TABLE = "table:"
-"""Prefix of an output that is a Hive table."""
 
 
 def predict_spark(
@@ -131,14 +136,9 @@ class _Request:
 def _predict(request: _Request, config: Config, framework: str, progress: Progress) -> dict:
     if request.form == "table":
         return _classify(request, config, framework, progress, None)
-    aside = commit.hidden(request.output, "old") if request.overwrite else None
     # Outside the Spark session, since a task that still runs would create the directory again.
-    with commit.stage(commit.hidden(request.output, "tmp")) as staged:
-        result = _classify(request, config, framework, progress, staged.path)
-        replaced = staged.publish(request.output, aside=aside, keep=True)
-    if replaced is not None and not commit.discard(replaced):
-        progress(f"the replaced output could not be removed: {replaced}")
-    return result
+    with staged_output(request.output, overwrite=request.overwrite, progress=progress) as staged:
+        return _classify(request, config, framework, progress, staged)
 
 
 def _classify(
@@ -208,16 +208,11 @@ def _output_form(output: str, overwrite: bool) -> str:
                 "the output is not a table's name", where=output, expected=f"{TABLE}database.table"
             )
         return "table"
-    form = format_of(output) or ("parquet" if "." not in storage.name(output) else None)
-    if form not in ("parquet", "jsonl", "csv"):
-        raise UsageError(
-            "the format of the output is not known",
-            where=output,
-            expected="a directory's name, which may end in .parquet, .jsonl or .csv",
-        )
+    if "." in storage.name(output):
+        return refuse_output(output, overwrite=overwrite)
     if not overwrite:
         refuse_existing(output)
-    return form
+    return "parquet"
 
 
 def _kind(config: Config, source: str) -> str | None:

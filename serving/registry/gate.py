@@ -170,29 +170,28 @@ class Verdict:
         }
 
     def require(self, where: str) -> None:
-        """Raise CheckFailed with every missed bound and its value."""
-        require(self.checks, self.split, where)
+        """Require every bound.
 
-
-def require(checks: tuple[Check, ...], split: str, where: str) -> None:
-    """Raise CheckFailed if a check did not pass."""
-    missed = [check for check in checks if not check.passed]
-    if missed:
-        raise CheckFailed(
-            f"the model misses the gate on {split}: {len(missed)} of {len(checks)}"
-            f" bound{'s' if len(checks) > 1 else ''}",
-            where=where,
-            problems=[
-                HowdahError(
-                    check.metric,
-                    where=check.against,
-                    expected=check.bound_text,
-                    got="undefined" if check.got is None else f"{check.got:.6g}",
-                )
-                for check in missed
-            ],
-            remedy="train longer or better, or lower the bounds of gate.*",
-        )
+        Raises:
+            CheckFailed: with every missed bound and its value.
+        """
+        missed = [check for check in self.checks if not check.passed]
+        if missed:
+            raise CheckFailed(
+                f"the model misses the gate on {self.split}: {len(missed)} of {len(self.checks)}"
+                f" bound{'s' if len(self.checks) > 1 else ''}",
+                where=where,
+                problems=[
+                    HowdahError(
+                        check.metric,
+                        where=check.against,
+                        expected=check.bound_text,
+                        got="undefined" if check.got is None else f"{check.got:.6g}",
+                    )
+                    for check in missed
+                ],
+                remedy="train longer or better, or lower the bounds of gate.*",
+            )
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float | None]:

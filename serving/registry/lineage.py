@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
@@ -44,14 +44,6 @@ class Places:
     """Published models, or directories of them (publish.directory)."""
 
 
-@dataclass(kw_only=True)
-class _Inventory:
-    """All runs and published versions of the places, each read once."""
-
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    versions: list[dict[str, Any]] = field(default_factory=list)
-
-
 def of_row(row_id: str, places: Places) -> dict[str, Any]:
     """Find a row, and all that was made from it.
 
@@ -79,7 +71,6 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
     for mark in marks.values():
         roles = dict.fromkeys(mark.versions_with([row_id]), "trained") | roles
     rejected = rejects.find(row_id, datasets)
-    inventory = _inventory(places)
     return {
         "id": row_id,
         "forgotten": min(when, default=None),
@@ -87,7 +78,7 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
         "rejected": [
             {**_brief(one), "rows": rejected[one.path]} for one in datasets if one.path in rejected
         ],
-        **_downwards(roles, {}, inventory, places),
+        **_downwards(roles, {}, places),
     }
 
 
@@ -115,7 +106,7 @@ def of_dataset(path: str, places: Places) -> dict[str, Any]:
             }
         )
     roles = {one["hash"]: "trained" for one in listed}
-    return {"datasets": listed, **_downwards(roles, {}, _inventory(places), places)}
+    return {"datasets": listed, **_downwards(roles, {}, places)}
 
 
 def of_model(version: Version, places: Places) -> dict[str, Any]:
@@ -147,7 +138,6 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
     def of_run(key: str) -> Any:
         return run_values.get(key) if run_values.get(key) is not None else kept.get(key)
 
-    inventory = _inventory(places)
     return {
         "model": {
             "name": storage.name(model.root), "version": number, "path": path,
@@ -170,7 +160,7 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
             {k: one.get(k) for k in ("action", "published", "by", "note")} for one in entries
         ],
         "mlflow": _mlflow(model.root).get(str(number)),
-        **_downwards({}, {_place(path): "itself"}, inventory, places, without=path),
+        **_downwards({}, {_place(path): "itself"}, places, without=path),
     }  # fmt: skip
 
 
@@ -178,7 +168,6 @@ def of_model(version: Version, places: Places) -> dict[str, Any]:
 def _downwards(
     roles: Mapping[str, str],
     began: Mapping[str, str],
-    inventory: _Inventory,
     places: Places,
     without: str | None = None,
 ) -> dict[str, Any]:
@@ -189,10 +178,11 @@ def _downwards(
         began: {path of a version: why it belongs to them}.
         without: path of a version that is not listed itself.
     """
+    versions = [one for root in places.models for one in _versions(root)]
     derived = dict(began)
     while True:
         before = len(derived)
-        for one in inventory.versions:
+        for one in versions:
             how = _how(one, roles, derived)
             if how is not None:
                 derived.setdefault(_place(one["path"]), how)
@@ -201,17 +191,18 @@ def _downwards(
     runs = [
         {key: run[key] for key in _RUN_KEYS}
         | {"role": roles.get(run["dataset_hash"], "trained"), "by": how}
-        for run in inventory.runs
+        for root in places.runs
+        for run in _runs(root, _DEEPEST)
         if (how := _how(run, roles, derived)) is not None
     ]
     models = [
         {key: one[key] for key in _VERSION_KEYS}
         | {"role": roles.get(one["dataset_hash"], "trained"), "by": how}
-        for one in inventory.versions
+        for one in versions
         if (how := derived.get(_place(one["path"]))) is not None and one["path"] != without
     ]
     paths = {_place(one["path"]) for one in models} | set(began)
-    return {"runs": runs, "models": models, "scored": list(_scored(inventory, paths))}
+    return {"runs": runs, "models": models, "scored": list(_scored(versions, paths))}
 
 
 def _how(
@@ -223,11 +214,13 @@ def _how(
     return next((f"began from {base}" for base in one["began"] if _place(base) in derived), None)
 
 
-def _scored(inventory: _Inventory, paths: Collection[str]) -> Iterator[dict[str, Any]]:
-    for root in dict.fromkeys(one["root"] for one in inventory.versions):
+def _scored(
+    versions: Sequence[Mapping[str, Any]], paths: Collection[str]
+) -> Iterator[dict[str, Any]]:
+    for root in dict.fromkeys(one["root"] for one in versions):
         numbers = {
             str(one["version"])
-            for one in inventory.versions
+            for one in versions
             if one["root"] == root and _place(one["path"]) in paths
         }
         for marker in scored.markers(root):
@@ -236,13 +229,6 @@ def _scored(inventory: _Inventory, paths: Collection[str]) -> Iterator[dict[str,
 
 
 # ------------------------------------------------------------------------------------- reading
-def _inventory(places: Places) -> _Inventory:
-    return _Inventory(
-        runs=[run for root in places.runs for run in _runs(root, _DEEPEST)],
-        versions=[one for root in places.models for one in _versions(root)],
-    )
-
-
 def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
     try:
         entries = storage.list_dir(directory)

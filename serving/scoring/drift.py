@@ -13,7 +13,7 @@ from howdah import storage
 from howdah.config.data import CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
-from howdah.data.files import json_rows, records
+from howdah.data.files import footers, json_rows, records
 from howdah.data.targets import label_mapping
 from howdah.errors import DataError, ModelError
 from howdah.models import registry
@@ -25,7 +25,13 @@ from howdah.serving.drift.examples import Examples
 from howdah.serving.drift.findings import Findings, Point
 from howdah.serving.drift.judge import judge
 from howdah.serving.prediction.classify import classify, count_failed, no_profile
-from howdah.serving.prediction.reading import Files, choose_columns, read_rows, source_files
+from howdah.serving.prediction.reading import (
+    Files,
+    choose_columns,
+    parquet_batches,
+    read_rows,
+    source_files,
+)
 from howdah.serving.prediction.rows import Prediction, Row, format_of
 from howdah.serving.scoring.labels import joined_file, joined_table
 from howdah.storage.charsets import spelled
@@ -38,8 +44,13 @@ LEAST_ROWS = 1_000
 
 _CHUNK_ROWS = 2048
 _FIELDS = ("id", "label", "scores", "error")
+_CSV_SCORE = "score_"
+"""Beginning of a column of scores in CSV; the label follows."""
 _REASONS = 20
 _EXAMPLES = 5
+
+_Chunk = tuple[list[Prediction], list[Row] | None, list[np.ndarray] | None]
+"""Predictions; their rows, and the token ids of those with scores, or None: only predictions."""
 
 
 def of_table(
@@ -138,26 +149,37 @@ def of_source(
     files = source_files(source)
     current, examples = Profile.like(reference), Examples(reference)
     unpredicted: dict[str, list[str]] = {}
-    predicted: dict[str, str | None] | None = {} if labels is not None else None
+    predicted: dict[str, str | None] = {}
     if all(_are_predictions(path) for path in files.paths):
-        rows = itertools.chain.from_iterable(
-            _predictions(path, reference.bins.labels) for path in files.paths
-        )
-        while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-            _count(current, chunk, predicted, unpredicted, observed=False)
-            _keep_examples(examples, chunk)
+        chunks = _predicted(files, reference.bins.labels)
     else:
-        _classified(
-            config, version.path, files, current, examples, predicted, unpredicted,
-            text_columns=text_columns, id_column=id_column, framework=framework, threads=threads,
+        chunks = _classified(
+            config, version.path, files, text_columns=text_columns, id_column=id_column,
+            framework=framework, threads=threads,
         )  # fmt: skip
+    for predictions, rows, ids_N in chunks:
+        count_failed(current, predictions)
+        for one in predictions:
+            if one.error is not None and len(unpredicted) <= _REASONS:
+                ids = unpredicted.setdefault(one.error, [])
+                if len(ids) < _EXAMPLES:
+                    ids.append(one.id)
+            if labels is not None and isinstance(one.label, str):
+                predicted[one.id] = one.label
+        usable = [number for number, one in enumerate(predictions) if one.scores is not None]
+        if usable:
+            scores_NC = np.stack([predictions[number].scores for number in usable])
+            texts = [None if rows is None else rows[number].text for number in usable]
+            current.add(scores_NC, ids_N)
+            named = [predictions[number].id for number in usable]
+            examples.add(list(zip(named, texts, strict=True)), scores_NC, ids_N)
     if not current.rows:
         raise DataError("the source has no rows", where=source, remedy="check the source")
     labelled = None
     if labels is not None:
         labelled = joined_file(
-            labels, predicted or {}, id_column=id_column or "id", label_column=label_column,
-            names=label_mapping(config.data), progress=progress,
+            labels, predicted, id_column=id_column or "id", label_column=label_column,
+            names=label_mapping(config.data), csv_options=config.data.csv, progress=progress,
         )  # fmt: skip
         progress(f"{labels} has the labels of {labelled[0]:,} rows")
     return Findings(
@@ -249,73 +271,23 @@ def _classified(
     config: Config,
     path: str,
     files: Files,
-    current: Profile,
-    examples: Examples,
-    predicted: dict[str, str | None] | None,
-    unpredicted: dict[str, list[str]],
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
     framework: str | None,
     threads: int | None,
-) -> None:
+) -> Iterator[_Chunk]:
+    """Classify the texts of files."""
     from howdah.models.opened.opened import open_model
 
     served = open_model(path, framework=framework, threads=threads)
     served.require("text", where="model", remedy="give the predictions of `howdah predict`")
     columns = choose_columns(served.columns, text_columns, id_column)
-    rows: Iterator[Row] = read_rows(
-        files, columns, csv_options=config.data.csv, id_required=id_column is not None
-    )
-    encoded: list[np.ndarray] = []
-
-    def observe(scores_NC: np.ndarray, ids_N: Sequence[np.ndarray]) -> None:
-        current.add(scores_NC, ids_N)
-        encoded.extend(ids_N)
-
+    rows = read_rows(files, columns, csv_options=config.data.csv, id_required=id_column is not None)
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-        encoded.clear()
-        predictions = classify(served, chunk, observe)
-        _count(current, predictions, predicted, unpredicted, observed=True)
-        _keep_examples(examples, predictions, chunk, encoded)
-
-
-def _count(
-    current: Profile,
-    predictions: Sequence[Prediction],
-    predicted: dict[str, str | None] | None,
-    unpredicted: dict[str, list[str]],
-    *,
-    observed: bool,
-) -> None:
-    """Count predictions in the profile; of `observed` ones only the failed ones are missing."""
-    count_failed(current, predictions)
-    for one in predictions:
-        if one.error is not None and len(unpredicted) <= _REASONS:
-            ids = unpredicted.setdefault(one.error, [])
-            if len(ids) < _EXAMPLES:
-                ids.append(one.id)
-    scores = [one.scores for one in predictions if one.scores is not None]
-    if not observed and scores:
-        current.add(np.stack(scores))
-    if predicted is not None:
-        predicted.update({one.id: one.label for one in predictions if isinstance(one.label, str)})
-
-
-def _keep_examples(
-    examples: Examples,
-    predictions: Sequence[Prediction],
-    rows: Sequence[Row] | None = None,
-    ids_N: Sequence[np.ndarray] | None = None,
-) -> None:
-    """Give the predicted rows to the examples; `rows` have their texts, `ids_N` their tokens."""
-    usable = [number for number, one in enumerate(predictions) if one.scores is not None]
-    if usable:
-        examples.add(
-            [(predictions[n].id, None if rows is None else rows[n].text) for n in usable],
-            np.stack([predictions[n].scores for n in usable]),
-            ids_N,
-        )
+        encoded: list[np.ndarray] = []
+        predictions = classify(served, chunk, lambda _, ids_N, to=encoded: to.extend(ids_N))
+        yield predictions, chunk, encoded
 
 
 # ---------------------------------------------------------------------------------- predictions
@@ -323,20 +295,27 @@ def _are_predictions(path: str) -> bool:
     """Return whether a file has the columns or fields that `howdah predict` writes."""
     form = format_of(path)
     if form == "parquet":
-        import pyarrow.parquet as pq
-
-        with storage.open_read(path) as file:
-            return {"id", "scores", "run_id", "error"} <= set(pq.read_schema(file).names)
-    if form != "jsonl":
-        return False
+        return {"id", "scores", "run_id", "error"} <= set(footers.schema(path, "parquet").names)
     try:
-        return {"id", "scores", "run_id"} <= set(next(json_rows.first(path, 1), ()))
+        if form == "csv":
+            names = records.csv_names(path, CsvOptions())
+            scores = [name for name in names if name.startswith(_CSV_SCORE)]
+            return bool(scores) and {"id", "run_id", "error"} <= set(names)
+        first = next(json_rows.first(path, 1), ()) if form == "jsonl" else ()
+        return {"id", "scores", "run_id"} <= set(first)
     except DataError:  # the reader of texts reports what is wrong with the file
         return False
 
 
+def _predicted(files: Files, labels: Sequence[str]) -> Iterator[_Chunk]:
+    """Read the predictions in files."""
+    predictions = itertools.chain.from_iterable(_predictions(path, labels) for path in files.paths)
+    while chunk := list(itertools.islice(predictions, _CHUNK_ROWS)):
+        yield chunk, None, None
+
+
 def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
-    for number, (row_id, label, scores, error) in enumerate(_records(path)):
+    for number, (row_id, label, scores, error) in enumerate(_records(path, labels)):
         if isinstance(scores, dict):
             scores = [scores.get(name) for name in labels]
         scores_C = None
@@ -354,17 +333,22 @@ def _predictions(path: str, labels: Sequence[str]) -> Iterator[Prediction]:
         yield Prediction(spelled(str(row_id)), label, scores_C, error)
 
 
-def _records(path: str) -> Iterator[Sequence[Any]]:
+def _records(path: str, labels: Sequence[str]) -> Iterator[Sequence[Any]]:
     """Yield the values of `_FIELDS` of each row."""
-    if format_of(path) == "parquet":
-        import pyarrow.parquet as pq
-
-        with storage.open_read(path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(_CHUNK_ROWS):
-                yield from ([row.get(name) for name in _FIELDS] for row in batch.to_pylist())
+    form = format_of(path)
+    if form == "parquet":
+        names = footers.schema(path, "parquet").names
+        for batch in parquet_batches(path, [name for name in _FIELDS if name in names]):
+            yield from ([row.get(name) for name in _FIELDS] for row in batch.to_pylist())
         return
-    part = records.Part(path=path, form="jsonl")
-    for line, values, problem, _ in records.read(part, _FIELDS, CsvOptions()):
+    fields = _FIELDS
+    if form == "csv":
+        fields = ("id", "label", "error", *(f"{_CSV_SCORE}{name}" for name in labels))
+    part = records.Part(path=path, form=form)
+    for line, values, problem, _ in records.read(part, fields, CsvOptions()):
         if problem is not None:
             raise DataError("a row cannot be read", where=f"{path}, line {line}", got=problem)
+        if form == "csv":  # an empty cell is none
+            row_id, label, error, *scores = values
+            values = row_id, label or None, scores if any(scores) else None, error or None
         yield values

@@ -45,8 +45,8 @@ class RowScorer(Predictor):
         framework: str,
         seen: Any,
         *,
-        reference: Profile | None = None,
-        merged: Any = None,
+        reference: Profile | None,
+        merged: Any,
     ) -> None:
         super().__init__(location, framework, seen)
         self._reference = reference

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from howdah import storage
-from howdah.config.data import Columns
+from howdah.config.data import Columns, CsvOptions
 from howdah.data.files import checks
 from howdah.data.spark import ids
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError, UsageError
 from howdah.serving.prediction import files
 from howdah.serving.prediction.reading import read_rows, source_files
-from howdah.serving.prediction.rows import format_of
+from howdah.serving.prediction.rows import EMPTY, Row, format_of
+from howdah.spark.errors import translated
 from howdah.spark.paths import quoted
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Row as SparkRow
 
     from howdah.config.loader import Config
+
+_OPTIONS = "--id-column and --set data.columns.label=NAME name them"
 
 
 def joined_file(
@@ -30,6 +33,7 @@ def joined_file(
     id_column: str,
     label_column: str,
     names: Mapping[str, str] | None,
+    csv_options: CsvOptions,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, int]:
     """Count (rows, right ones) of the predicted rows whose label is in a file, each row once.
@@ -42,10 +46,13 @@ def joined_file(
     Raises:
         DataError: a column is missing, or no row has a label.
     """
-    columns = Columns(text=label_column, id=id_column, label=label_column)
+    columns = Columns(text=label_column, id=id_column)
     labels: dict[str, str] = {}
     unclear: set[str] = set()
-    for row in read_rows(source_files(path), columns, id_required=True):
+    unread: list[Row] = []
+    for row in read_rows(source_files(path), columns, csv_options=csv_options, remedy=_OPTIONS):
+        if row.error not in (None, EMPTY):
+            unread.append(row)
         if row.id not in predicted or row.text is None:
             continue
         value = label_name(row.text)
@@ -54,6 +61,9 @@ def joined_file(
             unclear.add(row.id)
     for row_id in unclear:
         del labels[row_id]
+    if unread:
+        example = f"{unread[0].error} (id {unread[0].id})"
+        progress(f"{path}: {len(unread):,} rows cannot be read and are left out, such as {example}")
     if unclear:
         progress(_unclear(path, len(unclear), min(unclear)))
     if not labels:
@@ -93,7 +103,8 @@ def joined_table(
     with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
         from pyspark.sql import functions as F
 
-        truth = _truth(spark, config, labels, id_column, label_column)
+        with translated("read the labels", DataError):
+            truth = _truth(spark, config, labels, id_column, label_column)
         missing = {id_column, label_column} - set(truth.columns)
         if missing:
             raise UsageError(
@@ -101,12 +112,13 @@ def joined_table(
                 where=labels,
                 expected=", ".join(sorted(missing)),
                 got=", ".join(truth.columns),
-                remedy="name them by --id-column and --set data.columns.label=NAME",
+                remedy=_OPTIONS,
             )
         rows = spark.table(scored)
         for column, value in partition.items():
             rows = rows.where(F.col(column).cast("string") == value)
-        comparison = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
+        with translated("join the labels"):
+            comparison = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
     if comparison["unclear"]:
         progress(_unclear(labels, comparison["unclear"], comparison["example"]))
     if not comparison["n"]:
@@ -158,6 +170,8 @@ def _truth(
 ) -> DataFrame:
     """Return the columns of a table or of files with labels, ids spelt as in predictions."""
     if format_of(labels) is None and not storage.exists(labels):
+        if not spark.catalog.tableExists(labels):
+            raise DataError("there is no such table or file", where=f"--labels {labels}")
         truth = spark.table(labels)
         if id_column not in truth.columns:
             return truth
@@ -168,8 +182,7 @@ def _truth(
         checks.check(
             {entry.path: entry for entry in label_files.entries}, label_files.form,
             [checks.Wanted(name=name, where=where) for where, name in options.items()],
-            config.data.csv, source=labels, root=label_files.root,
-            remedy="name them by these options",
+            config.data.csv, source=labels, root=label_files.root, remedy=_OPTIONS,
         )  # fmt: skip
         truth = files.table(spark, label_files, columns, config.data.csv)
     spelt = ids.column(truth[quoted(id_column)], truth.schema[id_column].dataType)

@@ -15,12 +15,7 @@ from urllib.parse import quote
 
 from howdah import storage
 from howdah.data.manifest import content_hash
-from howdah.models.scored import DIRECTORY, MARKER, Files, Marker, read
-
-__all__ = [
-    "Files", "Inputs", "Marker", "directory_of", "files_of", "read", "reason",
-    "remove", "write",
-]  # fmt: skip
+from howdah.models.scored import DIRECTORY, MARKER, Files, Marker
 
 
 @dataclass(frozen=True, kw_only=True)

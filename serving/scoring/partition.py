@@ -17,9 +17,11 @@ from howdah.data.hive_table import file_format, replace_partition
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
 from howdah.models.profile import profile
 from howdah.models.profile.profile import Profile
+from howdah.models.scored import Files, Marker
 from howdah.serving.prediction import frames
 from howdah.serving.prediction.cluster import ModelFiles
 from howdah.serving.prediction.executor import ModelLocation
+from howdah.serving.prediction.judged import too_many
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import RowScorer, columns_of, profiles
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
@@ -28,6 +30,8 @@ from howdah.storage import commit
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+MODEL = "model"
+"""Last partition column of the output, with the model's name."""
 _EXAMPLES = 5
 _STALE = 24 * 3600.0
 
@@ -38,7 +42,7 @@ def output_columns(task: Task) -> dict[str, str]:
     return {**columns_of(task), **about}
 
 
-def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> markers.Files | None:
+def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> Files | None:
     """Return the state of a partition's files; None: the catalogue has no such partition."""
     values = {column: [value] for column, value in spec.items()}
     matches = [one for one in catalogue.partitions(table, values) if one.spec == dict(spec)]
@@ -67,7 +71,6 @@ class PartitionScorer:
     model: ModelFiles
     source: Table
     output: str
-    columns: Mapping[str, str]
     options: dict[str, Any]
     location: ModelLocation
     framework: str
@@ -80,11 +83,9 @@ class PartitionScorer:
     id_column: str | None
     most: float
     """Largest share of rows that may have an error."""
-    partition_column: str
-    """Partition column of the output for the model's name."""
     progress: Callable[[str], None]
 
-    def score(self, spec: Mapping[str, str], directory: str) -> markers.Marker:
+    def score(self, spec: Mapping[str, str], directory: str) -> Marker:
         """Score a partition, replace it in the output, and write its marker.
 
         Args:
@@ -112,14 +113,15 @@ class PartitionScorer:
             names.update(posixpath.basename(path) for path in written.inputFiles())
             self._require_few_errors(counts, spec)
 
-        target = {**spec, self.partition_column: self.model.name}
+        target = {**spec, MODEL: self.model.name}
         replace_partition(
-            self.spark, self._scored(spec, merged, now), self.output, columns=self.columns,
-            partition=target, what="scored rows", check=check, progress=self.progress,
+            self.spark, self._scored(spec, merged, now), self.output,
+            columns=output_columns(self.model.version.task), partition=target, what="scored rows",
+            check=check, progress=self.progress,
         )  # fmt: skip
         output = self._written(target, names)
         markers.remove(directory)  # it describes the previous rows and their profile
-        made = markers.Marker(
+        made = Marker(
             model=dict(self.model.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,
             partition=text_of(spec), **counts, profile=self._profile(merged, directory),
@@ -142,9 +144,8 @@ class PartitionScorer:
             rows, self.model.version.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,
         )  # fmt: skip
-        added = ("run_id", "model_version", "scored_at")
-        returned = {name: kind for name, kind in self.columns.items() if name not in added}
-        schema = ", ".join(f"{n} {kind}" for n, kind in {**returned, "run_id": "string"}.items())
+        returned = {**columns_of(self.model.version.task), "run_id": "string"}
+        schema = ", ".join(f"{name} {kind}" for name, kind in returned.items())
         scorer = RowScorer(
             self.location, self.framework, self.seen, reference=self.reference, merged=merged
         )
@@ -155,7 +156,7 @@ class PartitionScorer:
 
     def _require_few_errors(self, counts: Mapping[str, Any], spec: Mapping[str, str]) -> None:
         rows, errors = counts["rows"], counts["errors"]
-        if errors <= self.most * rows:
+        if not too_many(errors, rows, self.most):
             return
         shown = "; ".join(
             f"{one['error']}: {one['rows']:,} (id {one['example']})" for one in counts["reasons"]
@@ -168,7 +169,7 @@ class PartitionScorer:
             remedy="check the columns of the text, or raise score.max_error_fraction",
         )
 
-    def _state(self, table: str, spec: Mapping[str, str], what: str) -> markers.Files:
+    def _state(self, table: str, spec: Mapping[str, str], what: str) -> Files:
         catalogue = Catalogue.of(self.spark)
         entry = catalogue.table(table)
         state = None if entry is None else state_of(catalogue, entry, spec)
@@ -178,7 +179,7 @@ class PartitionScorer:
             )
         return state
 
-    def _written(self, target: Mapping[str, str], names: set[str]) -> markers.Files:
+    def _written(self, target: Mapping[str, str], names: set[str]) -> Files:
         """Return the state of the partition, which must have the files that this process wrote."""
         what = "the partition that was just written"
         state = self._state(self.output, target, what)
@@ -202,7 +203,7 @@ class PartitionScorer:
         return profile.PROFILE
 
 
-def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: markers.Files) -> None:
+def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: Files) -> None:
     """Fail if no row of a partition was read though its files have rows.
 
     The metastore compares partition values by its own rules, and may find none. Without this check

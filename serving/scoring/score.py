@@ -19,22 +19,20 @@ from howdah.config.options.source import TABLE_NAME
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models import scored
 from howdah.models.opened.opened import serving_framework
-from howdah.models.scored import MARKER
 from howdah.models.version import open_version
 from howdah.serving.prediction import frames, sessions
 from howdah.serving.prediction.cluster import ModelFiles, files_of
 from howdah.serving.prediction.executor import summarize, workers
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring import partition as partitions
+from howdah.serving.scoring.partition import MODEL
 from howdah.serving.scoring.selection import Selection, Spec, chosen
 from howdah.spark import shipping
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
 from howdah.spark.interrupts import interrupts
-
-MODEL = "model"
-"""Last partition column of the output, with the model's name."""
 
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
@@ -84,11 +82,10 @@ class _Tables:
     """Both tables in the catalogue, and the columns that are read."""
 
     source: Table
-    columns: dict[str, str]
-    """Columns of the output without its partition columns."""
+    output: Table | None
+    """None: it is created."""
     options: dict[str, Any]
     """Columns of text and id."""
-    output_exists: bool
     profile: Any
     """The model's reference profile; None: it has none."""
 
@@ -195,20 +192,19 @@ def _tables(
                     remedy="--text-column names others",
                 )
             )
-    output_columns = partitions.output_columns(model.version.task)
     output = catalogue.table(request.output, where="--output")
     if output is not None:
         refuse_unreadable(output, where="--output")
-        problems += _output_problems(output, source, output_columns)
+        columns_written = partitions.output_columns(model.version.task)
+        problems += _output_problems(output, source, columns_written)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise DataError(f"{len(problems)} problems of the tables", problems=problems)
     return _Tables(
         source=source,
-        columns=output_columns,
+        output=output,
         options={"text": text, "separator": columns.separator, "id": key},
-        output_exists=output is not None,
         profile=partitions.reference_of(model, progress),
     )
 
@@ -299,22 +295,21 @@ def _planned(
         table=request.source,
         kinds=tables.source.columns,
     )
-    output = catalogue.table(request.output, where="--output") if tables.output_exists else None
     done: list[dict] = []
     todo: list[Work] = []
     for spec in selected:
         directory = markers.directory_of(model.version.root, request.output, spec)
-        marker = markers.read(directory)
+        marker = scored.read(directory)
         inputs = markers.Inputs(
             model=model.identity,
             source=partitions.state_of(catalogue, tables.source, spec),
             options=tables.options,
         )
-        scored = None
-        if output is not None and marker is not None:
-            scored = partitions.state_of(catalogue, output, {**spec, MODEL: model.name})
+        current = None
+        if tables.output is not None and marker is not None:
+            current = partitions.state_of(catalogue, tables.output, {**spec, MODEL: model.name})
         reason = markers.reason(
-            marker, inputs, scored, profile=tables.profile is not None, force=request.force
+            marker, inputs, current, profile=tables.profile is not None, force=request.force
         )
         if reason is None and marker is not None:
             done.append(_answer(marker, directory, "skipped", None))
@@ -324,7 +319,7 @@ def _planned(
     return done, todo
 
 
-def _answer(made: markers.Marker, directory: str, state: str, reason: str | None) -> dict[str, Any]:
+def _answer(made: scored.Marker, directory: str, state: str, reason: str | None) -> dict[str, Any]:
     return {
         "partition": made.partition,
         "state": state,
@@ -335,7 +330,7 @@ def _answer(made: markers.Marker, directory: str, state: str, reason: str | None
         "reasons": made.reasons,
         "scored_at": made.scored_at,
         "seconds": made.seconds,
-        "marker": storage.join(directory, MARKER),
+        "marker": storage.join(directory, scored.MARKER),
         "profile": None if made.profile is None else storage.join(directory, made.profile),
     }
 
@@ -358,10 +353,10 @@ def _run(
         seen = spark.sparkContext.accumulator({}, workers())
         scorer = partitions.PartitionScorer(
             spark=spark, model=model, source=tables.source, output=request.output,
-            columns=tables.columns, options=tables.options, location=location,
-            framework=framework, seen=seen, reference=tables.profile, application=application,
+            options=tables.options, location=location, framework=framework, seen=seen,
+            reference=tables.profile, application=application,
             text_columns=request.text_columns, id_column=request.id_column,
-            most=config.score.max_error_fraction, partition_column=MODEL, progress=progress,
+            most=config.score.max_error_fraction, progress=progress,
         )  # fmt: skip
         for number, work in enumerate(todo, start=1):
             progress(f"{work.name}: {number} of {len(todo)}, {work.reason}")

@@ -71,19 +71,20 @@ def chosen(
     if not selection.partitions:
         return _walked(selection, columns, ordered, table, kinds)
     problems: list[HowdahError] = []
-    selected: list[Spec] = []
+    values = [_canonical(one, kinds).items() for one in ordered]
+    selected: set[int] = set()
     for text in selection.partitions:
         spec = _spelt(parse_spec(text, "--partition"), columns, "--partition", table)
         requested = _canonical(spec, kinds).items()
-        matches = [one for one in ordered if requested <= _canonical(one, kinds).items()]
+        matches = [number for number, items in enumerate(values) if requested <= items]
         if not matches:
             problems.append(_missing(text, "--partition", ordered, table))
-        selected += [one for one in matches if one not in selected]
+        selected.update(matches)
     if len(problems) == 1:
         raise problems[0]
     if problems:
         raise DataError(f"{len(problems)} partitions do not exist", where=table, problems=problems)
-    return sorted(selected, key=ordered.index)
+    return [ordered[number] for number in sorted(selected)]
 
 
 def _walked(

@@ -16,6 +16,7 @@ from howdah.core.processes import LIMITS as VARIABLE
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import package
+from howdah.serving import container as server_in_container
 from tests import ROOT
 from tests.runs.servers import LIMIT, publish_version
 from tests.support.waiting import wait_until
@@ -72,6 +73,20 @@ def serve_and_end(python: str, code: str, place, env: dict[str, str]) -> None:
 def test_a_container_says_where_it_serves(tmp_path, base):
     env = container(tmp_path, base)
     serve_and_end(sys.executable, str(ROOT), tmp_path, env)
+
+
+def test_a_container_keeps_the_limits_of_drift(tmp_path, base, monkeypatch):
+    for name, value in container(tmp_path, base).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path / "container")
+    with open("run.yaml", "a") as file:
+        file.write("drift: {psi: 0.35}\n")
+    settings = []
+    monkeypatch.setattr(server_in_container, "serve", lambda *_, **more: settings.append(more))
+    monkeypatch.setattr(server_in_container.storage, "configure", lambda **_: None)
+    monkeypatch.setattr(server_in_container.storage, "be_patient", lambda: None)
+    assert server_in_container.main() == 0
+    assert settings[0]["limits"].psi == 0.35
 
 
 @pytest.mark.full

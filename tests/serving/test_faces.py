@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from howdah.serving.compute.requests import Refusal
+from howdah.serving.compute.refusals import Refusal
 from howdah.serving.http import faces, oip
 
 
@@ -96,6 +96,16 @@ def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(question, s
         ask(infer, question, False)
     assert (caught.value.status, caught.value.where) == (status, where)
     assert caught.value.expected
+
+
+def test_wrong_outputs_are_shown():
+    for outputs, got in (
+        ([{"name": "label", "parameters": {"classification": -1}}], "-1"),
+        ([{"name": 1}], '[{"name": 1}]'),
+    ):
+        with pytest.raises(Refusal) as caught:
+            ask(infer, tensor() | {"outputs": outputs}, False)
+        assert caught.value.got == got
 
 
 def test_shapes_of_texts_and_of_pairs():

@@ -9,7 +9,8 @@ import pytest
 from howdah.cli import app, run
 from howdah.errors import ModelError, UsageError
 from howdah.models.version import open_version
-from howdah.serving.compute.requests import Refusal, as_json, parse
+from howdah.serving.compute.refusals import Refusal
+from howdah.serving.compute.requests import as_json, parse
 from howdah.serving.deployment import mlflow_registry, ray_serve
 from howdah.serving.deployment.split import choose, require_comparable
 from howdah.serving.prediction.rows import Outputs, Prediction
@@ -104,6 +105,11 @@ def test_two_models_need_a_share_and_equal_labels(models):
     vars(other)["labels"] = ("cat", "cow")
     with pytest.raises(ModelError, match="different labels"):
         require_comparable(one, other, 0.1)
+    vars(other)["info"] = {"pairs": True}
+    with pytest.raises(ModelError, match="different tasks") as caught:
+        require_comparable(one, other, 0.1)
+    assert caught.value.expected.startswith("single_label (")
+    assert caught.value.got == "single_label of pairs"
 
 
 def serve(capsys, *words):

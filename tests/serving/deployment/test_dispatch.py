@@ -76,7 +76,7 @@ class Call:
         yield from asyncio.sleep(0).__await__()
         if self.replica.error is not None:
             raise self.replica.error
-        return [("dog", SCORES, None) for _ in self.rows]
+        return [Prediction(row.id, "dog", np.array(SCORES, np.float32)) for row in self.rows]
 
     def cancel(self) -> None:
         self.replica.cancelled += 1
@@ -150,7 +150,7 @@ def test_each_format_is_answered_by_the_replicas():
     assert (answer["model"], answer["version"], answer["run_id"]) == ("zoo", 1, "run-1")
     prediction = {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}}
     assert answer["predictions"] == [prediction, prediction]
-    assert replica.calls == [[("the cat", False), ("a\x1eb", True)]]
+    assert replica.calls == [[Row("0", "the cat"), Row("1", "a\x1eb", pair=True)]]
     _, _, best = ask(server, "/predict", {"inputs": "the cat"})
     assert best == [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}]
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["the cat"]}
@@ -276,13 +276,13 @@ def test_a_replica_whose_computation_hangs_is_not_healthy():
 
 
 def test_rows_and_predictions_come_back_as_they_were_sent():
+    from ray import cloudpickle
+
     rows = [Row("0", "café"), Row("1", "a\x1eb", pair=True)]
-    assert dispatch.unpacked_rows(dispatch.packed_rows(rows)) == rows
+    assert cloudpickle.loads(cloudpickle.dumps(rows)) == rows
     scores = np.array([0.1, 0.9], np.float32)
     sent = [Prediction("0", "dog", scores), Prediction("1", None, None, "the text is empty")]
-    packed = dispatch.packed_predictions(sent)
-    assert type(packed[0][1][0]) is float
-    first, second = dispatch.unpacked_predictions(packed, rows)
+    first, second = cloudpickle.loads(cloudpickle.dumps(sent))
     assert first.scores.dtype == np.float32 and (first.scores == scores).all()
     assert (first.id, first.label, first.error) == ("0", "dog", None)
     assert second == sent[1]

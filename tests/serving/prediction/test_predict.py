@@ -264,7 +264,7 @@ def test_refusals_leave_no_output_and_come_before_a_model_is_loaded(served, tmp_
             predictor.predict("m", source, output)
         assert caught.value.where
         assert sorted(os.listdir(tmp_path)) == before, source
-    for name in ("out.txt", "out", "out.csv.gz", "out.xlsx"):
+    for name in ("out.txt", "out", "out.csv.gz", "out.xlsx", "out.csv.bz2", "o.jsonl.zst", "o.tsv"):
         with pytest.raises(UsageError, match="format of the output"):
             predictor.predict("m", write(tmp_path / "ok.csv", "text\nx\n"), str(tmp_path / name))
 

@@ -10,6 +10,8 @@ import pandas as pd
 import pytest
 
 from howdah import cli
+from howdah.config.loader import from_dict
+from howdah.errors import TooManyErrors
 from howdah.serving.prediction import judged
 from howdah.serving.prediction import predict as predictor
 from howdah.serving.prediction.lines import predict_lines
@@ -59,6 +61,23 @@ def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(command, tmp_
     )  # fmt: skip
     assert code == 3 and "4 of 101 rows (3.96%)" in log and "not JSON: 2 (id 97, line 98" in log
     assert len(read_output(output)) == 101  # with the errors of each
+
+
+def test_a_share_of_errors_may_be_exactly_the_limit():
+    config = from_dict({"score": {"max_error_fraction": 0.29}})  # 0.29 * 100 < 29
+    summary = {"rows": 100, "errors": 29, "reasons": [], "output": "out.csv"}
+    judged.require_few(summary, config, "in.csv")
+    with pytest.raises(TooManyErrors):
+        judged.require_few({**summary, "errors": 30}, config, "in.csv")
+    assert not judged.too_many(0, 0, 0.0)
+
+
+def test_a_table_is_no_path_in_messages():
+    summary = {"rows": 3, "errors": 3, "output": "table:daily", "reasons": []}
+    assert judged.lines(summary)[0].startswith("3 rows -> table:daily;")
+    with pytest.raises(TooManyErrors) as caught:
+        judged.require_few(summary, from_dict({}), "news")
+    assert caught.value.where == "table:daily"
 
 
 def test_rows_in_another_character_set_are_explained(command, tmp_path):

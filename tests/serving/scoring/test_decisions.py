@@ -12,8 +12,8 @@ import pytest
 
 from howdah.config.options.partition import parse_spec
 from howdah.errors import DataError, UsageError
+from howdah.models import scored
 from howdah.models.decision import Decision
-from howdah.models.scored import MARKER
 from howdah.serving.scoring import marker as markers
 from howdah.serving.scoring.executor import _batch, columns_of, profiles
 from howdah.serving.scoring.partition import sweep
@@ -86,7 +86,7 @@ SOURCE = markers.files_of("hdfs://nn/t/ds=1", [["hdfs://nn/t/ds=1/a", 7, 1.0]])
 OUTPUT = markers.files_of("hdfs://nn/o/ds=1", [["hdfs://nn/o/ds=1/b", 9, 2.0]])
 MODEL = {"name": "news", "version": 3, "run_id": "run-5", "weights": "abc"}
 OPTIONS = {"text": ["words"], "separator": " ", "id": "key"}
-DONE = markers.Marker(
+DONE = scored.Marker(
     model=MODEL, source_table="db.t", source=SOURCE, options=OPTIONS, output_table="db.o",
     output=OUTPUT, partition="ds=1", rows=2, errors=1, labels={"a": 1},
     reasons=[{"error": "the text is empty", "rows": 1, "example": "k"}], profile=None,
@@ -132,14 +132,14 @@ def test_an_export_with_another_decision_scores_its_partitions_again():
 
 def test_a_marker_is_read_as_it_was_written_and_another_format_is_none(tmp_path):
     directory = str(tmp_path / "ds=1")
-    assert markers.read(directory) is None
+    assert scored.read(directory) is None
     markers.write(directory, DONE)
-    assert markers.read(directory) == DONE
-    path = tmp_path / "ds=1" / MARKER
+    assert scored.read(directory) == DONE
+    path = tmp_path / "ds=1" / scored.MARKER
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
-    assert markers.read(directory) is None
+    assert scored.read(directory) is None
     path.write_text('{"format_version": 1}')
-    assert markers.read(directory) is None
+    assert scored.read(directory) is None
 
 
 # ---------------------------------------------------------------------------------- rows, counts

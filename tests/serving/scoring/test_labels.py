@@ -6,6 +6,7 @@ import types
 import pandas as pd
 import pytest
 
+from howdah.config.data import CsvOptions
 from howdah.config.loader import from_dict
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError
@@ -27,9 +28,10 @@ def labels(tmp_path):
     return write
 
 
-def joined(path, predicted, names=None, messages=None):
+def joined(path, predicted, names=None, messages=None, **csv_options):
     return joined_file(
         path, predicted, id_column="id", label_column="label", names=names,
+        csv_options=CsvOptions(**csv_options),
         progress=(messages if messages is not None else []).append,
     )  # fmt: skip
 
@@ -47,6 +49,28 @@ def test_an_id_with_several_labels_is_left_out_and_named(labels):
     with pytest.raises(DataError, match="has a label") as caught:
         joined(path, {"1": "pos"})
     assert "several labels" in caught.value.got
+
+
+def test_labels_are_read_as_csv_is_configured(tmp_path):
+    path, messages = str(tmp_path / "labels.csv"), []
+    with open(path, "w", encoding="cp1252") as file:
+        file.write("id;label\n1;gr\u00f6\u00dfer\n2;kleiner\n")
+    predicted = {"1": "gr\u00f6\u00dfer", "2": "kleiner"}
+    assert joined(path, predicted, delimiter=";", encoding="windows-1252") == (2, 2)
+    assert joined(path, predicted, messages=messages, delimiter=";") == (1, 1)
+    assert "1 rows cannot be read and are left out, such as the text is not in" in messages[0]
+    with pytest.raises(DataError, match="no column 'label'") as caught:
+        joined(path, predicted)
+    assert "data.columns.label" in caught.value.remedy
+
+
+@pytest.mark.spark
+def test_a_table_of_labels_that_is_not_there_is_named(spark):
+    from howdah.serving.scoring.labels import _truth
+
+    with pytest.raises(DataError, match="no such table") as caught:
+        _truth(spark, from_dict({}), "labels_of_nowhere", "id", "label")
+    assert "labels_of_nowhere" in caught.value.where
 
 
 @pytest.mark.parametrize(
