@@ -81,11 +81,7 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     Raises:
         DataError: not a run directory.
     """
-    run = read_run(run_directory)
-    try:
-        config = storage.read_text(storage.join(run_directory, CONFIG))
-    except NotFound:  # without config.yaml the report lacks the configuration
-        config = ""
+    run, config = read_run(run_directory), config_text(run_directory)
     material = gather(run_directory, run, config, texts=texts)
     lines = read_metrics(run_directory)
     return render(run, lines, config, material, run_directory).encode("utf-8", "replace")
@@ -143,11 +139,7 @@ def judged(run_directory: str) -> Judgement | None:
     Raises:
         DataError: not a run directory.
     """
-    run = read_run(run_directory)
-    try:
-        config = storage.read_text(storage.join(run_directory, CONFIG))
-    except NotFound:
-        config = ""
+    run, config = read_run(run_directory), config_text(run_directory)
     material = gather(run_directory, run, config, texts="none", verdict_alone=True)
     metrics = (run.get("metrics") or {}).get(material.split)
     if not metrics:
@@ -175,6 +167,14 @@ def read_run(run_directory: str) -> dict[str, Any]:
         return record.read(run_directory)
     except NotFound:
         raise DataError("not a run directory: it has no run.json", where=run_directory) from None
+
+
+def config_text(run_directory: str) -> str:
+    """Return a run's config.yaml; "" if it cannot be read: a page then lacks the configuration."""
+    try:
+        return storage.read_text(storage.join(run_directory, CONFIG))
+    except HowdahError:
+        return ""
 
 
 def render(
