@@ -47,11 +47,13 @@ class Predictions:
         labels: names in the order of the scores.
     Raises:
         NotFound: there are no predictions.
-        DataError: a part is not a file of predictions of these labels.
+        DataError: a part is not a file of predictions of these labels, or there are no labels.
     """
 
     def __init__(self, directory: str, labels: Sequence[str], task: Task) -> None:
         self.directory, self.labels, self.task = directory, list(labels), task
+        if not labels:
+            raise DataError("the run's metrics name no labels", where=directory)
         self._numbers = {name: number for number, name in enumerate(labels)}
         entries = storage.list_dir(directory)
         self._parts = sorted(
@@ -67,7 +69,7 @@ class Predictions:
 
         columns = ["id", "label", "predicted", *_PLACE]
         columns += [] if self.task == "regression" else ["scores"]
-        rows = max(256, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(self.labels))))
+        rows = max(256, min(_BATCH_ROWS, _BATCH_VALUES // len(self.labels)))
         for path in self._parts:
             with storage.open_read(path) as file:
                 try:
@@ -88,7 +90,7 @@ class Predictions:
             scores = predicted[:, None].astype(np.float32)
         else:
             flat = batch.column("scores").flatten().to_numpy(zero_copy_only=False)
-            scores = flat.astype(np.float32, copy=False).reshape(-1, len(self.labels))
+            scores = flat.astype(np.float32, copy=False).reshape(len(batch), len(self.labels))
         return Chunk(
             ids=batch.column("id"),
             labels=self._named(batch.column("label")),

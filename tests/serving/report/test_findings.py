@@ -1,5 +1,7 @@
 """What is found in predictions: planted wrong labels, worst rows, slices, intervals, verdicts."""
 
+import json
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -121,6 +123,22 @@ def test_predictions_that_cannot_be_read_cost_only_what_they_show(planted, split
     assert findings.split == ("validation" if split == "test" else "test") and findings.worst
     storage.remove(f"{run}/predictions/{findings.split}", recursive=True)
     assert gathered(run).findings.split == "" and f"{split}: {why}" in storage.read_text(write(run))
+
+
+@pytest.mark.parametrize(
+    "change", [{"labels": ["World"], "per_class": None, "confusion_matrix": None}, None]
+)
+def test_predictions_of_other_labels_than_the_metrics_are_a_note(planted, change):
+    run, _ = planted
+    values = storage.read_json(f"{run}/run.json")
+    if change is None:  # of another program: a split without figures
+        values["metrics"] = {"test": {}}
+    else:
+        values["metrics"]["test"] |= change
+        values["metrics"]["validation"] |= change
+    storage.write_whole(f"{run}/run.json", json.dumps(values).encode())
+    page = storage.read_text(write(run))
+    assert ("cannot be read" if change else "has no predictions") in page
 
 
 @pytest.mark.parametrize(
