@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from howdah.core.child import Child
-from howdah.core.processes import marked
 
 HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
 
 
-def free_port(host: str = HOST) -> int:
-    """A port on which no process listens now."""
+def free_port() -> int:
+    """A port of loopback on which no process listens now."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((HOST, 0))
         return probe.getsockname()[1]
 
 
-def is_free(port: int, host: str = HOST) -> bool:
-    """Whether a server could listen on a port."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of loopback."""
     with socket.socket() as probe:
         # Servers set it too, so that connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((HOST, port))
         except OSError:
             return False
     return True
@@ -71,18 +68,3 @@ class Server(Child):
         with open(self.log, "rb") as file:
             file.seek(max(self._offset, os.path.getsize(self.log) - _TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
-
-
-def end_marked(mark: str, value: str, *, grace: float) -> list[int]:
-    """End all marked processes by SIGTERM, after `grace` seconds by SIGKILL; return the rest."""
-    for pid in marked(mark, value):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-    killing = time.monotonic() + grace
-    while (left := marked(mark, value)) and time.monotonic() < killing + 10:
-        if time.monotonic() > killing:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return left
