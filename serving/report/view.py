@@ -67,21 +67,16 @@ def context(
 
 # --------------------------------------------------------------------------------- the first screen
 def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any]:
-    name = material.metric
-    value, rows = metrics.get(name), int(metrics.get("rows") or 0)
-    verdict, interval, against = compared.judged(material, metrics, kind)
-    marks = [(one.name, one.value) for one in against]
-    marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]
+    one = compared.judged(material, metrics, kind)
+    marks = [(other.name, other.value) for other in one.against]
+    marks += [(f"bound {b.name}", b.value) for b in material.bounds if b.metric == one.metric]
+    drawn = one.value is not None
     return {
-        "verdict": verdict,
-        "metric": name,
-        "value": value,
-        "interval": interval,
-        "rows": rows,
-        "lower": METRICS[name].lower,
-        "marks": marks,
+        **vars(one),
+        "rows": int(metrics.get("rows") or 0),
+        "lower": METRICS[one.metric].lower,
         "bounds": material.bounds,
-        "ruler": charts.ruler(name, value, interval, marks) if value is not None else "",
+        "ruler": charts.ruler(one.metric, one.value, one.interval, marks) if drawn else "",
     }
 
 
