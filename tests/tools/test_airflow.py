@@ -1,5 +1,6 @@
 """`make airflow`: children that end with their parent, a database of one's own, a home, the end."""
 
+import configparser
 import contextlib
 import json
 import os
@@ -102,6 +103,15 @@ def test_a_home_s_secrets_are_its_owner_s_alone_and_outlive_a_start(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     text = (tmp_path / "airflow.cfg").read_text()
     assert "parallelism = 3" in text and "host = 127.0.0.1" in text
+
+
+def test_a_percent_sign_in_a_path_reaches_airflow(tmp_path):
+    home = Home(tmp_path / "50%")
+    values = home.settings(url="http://127.0.0.1:8080", dags=home.directory / "dags", database="x")
+    home.write_settings(values, {})
+    config = configparser.ConfigParser()  # it interpolates, as Airflow's does
+    config.read(home.directory / "airflow.cfg")
+    assert config["core"]["dags_folder"] == str(home.directory / "dags")
 
 
 def test_a_secret_that_cannot_be_written_is_not_half_there(tmp_path):

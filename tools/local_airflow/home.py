@@ -184,7 +184,8 @@ class Home:
         config = configparser.RawConfigParser()
         for section in {**settings, **more}:
             values = {**settings.get(section, {}), **more.get(section, {})}
-            config[section] = {key: str(value) for key, value in values.items()}
+            # Airflow would take a "%" in a path for a reference to another key.
+            config[section] = {k: str(v).replace("%", "%%") for k, v in values.items()}
         path = self.directory / "airflow.cfg"
         write_secret(path, "# Written anew by each start.\n")
         with open(path, "a", encoding="utf-8") as file:
