@@ -18,7 +18,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
-from howdah.errors import DataError, HowdahError
+from howdah.errors import HowdahError
 from howdah.models.fit_decision import fit_temperature, logits_of
 from howdah.pages.personal import Shown, sample
 from howdah.serving.report.findings.base import SUSPECTS, First, Rival, Second
@@ -106,7 +106,7 @@ def analyze_predictions(
         rival = (rivals or {}).get(split)
         try:
             first = FIRST[task](split, reading, advance, parts=parts, rival=rival)
-        except DataError as error:
+        except HowdahError as error:
             notes.append(f"{split}: {error.what} ({error.where})")
             continue
         if first.rows:
