@@ -25,9 +25,8 @@ from tools.local_airflow import run as airflow_run
 from tools.local_airflow.files import FileServers
 from tools.local_airflow.home import MARK, Home
 from tools.local_airflow.postgres import Postgres, write_secret
-from tools.local_airflow.servers import Server
+from tools.local_airflow.servers import Server, end_all
 from tools.local_airflow.standalone import Standalone
-from tools.processes import end_all
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from howdah.core.processes import marked
 from howdah.errors import DataError
-from tools.processes import end_all
+from tools.local_airflow.servers import end_all
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "lessons"
 OUTPUT, ERRORS = "output.txt", "errors.txt"

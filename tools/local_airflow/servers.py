@@ -1,17 +1,21 @@
-"""Servers as child processes with their own session and log file, which end with their parent."""
+"""Servers as child processes with their own session and log file, which end with their parent; and
+the end of processes that are no children of this one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from howdah.core.child import Child
 
 HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
+_KILL_SECONDS = 20.0  # for the kernel to end what was killed
 
 
 def free_port() -> int:
@@ -68,3 +72,27 @@ class Server(Child):
         with open(self.log, "rb") as file:
             file.seek(max(self._offset, os.path.getsize(self.log) - _TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
+
+
+def end_all(running: Callable[[], list[int]], *, grace: float) -> list[int]:
+    """End processes by SIGTERM, after `grace` seconds by SIGKILL; return those that are left.
+
+    Args:
+        running: ids of those that still run. It is called again and again, since a dying process
+            may have started another one.
+    """
+    for number in (signal.SIGCONT, signal.SIGTERM):  # a stopped process would not handle SIGTERM
+        send(running(), number)
+    killing = time.monotonic() + grace
+    while (left := running()) and time.monotonic() < killing + _KILL_SECONDS:
+        if time.monotonic() > killing:
+            send(left, signal.SIGKILL)
+        time.sleep(0.05)
+    return left
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to processes; some may have ended meanwhile."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -27,8 +27,7 @@ from tools.local_airflow.api import AirflowApi
 from tools.local_airflow.components import COMPONENTS, Components
 from tools.local_airflow.home import USER, Home
 from tools.local_airflow.postgres import Postgres
-from tools.local_airflow.servers import HOST, free_port, is_free
-from tools.processes import end_all, send
+from tools.local_airflow.servers import HOST, end_all, free_port, is_free, send
 
 Say = Callable[[str], None]
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from howdah.core import processes
-from tools import processes as ending
+from tools.local_airflow import servers
 from tools.minicluster import classdata, kerberos, metastore, settings
 from tools.minicluster.plan import HOST, Plan
 from tools.minicluster.settings import MARK
@@ -192,8 +192,8 @@ def marked(directory: str) -> list[int]:
 
 
 def end_all(directory: str, *, grace: float) -> list[int]:
-    """End all processes of a cluster, as `tools.processes.end_all`."""
-    return ending.end_all(lambda: marked(directory), grace=grace)
+    """End all processes of a cluster, as `servers.end_all`."""
+    return servers.end_all(lambda: marked(directory), grace=grace)
 
 
 # --------------------------------------------------------------------------------------- health
