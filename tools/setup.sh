@@ -18,7 +18,7 @@ find_python() {
 }
 
 if [ -n "${PYTHON:-}" ] && ! usable "$PYTHON"; then
-    echo "error: PYTHON=$PYTHON is no Python 3.11" >&2
+    echo "error: there is no Python 3.11 at PYTHON=$PYTHON" >&2
     echo "  remedy: unset PYTHON, or name a Python 3.11" >&2
     exit 1
 fi

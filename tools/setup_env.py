@@ -20,18 +20,16 @@ import json
 import os
 import platform
 import re
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import build_horovod
 import horovod_variant
 import lock_subset
 import system_packages
-from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
+from toolkit import ROOT, Installer, SetupError, exclusive, guarded, output_of, say, step
 
 LOGS = ROOT / "build" / "setup-logs"
 TOOLS = (
@@ -292,7 +290,7 @@ def set_up(target: Target, *, force: bool, horovod: bool = True) -> None:
     say(f"set-up: {name} is ready after {time.monotonic() - started:.0f} s")
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     kind = parser.add_mutually_exclusive_group()
@@ -307,21 +305,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--without-horovod", action="store_true", help="end before Horovod is compiled"
     )
-    options = parser.parse_args(arguments)
-    try:
-        # SIGTERM unwinds like an interrupt, so that the running command is ended as well.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        archs = tuple(filter(None, options.cuda_archs.split(",")))
-        target = target_for(options.gpu, archs, options.demo)
-        set_up(target, force=options.force, horovod=not options.without_horovod)
-    except SetupError as error:
-        say(error.render())
-        return 1
-    except KeyboardInterrupt:
-        say("interrupted; run again to continue")
-        return 130
-    return 0
+    options = parser.parse_args()
+    archs = tuple(filter(None, options.cuda_archs.split(",")))
+    target = target_for(options.gpu, archs, options.demo)
+    set_up(target, force=options.force, horovod=not options.without_horovod)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(guarded(main))

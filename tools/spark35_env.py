@@ -14,7 +14,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from toolkit import ROOT, Installer, SetupError, cache_root, exclusive
+from toolkit import ROOT, Installer, cache_root, exclusive, guarded
 
 LOCK = ROOT / "requirements-spark35.lock"
 
@@ -58,15 +58,5 @@ def provide() -> Path:
     return python
 
 
-def main() -> int:
-    """Print the interpreter's path."""
-    try:
-        print(provide())
-    except SetupError as error:
-        print(f"spark35: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded(lambda: print(provide())))

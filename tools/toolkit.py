@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from ast import literal_eval
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +57,26 @@ class SetupError(Exception):
 def say(text: str) -> None:
     """One line of progress, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def guarded(main: Callable[[], None]) -> int:
+    """Run a tool's `main`; return its exit code: 0, 1 after a failure, 130 after Ctrl-C.
+
+    SIGTERM unwinds like an interrupt, so that the running command is ended as well.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        main()
+    except SetupError as error:
+        say(error.render())
+        return 1
+    except OSError as error:  # a folder that another user, such as root, has made; a full disk
+        say(f"error: {error}\n  remedy: have {ROOT} and {cache_root()} writable, with space left")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run again to continue")
+        return 130
+    return 0
 
 
 @contextlib.contextmanager
@@ -120,7 +140,8 @@ def run_logged(
                     seconds = time.monotonic() - started
                     say(f"    ... {what}{_percent(log)}, {seconds:.0f} s so far (log: {log})")
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
+            # Not permitted below sudo: what runs as root is waited for.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             raise
@@ -138,13 +159,15 @@ def _percent(log: Path) -> str:
 
 
 def output_of(argv: Sequence[str | Path], *, timeout: float = 60) -> str | None:
-    """The output of a command (stdout, or else stderr); None if it is missing or fails."""
+    """A command's output in English (stdout, or else stderr); None if it is missing or fails."""
     try:
         done = subprocess.run(
             [str(word) for word in argv],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},  # apt-cache and others translate what is looked for
             timeout=timeout,
             check=False,
         )
@@ -273,20 +296,14 @@ class Installer:
             )
             run_logged(
                 [
-                    *self.pip,
-                    "install",
-                    "--no-deps",
-                    "--require-hashes",
-                    "--only-binary",
-                    ":all:",
-                    "-r",
-                    UV_REQUIREMENTS,
+                    *self.pip, "install", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+                    "-r", UV_REQUIREMENTS,
                 ],
                 self.logs / "uv-install.log",
                 what="installing uv",
                 remedy="pip must reach a package index: check `pip config list` (index-url, cert, "
                 "proxy); with a mirror, set PIP_INDEX_URL",
-            )
+            )  # fmt: skip
 
     def run(
         self, arguments: Sequence[str | Path], log: str, *, what: str, remedy: str | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,23 +10,43 @@ import numpy as np
 from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TRAIN, VALIDATION
+from howdah.core import machine
 from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset
 from howdah.data.splits.class_weights import class_weights
 from howdah.data.splits.shards import ShardSet, node_cache
-from howdah.errors import ClusterError, ConfigError
+from howdah.errors import ClusterError, ConfigError, DataError
 from howdah.models.metrics import metrics
 from howdah.serving.baseline import linear, ngrams
-from howdah.serving.baseline.measured import (
-    MAX_FEATURES,
-    MIN_ROWS,
-    NGRAMS,
-    STRENGTHS,
-    Measured,
-    gib,
-    memory_limit,
-    splits_to_evaluate,
-)
+
+NGRAMS = 2
+"""Longest n-grams of token ids: single ids and pairs. Triples would multiply the memory, and a
+baseline must be cheap."""
+MIN_ROWS = 2
+"""N-grams in fewer training rows are left out: they do not help with other rows."""
+MAX_FEATURES = 200_000
+"""Largest number of n-grams: those in most rows are used."""
+STRENGTHS = (1.0, 10.0)
+"""Inverse strengths of the L2 regularisation to choose from, by evaluation.metric on validation."""
+MAX_BYTES = 8 * 2**30
+"""The baseline is refused if its estimated memory is larger: a comparison must not take a machine
+from the training that it is compared with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The result of measuring a baseline."""
+
+    features: int
+    c: float
+    """Chosen inverse regularisation strength."""
+    tried: dict[str, float | None]
+    """{c: score by which the best one was chosen}."""
+    chosen_by: str
+    converged: bool
+    metrics: dict[str, dict[str, Any]]
+    predicted: dict[str, np.ndarray]
+    """{split: int[N], predicted class of each row in the order of the shards}."""
 
 
 def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
@@ -36,8 +57,8 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         DataError: rows of one class only, or without common n-grams; nothing to evaluate on.
     """
     _require_sklearn()
-    _refuse_too_large(config, dataset)
-    splits = splits_to_evaluate(config, dataset)
+    _refuse_too_large(dataset)
+    splits = _splits_to_evaluate(config, dataset)
     manifest = dataset.manifest
     train = _shards(config, dataset, TRAIN)
     words = ngrams.learn(
@@ -80,7 +101,6 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         converged=model.converged,
         metrics={split: figures for split, (figures, _) in evaluated.items()},
         predicted={split: predicted for split, (_, predicted) in evaluated.items()},
-        packages=("scikit-learn", "scipy", "numpy"),
     )
 
 
@@ -129,14 +149,33 @@ def _evaluated(
     return values, logits_NC.argmax(axis=1).astype(np.int32)
 
 
-def _refuse_too_large(config: Config, dataset: Dataset) -> None:
+def _splits_to_evaluate(config: Config, dataset: Dataset) -> list[str]:
+    """List the splits to evaluate: those of the model's last evaluation that have rows.
+
+    Raises:
+        DataError: none of them has rows.
+    """
+    splits = [split for split in config.evaluation.splits if dataset.manifest.rows(split)]
+    if not splits:
+        have = [name for name in dataset.manifest.splits if dataset.manifest.rows(name)]
+        raise DataError(
+            "there is nothing to evaluate the baseline on",
+            where=dataset.path,
+            expected=f"rows in one of evaluation.splits ({', '.join(config.evaluation.splits)})",
+            got=f"rows in {', '.join(have) or 'no split'}",
+        )
+    return splits
+
+
+def _refuse_too_large(dataset: Dataset) -> None:
     """Refuse a dataset whose baseline would not fit into memory, before anything is read.
 
     Raises:
         ConfigError: with the estimate and the limit.
     """
     manifest = dataset.manifest
-    limit, named = memory_limit()
+    available = machine.memory_bytes()[0]
+    limit, limit_name = min((MAX_BYTES, "its limit"), (available, "this machine's memory"))
     rows = manifest.rows(TRAIN)
     tokens = sum(shard.tokens for shard in manifest.splits.get(TRAIN, []))
     needed, features = ngrams.estimated_bytes(
@@ -147,8 +186,8 @@ def _refuse_too_large(config: Config, dataset: Dataset) -> None:
         raise ConfigError(
             "the baseline would take too much memory",
             where="howdah evaluate --baseline",
-            expected=f"at most {gib(limit)} ({named})",
-            got=f"up to {gib(needed)}: {rows:,} rows with {tokens * NGRAMS:,} n-grams in"
+            expected=f"at most {limit / 2**30:.3g} GiB ({limit_name})",
+            got=f"up to {needed / 2**30:.3g} GiB: {rows:,} rows with {tokens * NGRAMS:,} n-grams in"
             f" all, {features:,} features, {len(manifest.labels)} classes",
             remedy="run the command on a machine with more memory, or leave gate.min_over_baseline"
             " out",

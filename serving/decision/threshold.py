@@ -11,6 +11,7 @@ import datetime
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,37 +79,34 @@ class DecisionOptions:
         """
         problems = []
 
-        def no(what: str, where: str, **more: str) -> None:
+        def refuse(what: str, where: str, **more: str) -> None:
             problems.append(UsageError(what, where=where, **more))
 
         if self.metric is not None and self.metric not in LABEL_METRICS:
-            no("unknown metric of a label", "--metric", expected=", ".join(LABEL_METRICS),
-               got=self.metric)  # fmt: skip
+            refuse("unknown metric of a label", "--metric", expected=", ".join(LABEL_METRICS),
+                   got=self.metric)  # fmt: skip
         if self.labels and self.metric is None:
-            no("--class needs a metric to choose the threshold by", "--class",
-               remedy="add --metric f1")  # fmt: skip
+            refuse("--class needs a metric to choose the threshold by", "--class",
+                   remedy="add --metric f1")  # fmt: skip
         ways = [self.reject_below, self.coverage, self.accuracy]
         if sum(way is not None for way in ways) > 1:
-            no("the bound of a rejection is chosen in one way", "--reject-below",
-               expected="--reject-below, --coverage or --accuracy")  # fmt: skip
+            refuse("the bound of a rejection is chosen in one way", "--reject-below",
+                   expected="--reject-below, --coverage or --accuracy")  # fmt: skip
         for name, value in zip(("--reject-below", "--coverage", "--accuracy"), ways, strict=True):
             if value is not None and not 0.0 < value <= 1.0:
-                no("not a share", name, expected="above 0, at most 1", got=f"{value:g}")
+                refuse("not a share", name, expected="above 0, at most 1", got=f"{value:g}")
         if self.rejects and self.metric is not None:
-            no("a threshold of a label and a rejection cannot be in one export, since their order"
-               " would change the result", "--metric", remedy="choose one")  # fmt: skip
+            refuse("a threshold of a label and a rejection cannot be in one export, since their"
+                   " order would change the result", "--metric", remedy="choose one")  # fmt: skip
         something = self.rejects or self.metric is not None or self.calibrate
         if self.reset and something:
-            no("--reset removes the decision; it goes with nothing else", "--reset")
+            refuse("--reset removes the decision; it goes with nothing else", "--reset")
         if not something and not self.reset:
-            no("say what to decide", "howdah model threshold", expected="--metric with --class,"
-               " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
+            refuse("say what to decide", "howdah model threshold", expected="--metric with --class,"
+                   " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
         if problems:
-            raise (
-                problems[0]
-                if len(problems) == 1
-                else UsageError("the options do not fit together", problems=problems)
-            )
+            several = UsageError("the options do not fit together", problems=problems)
+            raise several if problems[1:] else problems[0]
 
 
 def decide(
@@ -142,21 +140,23 @@ def decide(
     _check_task(options, task, labels)
     before = Decision.of(info, labels, task, storage.join(export, INFO))
     with tempfile.TemporaryDirectory(prefix="howdah-threshold-") as place:
+        read = partial(
+            _predictions, export=export, info=info, config=config, place=place, progress=progress,
+            evaluate=evaluate,
+        )  # fmt: skip
         if options.reset:
             profile = None
             if decided.has_profile(export) and task != "regression":
-                profile = _without_decision(export, info, config, place, progress, evaluate)
+                profile = _without_decision(export, task, read, progress)
             with_decision(export, None, profile=profile)
             return {
                 "export": export, "decision": None, "replaced": before.as_dict() or None,
                 "rows": None, "before": {}, "after": {},
             }  # fmt: skip
-        targets, scores, step = _sample(
-            _predictions(export, info, VALIDATION, config, place, progress, evaluate)
-        )
+        targets, scores, rows = _sample(read(VALIDATION))
         decision = _fitted(options, task, labels, targets, scores, progress)
         try:
-            test = _predictions(export, info, TEST, config, place, progress, evaluate)
+            test = read(TEST)
             measured = [_measured(test, each) for each in (Decision(), decision)]
         except (DataError, NotFound) as error:
             progress(f"not measured on test: {error.what}")
@@ -164,7 +164,7 @@ def decide(
     entry = {
         **decision.as_dict(),
         "asked": {k: v for k, v in vars(options).items() if v not in (None, (), [], False)},
-        "rows": len(targets) * step,
+        "rows": rows,
         "dataset": (info.get("dataset") or {}).get("hash"),
         "test": {"before": measured[0], "after": measured[1]},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -173,7 +173,7 @@ def decide(
     with_decision(export, entry, profile=profile)
     return {
         "export": export, "decision": decision.as_dict(), "replaced": before.as_dict() or None,
-        "rows": entry["rows"], "before": measured[0], "after": measured[1],
+        "rows": rows, "before": measured[0], "after": measured[1],
     }  # fmt: skip
 
 
@@ -224,9 +224,10 @@ def _check_task(options: DecisionOptions, task: Task, labels: Sequence[str]) -> 
 
 # --------------------------------------------------------------------------------- predictions
 def _predictions(
+    split: str,
+    *,
     export: str,
     info: dict[str, Any],
-    split: str,
     config: Config | None,
     place: str,
     progress: Progress,
@@ -270,46 +271,35 @@ def _is_of(run: str, info: dict[str, Any]) -> bool:
 
 
 def _sample(predictions: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return (labels, scores, step) of every `step`-th row: all rows, or as many as fit."""
+    """Return (labels, scores, number of all rows): of all rows, or of as many as fit."""
     sample = Sample(_MOST_VALUES // len(predictions.labels))
     for chunk in predictions.chunks():
         sample.add(chunk.labels, chunk.scores)
-    try:
-        labels, scores = sample.columns()
-    except ValueError:
+    if not sample.seen:
         raise DataError(
             "there are no rows to fit a decision on",
             where=predictions.directory,
             remedy="give validation a share in data.split, and train again",
-        ) from None
-    return labels, scores, sample.step
+        )
+    return *sample.columns(), sample.seen
 
 
 def _without_decision(
-    export: str,
-    info: dict[str, Any],
-    config: Config | None,
-    place: str,
-    progress: Progress,
-    evaluate: Evaluate | None,
+    export: str, task: Task, read: Callable[[str], Predictions], progress: Progress
 ) -> bytes | None:
     """Count the profile of an export without its decision; None if validation cannot be read.
 
     A profile of another decision cannot be compared, so that it is removed then.
     """
     try:
-        labels, scores, _ = _sample(
-            _predictions(export, info, VALIDATION, config, place, progress, evaluate)
-        )
+        labels, scores, _ = _sample(read(VALIDATION))
     except HowdahError as error:
         progress(
             f"profile.json is removed, because it was counted with the decision ({error.what});"
             " `howdah drift --make-reference` makes it"
         )
         return None
-    return decided.profile_with(
-        export, info.get("task") or "single_label", Decision(), labels, scores
-    )
+    return decided.profile_with(export, task, Decision(), labels, scores)
 
 
 # -------------------------------------------------------------------------------------- fitting

@@ -129,27 +129,22 @@ class Findings:
         bins, (old_C, new_C) = self.reference.bins, self._both("labels")
         if not bins.classes or not new_C.sum() or not old_C.sum():
             return {}
-        shares = [(old_C / old_C.sum())[n] for n in range(bins.classes)]
-        order = np.argsort(-np.abs(new_C / new_C.sum() - np.array(shares)), kind="stable")
+        before_C, now_C = old_C / old_C.sum(), new_C / new_C.sum()
+        order = np.argsort(-np.abs(now_C - before_C), kind="stable")[:_MOST_LABELS]
         return {
             bins.rule.counted[n]: {
-                "rows": int(new_C[n]),
-                "share": float(new_C[n] / new_C.sum()),
-                "reference": float(shares[n]),
+                "rows": int(new_C[n]), "share": float(now_C[n]), "reference": float(before_C[n]),
             }
-            for n in order[:_MOST_LABELS].tolist()
-        }
+            for n in order.tolist()
+        }  # fmt: skip
 
     def histogram(self, name: str) -> list[tuple[str, float, float]]:
         """Return (bin, reference's share, partition's share) of confidence or length."""
         old_B, new_B = self._both(name)
         if not len(old_B) or not old_B.sum() or not new_B.sum():
             return []
-        names = bin_names(self.reference.bins, name)
-        return [
-            (names[n], float(old_B[n] / old_B.sum()), float(new_B[n] / new_B.sum()))
-            for n in range(len(old_B))
-        ]
+        before_B, now_B = (old_B / old_B.sum()).tolist(), (new_B / new_B.sum()).tolist()
+        return list(zip(bin_names(self.reference.bins, name), before_B, now_B, strict=True))
 
     def tokens(self) -> list[tuple[int, float, float]]:
         """Return (token number, reference's share, partition's share) of frequent tokens.

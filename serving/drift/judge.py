@@ -294,7 +294,7 @@ class _Judging:
 
     def accuracy(self, labelled: tuple[int, int] | None) -> Column:
         """Judge the accuracy by true labels."""
-        if labelled is None or self.reference.right is None or not self.old.rows:
+        if labelled is None or self.reference.right is None:
             why = "no labels were joined" if labelled is None else "a regression has no accuracy"
             return Column(name="accuracy", state="not measured", why=why)
         rows, right = labelled

@@ -125,11 +125,7 @@ def _ticked(findings: Findings, name: str) -> list[tuple[str, str, float, float]
         str(edge) if name == "length" else f"{edge:.2g}"
         for edge in getattr(findings.reference.bins, name)
     ]
-    return (
-        [(tick, *each) for tick, each in zip([f"<{edges[0]}", *edges], bins, strict=True)]
-        if bins
-        else []
-    )
+    return [(tick, *each) for tick, each in zip([f"<{edges[0]}", *edges], bins, strict=True)]
 
 
 def _overlaid(title: str, bins: list[tuple[str, str, float, float]], where: str) -> Any:

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from howdah import storage
 from howdah.config.options.partition import order_of, parse_spec
-from howdah.errors import ModelError, NotFound, UsageError
+from howdah.errors import HowdahError, NotFound, UsageError
 from howdah.models.profile import profile as profiles
 from howdah.models.profile.profile import PROFILE, Profile
 from howdah.models.registry import Published
@@ -50,16 +50,12 @@ def find(root: str, table: str, partition: str) -> Partition:
     result = _read(directory, _shown(below))
     if result is not None:
         return result
-    partitions = [
-        _shown(name.split("/")) for name, _ in _walk(storage.join(root, DIRECTORY, table), "", 0)
-    ]
+    newest = [name for name, _ in _partitions(root, table)][-5:]
     scored = storage.exists(storage.join(directory, MARKER))
     raise UsageError(
         "the partition was scored without a profile" if scored else "the partition is not scored",
         where=directory,
-        expected="one of " + ", ".join(sorted(partitions)[-5:])
-        if partitions
-        else "a scored partition",
+        expected="one of " + ", ".join(newest) if newest else "a scored partition",
         got=partition,
         remedy="run `howdah score --drift` for it, with a model that has a profile.json",
     )
@@ -68,20 +64,16 @@ def find(root: str, table: str, partition: str) -> Partition:
 def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
     """List the newest scored partitions up to and including one, in their order.
 
-    The order is numeric: hour=9 is before hour=10. A partition whose profile cannot be read is left
-    out, since it must not hide the others.
+    A partition that cannot be read is left out, since it must not hide the others.
     """
-    names = [
-        (_shown(name.split("/")), directory)
-        for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
-    ]
     last = _order(until)
-    partitions = sorted((_order(name), name, directory) for name, directory in names)
     newest_first: list[Partition] = []
-    for _, name, directory in reversed([each for each in partitions if each[0] <= last]):
+    for name, directory in reversed(_partitions(root, table)):
+        if _order(name) > last:
+            continue
         try:
             one = _read(directory, name)
-        except ModelError:
+        except HowdahError:
             continue
         if one is not None:
             newest_first.append(one)
@@ -105,6 +97,16 @@ def _shown(names: Sequence[str]) -> str:
     """Join directory names to a partition's name, in which a value's slash stays escaped."""
     values = (unquote(name).replace("%", "%25").replace("/", "%2F") for name in names)
     return "/".join(values)
+
+
+def _partitions(root: str, table: str) -> list[tuple[str, str]]:
+    """List (name, directory) of each partition with a profile, in numeric order: hour=9 is before
+    hour=10."""
+    partitions = [
+        (_shown(name.split("/")), directory)
+        for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
+    ]
+    return sorted(partitions, key=lambda each: (_order(each[0]), *each))
 
 
 def _order(name: str) -> list[tuple[int, int, str]]:

@@ -17,7 +17,7 @@ from howdah.models.runs.run_json import CONFIG
 from howdah.pages import charts, figures
 from howdah.pages import page as pages
 from howdah.run_files import REPORT, RUNS
-from howdah.serving.report import paired, report
+from howdah.serving.report import paired, report, view
 from howdah.serving.report.findings.material import figures as figures_of
 
 MOST = 12
@@ -35,10 +35,6 @@ _FIGURES = (
 )
 _OWN_PAGE = re.compile(rb"\s*<!DOCTYPE html>.{0,1000}?<title>\d+ runs compared</title>", re.DOTALL)
 """Matches the beginning of a page that `compare` has written, by comparison.html.j2."""
-
-_UNDEFINED = "–"
-_POINTS = 300
-"""Approximate number of points of a curve."""
 
 
 @dataclass(frozen=True)
@@ -79,20 +75,20 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
     if len(directories) > MOST:
         raise UsageError(f"a page cannot show more than {MOST} runs", got=f"{len(directories)}")
     _refuse_to_replace(output)
+    above = storage.parent(output)
     runs = [_read(directory) for directory in directories]
     if len({run.title for run in runs}) < len(runs):
         runs = [replace(run, title=f"{n} {run.title}") for n, run in enumerate(runs, 1)]
     differing = _differing(runs)
     datasets = {run.dataset for run in runs}
     tested = _tested(runs) if len(datasets) == 1 else None
+    targets = [(run.title, storage.join(run.directory, REPORT)) for run in runs]
     page = pages.render(
         __package__,
         "comparison.html.j2",
-        links=report.links_to(
-            storage.parent(output), [("All runs", storage.join(storage.parent(output), RUNS))]
-        ),
+        links=report.links_to(above, [("All runs", storage.join(above, RUNS))]),
         runs=runs,
-        reports=[_report(output, run) for run in runs],
+        reports=dict(report.links_to(above, targets)),
         one_dataset=len(datasets) == 1,
         tested=tested,
         verdict=_verdict(len(datasets) == 1, tested),
@@ -100,7 +96,7 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
         splits=_splits(runs, tested),
         curves=_curves(runs),
         differing={
-            key: [_UNDEFINED if value is None else str(value) for value in row]
+            key: [figures.DASH if value is None else str(value) for value in row]
             for key, row in sorted(differing.items(), key=lambda item: _place(item[0]))
         },
     )
@@ -128,12 +124,6 @@ def _place(key: str) -> tuple[int, str]:
     """Return a key's place in the table: what is learnt first, names and directories last."""
     section = key.partition(".")[0]
     return ({"training": 0, "model": 1, "data": 2, "run": 9}.get(section, 5), key)
-
-
-def _report(output: str, run: _Run) -> str | None:
-    """Return the address of a run's report, if it has one."""
-    target = storage.join(run.directory, REPORT)
-    return pages.link(storage.parent(output), target) if storage.exists(target) else None
 
 
 def _tested(runs: Sequence[_Run]) -> dict[str, Any] | None:
@@ -235,7 +225,8 @@ def _read(directory: str) -> _Run:
     values = report.read_run(directory)
     path = storage.join(directory, CONFIG)
     try:
-        config, text = yaml_text.read(path) or {}, storage.read_text(path)
+        text = storage.read_text(path)
+        config = yaml_text.parse(text, path)
     except NotFound:
         config, text = {}, ""
     except ConfigError as error:
@@ -269,11 +260,12 @@ def _figures(runs: Sequence[_Run]) -> list[tuple[str, list[str]]]:
     for key, name, shape in _FIGURES:
         values = [run.values.get(key) for run in runs]
         if any(value is not None for value in values):
-            cells = [_UNDEFINED if value is None else shape(value) for value in values]
+            cells = [figures.DASH if value is None else shape(value) for value in values]
             rows.append((name, cells))
     datasets = [(run.values.get("attempts") or [{}])[-1].get("dataset") for run in runs]
     if any(datasets):
-        rows.append(("dataset", [_UNDEFINED if d is None else storage.name(d) for d in datasets]))
+        names = [figures.DASH if path is None else storage.name(path) for path in datasets]
+        rows.append(("dataset", names))
     return rows
 
 
@@ -304,7 +296,7 @@ def _splits(runs: Sequence[_Run], tested: Mapping[str, Any] | None) -> list[dict
             {
                 "name": split,
                 "metrics": rows,
-                "rows": [_UNDEFINED if n is None else f"{n:,}" for n in counted],
+                "rows": [figures.number(count) for count in counted],
             }
         )
     return splits
@@ -313,7 +305,7 @@ def _splits(runs: Sequence[_Run], tested: Mapping[str, Any] | None) -> list[dict
 def _curves(runs: Sequence[_Run]) -> list[Any]:
     drawn = []
     training = [
-        (run.title, [[one["step"], one["loss"]] for one in steps[:: max(1, len(steps) // _POINTS)]])
+        (run.title, view.thinned([[one["step"], one["loss"]] for one in steps]))
         for run in runs
         if (steps := [e for e in run.lines if "split" not in e and e.get("loss") is not None])
     ]

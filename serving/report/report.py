@@ -8,7 +8,6 @@ the gate's verdict), so that `howdah report` can make it again anywhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -24,9 +23,8 @@ from howdah.pages import page as pages
 from howdah.run_files import COMPARISON, REPORT, RUNS
 from howdah.serving.report import view
 from howdah.serving.report.findings import compared
-from howdah.serving.report.findings.intervals import Interval
+from howdah.serving.report.findings.compared import Judgement
 from howdah.serving.report.findings.material import Material, figures, gather
-from howdah.serving.report.findings.verdict import Verdict, Versus
 
 
 def write(
@@ -81,60 +79,10 @@ def page(run_directory: str, *, texts: str | None = None) -> bytes:
     Raises:
         DataError: not a run directory.
     """
-    run = read_run(run_directory)
-    try:
-        config = storage.read_text(storage.join(run_directory, CONFIG))
-    except NotFound:  # without config.yaml the report lacks the configuration
-        config = ""
+    run, config = read_run(run_directory), config_text(run_directory)
     material = gather(run_directory, run, config, texts=texts)
     lines = read_metrics(run_directory)
     return render(run, lines, config, material, run_directory).encode("utf-8", "replace")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What a report says first of a run."""
-
-    verdict: Verdict
-    metric: str
-    """Main metric."""
-    split: str
-    value: float | None
-    interval: Interval | None
-    """Its 95 % interval."""
-    against: Sequence[Versus]
-    """Figures that it is compared with."""
-    baseline: Sequence[str]
-    """Lines about the baseline."""
-
-    @property
-    def line(self) -> str:
-        """The main figure with its interval, beside those that it is compared with."""
-        ends = self.interval
-        shown = "undefined" if self.value is None else f"{self.value:.4f}"
-        if ends is not None:
-            shown += f" (95 %: {ends[0]:.4f} to {ends[1]:.4f})"
-        others = [f"{one.name} {one.value:.4f}" for one in self.against if not one.trivial]
-        return "; ".join([f"{self.split} {self.metric} {shown}", *(others or ["no baseline"])])
-
-    @property
-    def recorded(self) -> dict[str, str]:
-        """The verdict as run.json and trackers have it."""
-        return {"verdict": self.verdict.title, "verdict_reason": self.verdict.sentence}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        one = self.verdict
-        return {
-            "verdict": {"state": one.state, "title": one.title, "sentence": one.sentence},
-            "main": {
-                "metric": self.metric,
-                "split": self.split,
-                "value": self.value,
-                "interval": None if self.interval is None else list(self.interval),
-                "against": {other.name: other.value for other in self.against},
-            },
-        }
 
 
 def judged(run_directory: str) -> Judgement | None:
@@ -143,26 +91,13 @@ def judged(run_directory: str) -> Judgement | None:
     Raises:
         DataError: not a run directory.
     """
-    run = read_run(run_directory)
-    try:
-        config = storage.read_text(storage.join(run_directory, CONFIG))
-    except NotFound:
-        config = ""
+    run, config = read_run(run_directory), config_text(run_directory)
     material = gather(run_directory, run, config, texts="none", verdict_alone=True)
     metrics = (run.get("metrics") or {}).get(material.split)
     if not metrics:
         return None
     kind = material.findings.kind if material.findings is not None else {}
-    verdict, interval, against = compared.judged(material, metrics, kind)
-    return Judgement(
-        verdict=verdict,
-        metric=material.metric,
-        split=material.split,
-        value=metrics.get(material.metric),
-        interval=interval,
-        against=against,
-        baseline=material.baseline,
-    )
+    return compared.judged(material, metrics, kind)
 
 
 def read_run(run_directory: str) -> dict[str, Any]:
@@ -175,6 +110,14 @@ def read_run(run_directory: str) -> dict[str, Any]:
         return record.read(run_directory)
     except NotFound:
         raise DataError("not a run directory: it has no run.json", where=run_directory) from None
+
+
+def config_text(run_directory: str) -> str:
+    """Return a run's config.yaml; "" if it cannot be read: a page then lacks the configuration."""
+    try:
+        return storage.read_text(storage.join(run_directory, CONFIG))
+    except HowdahError:
+        return ""
 
 
 def render(

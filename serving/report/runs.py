@@ -16,12 +16,11 @@ from howdah.config.metric_table import METRICS
 from howdah.core.terminal import as_table
 from howdah.errors import HowdahError, NotFound, UsageError
 from howdah.models.runs import record
-from howdah.models.runs.run_json import CONFIG
 from howdah.pages import figures
 from howdah.pages import page as pages
 from howdah.run_files import COMPARISON, REPORT, RUN_JSON, RUNS
 from howdah.serving.report.findings.material import figures as figures_of
-from howdah.serving.report.report import links_to
+from howdah.serving.report.report import config_text, links_to
 
 COLUMNS = (
     "run", "started", "state", "metric", "verdict", "dataset", "framework", "ranks", "steps",
@@ -127,13 +126,10 @@ def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
         values = record.read(directory)
     except HowdahError as error:
         return Run(directory=directory, run=name, state=f"unreadable: {error.what}")
-    try:
-        config = storage.read_text(storage.join(directory, CONFIG))
-    except HowdahError:
-        config = ""
     status = str(values.get("status") or "unknown")
     attempts = values.get("attempts") or [{}]
-    figure = figures_of(values, config)
+    settings = attempts[-1].get("settings")
+    figure = figures_of(values, config_text(directory))
     value = ((values.get("metrics") or {}).get(figure.split) or {}).get(figure.metric)
     dataset = values.get("dataset") or attempts[-1].get("dataset")
     report = storage.join(directory, REPORT)
@@ -153,7 +149,7 @@ def _read(top: str, directory: str, state_of: Callable[[str], str]) -> Run:
         ranks=values.get("world_size"),
         steps=values.get("steps"),
         minutes=_minutes(values),
-        settings=attempts[-1].get("settings") or {},
+        settings=settings if isinstance(settings, dict) else {},  # another program's run.json
         report=report if head is not None else None,
     )
 
@@ -226,7 +222,7 @@ def page(directory: str, runs: Sequence[Run]) -> str:
         directory=directory,
         runs=runs,
         columns=COLUMNS,
-        addresses=[run.report and pages.link(directory, run.report) for run in runs],
+        addresses={r.directory: pages.link(directory, r.report) for r in runs if r.report},
         settings=differing[:_MOST_SETTINGS],
         best=list(best.values()),
         score=lambda run: METRICS[run.metric].score(run.value),

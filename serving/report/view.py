@@ -20,7 +20,6 @@ from howdah.serving.report.findings.verdict import FEWEST
 
 _MOST_IN_MATRIX = 20
 _MOST_CURVES = 6
-_BOOTSTRAP_ROWS = 10_000
 _SURE = 3.29
 """z beyond which a label's share differs; by chance, 1 of 1,000 labels is beyond it."""
 _REJECTED = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -68,21 +67,16 @@ def context(
 
 # --------------------------------------------------------------------------------- the first screen
 def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any]:
-    name = material.metric
-    value, rows = metrics.get(name), int(metrics.get("rows") or 0)
-    verdict, interval, against = compared.judged(material, metrics, kind)
-    marks = [(one.name, one.value) for one in against]
-    marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]
+    one = compared.judged(material, metrics, kind)
+    marks = [(other.name, other.value) for other in one.against]
+    marks += [(f"bound {b.name}", b.value) for b in material.bounds if b.metric == one.metric]
+    drawn = one.value is not None
     return {
-        "verdict": verdict,
-        "metric": name,
-        "value": value,
-        "interval": interval,
-        "rows": rows,
-        "lower": METRICS[name].lower,
-        "marks": marks,
+        **vars(one),
+        "rows": int(metrics.get("rows") or 0),
+        "lower": METRICS[one.metric].lower,
         "bounds": material.bounds,
-        "ruler": charts.ruler(name, value, interval, marks) if value is not None else "",
+        "ruler": charts.ruler(one.metric, one.value, one.interval, marks) if drawn else "",
     }
 
 
@@ -92,12 +86,12 @@ def _errs(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list
     if pairs := _pairs(metrics, kind):
         first = pairs[0]
         errs.append({
-            "text": f"{first['label']} is taken for {first['predicted']} in {first['rows']:,} rows"
+            "text": f"{first['label']} is taken for {first['predicted']} in {_rows(first['rows'])}"
             f" ({figures.percent(first['share'])} of the label's)", "at": "pair-0",
         })  # fmt: skip
     having = [row for row in _classes(metrics) if row["support"] >= FEWEST]
     if len(having) > 2 and (last := min(having, key=lambda row: row["f1"])):
-        text = f"{last['name']} has the lowest F1, {last['f1']:.3f} ({last['support']:,} rows)"
+        text = f"{last['name']} has the lowest F1, {last['f1']:.3f} ({_rows(last['support'])})"
         errs.append({"text": text, "at": "classes"})
     slices = material.findings.slices if material.findings is not None else ()
     for one in [each for each in slices if each.worse][:2]:
@@ -106,11 +100,15 @@ def _errs(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> list
             if material.task == "regression"
             else f"{figures.percent(one.value)} right"
         )
-        text = f"{one.group} {one.name}: {value} in {one.rows:,} rows, worse than elsewhere"
+        text = f"{one.group} {one.name}: {value} in {_rows(one.rows)}, worse than elsewhere"
         errs.append({"text": text, "at": "slices"})
     if material.findings is not None and (count := len(material.findings.suspects)):
-        errs.append({"text": f"{count} rows may have a wrong label", "at": "suspects"})
+        errs.append({"text": f"{_rows(count)} may have a wrong label", "at": "suspects"})
     return errs
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
@@ -347,8 +345,8 @@ def _shares(
         return []
     rows = [max(1, manifest.rows(TRAIN)), max(1, manifest.rows(split))]
     shares = []
-    for name, count in labels[TRAIN].most_common():
-        train, other = count / rows[0], labels[split][name] / rows[1]
+    for name in manifest.labels:  # a label of no training row is the most striking one
+        train, other = labels[TRAIN][name] / rows[0], labels[split][name] / rows[1]
         z = differs(other, other, rows[1], (train, train, rows[0]))
         shares.append({"name": name, "train": train, "other": other, "differs": abs(z) > _SURE})
     return sorted(shares, key=lambda row: (not row["differs"], -row["train"]))[:_MOST_IN_MATRIX]
@@ -404,7 +402,7 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
         points = [(line["step"], line["metrics"].get(key)) for line in judged]
         return [[step, value] for step, value in points if value is not None]
 
-    loss = [("training", _thinned(logged("loss")))]
+    loss = [("training", thinned(logged("loss")))]
     if measured("loss"):
         loss.append((VALIDATION, measured("loss")))
     out = [charts.lines("Loss", loss)]
@@ -416,11 +414,11 @@ def curves(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
         ("Examples/s", "examples_per_second"),
     ):  # fmt: skip
         if logged(key):
-            out.append(charts.lines(title, [(key, _thinned(logged(key)))]))
+            out.append(charts.lines(title, [(key, thinned(logged(key)))]))
     return out
 
 
-def _thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
+def thinned(points: list[list[float]], most: int = 300) -> list[list[float]]:
     """Return every n-th point and the last one."""
     step = max(1, -(-len(points) // most))
     kept = points[::step]

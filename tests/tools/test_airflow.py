@@ -1,5 +1,6 @@
 """`make airflow`: children that end with their parent, a database of one's own, a home, the end."""
 
+import configparser
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from howdah.config.loader import from_dict
+from howdah.core.processes import marked
 from howdah.errors import ClusterError, UsageError
 from howdah.policy import rules as policy
 from tests import ROOT
@@ -22,8 +24,8 @@ from tests.support.waiting import wait_until
 from tools.local_airflow import run as airflow_run
 from tools.local_airflow.files import FileServers
 from tools.local_airflow.home import MARK, Home
-from tools.local_airflow.postgres import Postgres
-from tools.local_airflow.servers import Server, end_marked, marked
+from tools.local_airflow.postgres import Postgres, write_secret
+from tools.local_airflow.servers import Server, end_all
 from tools.local_airflow.standalone import Standalone
 
 STUBBORN = (
@@ -54,7 +56,7 @@ def test_what_is_left_is_found_by_its_mark(tmp_path):
     env = {**os.environ, "HOWDAH_TEST_MARK": str(tmp_path)}
     left = subprocess.Popen([sys.executable, "-c", STUBBORN], env=env, stdout=subprocess.PIPE)
     assert left.stdout.readline() == b"up\n"
-    assert end_marked("HOWDAH_TEST_MARK", str(tmp_path), grace=0.2) == []
+    assert end_all(lambda: marked("HOWDAH_TEST_MARK", str(tmp_path)), grace=0.2) == []
     assert left.wait(timeout=60) == -signal.SIGKILL
 
 
@@ -100,6 +102,22 @@ def test_a_home_s_secrets_are_its_owner_s_alone_and_outlive_a_start(tmp_path):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     text = (tmp_path / "airflow.cfg").read_text()
     assert "parallelism = 3" in text and "host = 127.0.0.1" in text
+
+
+def test_a_percent_sign_in_a_path_reaches_airflow(tmp_path):
+    home = Home(tmp_path / "50%")
+    values = home.settings(url="http://127.0.0.1:8080", dags=home.directory / "dags", database="x")
+    home.write_settings(values, {})
+    config = configparser.ConfigParser()  # it interpolates, as Airflow's does
+    config.read(home.directory / "airflow.cfg")
+    assert config["core"]["dags_folder"] == str(home.directory / "dags")
+
+
+def test_a_secret_that_cannot_be_written_is_not_half_there(tmp_path):
+    """An empty file of passwords would be taken for one at the next start."""
+    with pytest.raises(UnicodeEncodeError):
+        write_secret(tmp_path / "passwords.json", "\ud800")
+    assert not (tmp_path / "passwords.json").exists()
 
 
 def test_the_policy_of_ones_own_airflow_trusts_its_one_user(tmp_path):
@@ -172,7 +190,7 @@ def test_a_file_server_starts_again_where_it_was(tmp_path):
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_the_form_s_defaults_are_a_configuration_on_either_backend(tmp_path, framework):
     local = airflow_run.defaults(tmp_path, "/base", framework)
-    yarn = airflow_run.on_cluster(local, "hdfs://localhost:9/root", framework)
+    yarn = airflow_run.on_cluster(local, "hdfs://localhost:9/root")
     for values in (local, yarn):
         path = airflow_run.write_defaults(tmp_path, values)
         assert path.is_file() and values["np"] == 2

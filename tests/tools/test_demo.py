@@ -95,7 +95,23 @@ def test_a_demo_that_is_ended_takes_its_command_along(tmp_path, number):
     wait_until(lambda: process_start(command) is None)
 
 
+def test_a_server_that_does_not_answer_ends_the_demo_with_a_word(tmp_path, monkeypatch, capsys):
+    server = tmp_path / "python"
+    server.write_text('#!/bin/sh\necho \'{"url": "http://127.0.0.1:1"}\'\nexec sleep 600\n')
+    server.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(server))
+    with pytest.raises(SystemExit) as caught:
+        steps.ask_a_server("export")
+    assert caught.value.code == 1 and "the server did not answer" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------------- the corpus
+def test_without_a_file_the_corpus_says_what_it_needs():
+    argv = [sys.executable, "-m", "tools.demo.corpus"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ")
+
+
 def test_docstrings_of_a_package(tmp_path, monkeypatch):
     package = tmp_path / "samplepack"
     (package / "sub").mkdir(parents=True)
@@ -123,6 +139,10 @@ def test_docstrings_of_a_package(tmp_path, monkeypatch):
     assert corpus.identity(["samplepack"], 3) != before
     (package / "__init__.py").write_text('"""Module next."""\n')  # as long as before
     assert corpus.identity(["samplepack"]) != before
+    (package / "__init__.py").write_text("")
+    (package / "sub" / "code.py").unlink()
+    with pytest.raises(DataError, match="no docstrings"):
+        corpus.write(str(tmp_path / "rows.parquet"), ["samplepack"])
     with pytest.raises(DataError, match="no_such_pack"):
         corpus.corpus(["no_such_pack"]).__next__()
 

@@ -1,6 +1,7 @@
 """What a browser of this machine sees of a directory of any storage."""
 
 import http.client
+import os
 import threading
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
@@ -47,6 +48,18 @@ def test_a_directory_is_listed_and_a_report_is_a_page(pages):
     assert (kind, text) == ("text/html; charset=utf-8", "<p>accuracy</p>")
     assert get("/a%20run/run.json") == ("text/plain; charset=utf-8", "{}")
     assert get("/a%20run/a%26b.bin")[0] == "application/octet-stream"
+
+
+@pytest.mark.parametrize("pages", ["file"], indirect=True)
+def test_names_that_are_not_utf8_are_listed_and_read(pages):
+    root, get = pages
+    directory = os.path.join(os.fsencode(root), b"caf\xe9")
+    os.makedirs(directory)
+    with open(os.path.join(directory, b"na\xefve.txt"), "wb") as file:
+        file.write(b"read")
+    assert 'href="./caf%E9/"' in get("/")[1]
+    assert 'href="./na%EFve.txt"' in get("/caf%E9")[1]
+    assert get("/caf%E9/na%EFve.txt")[1] == "read"
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ def test_versions_that_rhel_8_lacks_are_named(tools):
         )
 
 
+def test_versions_are_read_whatever_language_readelf_speaks(tools, monkeypatch, tmp_path):
+    readelf = tmp_path / "readelf"
+    readelf.write_text(
+        '#!/bin/sh\nword=Name; [ "$LC_ALL" = C ] || word=Nom\n'
+        'echo "  0x0010:   $word: GLIBC_2.34  Flags: none  Version: 2"\n'
+    )
+    readelf.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LC_ALL": "fr_FR.UTF-8"}
+    monkeypatch.setenv("PATH", env["PATH"])
+    with pytest.raises(tools.kit.SetupError, match=r"GLIBC_2\.34"):
+        tools.build.check_versions([], env, tmp_path / "log")
+
+
 def test_a_portable_wheel_comes_from_the_index_without_a_compiler(tools, monkeypatch, tmp_path):
     installer = types.SimpleNamespace(pip=[sys.executable, "-m", "pip"], logs=tmp_path / "logs")
     variant = tools.variant.Variant(mpi=False, portable=True)

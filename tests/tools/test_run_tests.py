@@ -2,6 +2,7 @@
 
 import itertools
 import queue
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -310,6 +311,27 @@ def test_test_files_may_import_from_themselves_and_from_each_other(runner, capfd
     runner.passed_tests.fingerprint.cache_clear()  # of one run
     assert runner.main(["--all"]) == 0
     assert "1 of them before" in capfd.readouterr().out
+
+
+def test_a_note_that_was_cut_is_passed_over(runner):
+    write(runner, "test_a.py", "def test_one(): pass\ndef test_two(): pass\n")
+    assert runner.main(["--all"]) == 0
+    notes = runner.PASSED / "core.jsonl"
+    text = notes.read_text()
+    notes.write_text(text[: len(text) - 9])  # the disk was full
+    passed = runner.passed_tests.read(notes, runner.ROOT)
+    assert list(passed) == ["tests/test_a.py::test_one"]
+    runner.passed_tests.forget(notes, ["tests/test_b.py"])
+    assert runner.passed_tests.read(notes, runner.ROOT) == passed
+
+
+def test_without_git_every_test_is_run(runner, capfd):
+    shutil.rmtree(runner.ROOT / ".git")
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    for _ in range(2):
+        assert runner.main(["--all"]) == 0
+        out = capfd.readouterr().out
+        assert "git does not list the sources" in out and "of them before" not in out
 
 
 def test_every_test_file_has_a_fingerprint(runner):

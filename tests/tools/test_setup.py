@@ -100,6 +100,45 @@ def test_an_interrupted_step_ends_what_it_started(kit, tmp_path):
     wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
 
 
+def test_a_command_that_may_not_be_ended_is_waited_for(kit, monkeypatch, tmp_path, capsys):
+    """apt-get below sudo belongs to root, so that Ctrl-C's SIGTERM is not permitted."""
+    wait = subprocess.Popen.wait
+
+    def interrupted(process, timeout=None):
+        if timeout is not None:
+            raise KeyboardInterrupt
+        return wait(process)
+
+    def refused(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    monkeypatch.setattr(os, "killpg", refused)
+    monkeypatch.setattr(kit.signal, "signal", lambda *_: None)
+    argv = ["sh", "-c", f"sleep 0.2; touch {tmp_path}/done"]
+    assert kit.guarded(lambda: kit.run_logged(argv, tmp_path / "log", what="it")) == 130
+    assert (tmp_path / "done").exists() and "run again" in capsys.readouterr().err
+
+
+def test_a_failed_step_of_any_tool_is_a_message(kit, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(kit.signal, "signal", lambda *_: None)
+
+    def main():
+        raise kit.SetupError("it broke", remedy="mend it")
+
+    assert kit.guarded(main) == 1
+    assert capsys.readouterr().err == "error: it broke\n  remedy: mend it\n"
+    lock = tmp_path / "file" / "setup.lock"
+    lock.parent.touch()  # as where root has run the set-up, and a user runs it again
+
+    def locked():
+        with kit.exclusive(lock, "another set-up"):
+            raise AssertionError
+
+    assert kit.guarded(locked) == 1
+    assert str(lock.parent) in (message := capsys.readouterr().err) and "remedy: " in message
+
+
 def wait_for(condition, seconds=60):
     """Poll until a condition holds."""
     ends = time.monotonic() + seconds
@@ -340,6 +379,20 @@ def test_missing_system_packages_without_root_name_the_command(monkeypatch, tmp_
         system_packages.install_missing(tmp_path, demo=True)
     assert "chromium" not in caught.value.render().lower()
     assert "apt-get install openjdk-17-jre-headless" in caught.value.remedy
+
+
+def test_packages_are_found_whatever_language_apt_speaks(kit, monkeypatch, tmp_path):
+    import system_packages
+
+    apt = tmp_path / "apt-cache"
+    apt.write_text(
+        '#!/bin/sh\nword=Candidate; [ "$LC_ALL" = C ] || word=Installationskandidat\n'
+        'echo "$3:"; echo "  $word: 2.7.6-7"; printf \'caf\\351\\n\'\n'
+    )
+    apt.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    assert system_packages._pick(("patch", "other")) == "patch"
 
 
 def test_nothing_missing_asks_apt_for_nothing(monkeypatch, tmp_path):

@@ -7,7 +7,6 @@ Every step is a command that a user can type as well, and is shown before it run
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -18,25 +17,15 @@ from tools import minilm
 from tools.demo import steps
 from tools.demo.steps import CONFIG, Clock, say
 
-STEPS = 9  # the first is the set-up (tools/demo.sh)
-
 
 def main() -> int:
     """Run the demo; the exit code is that of the step that failed, or 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.demo", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
-    parser.add_argument("--np", type=int, default=2, help="ranks")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", help="an override"
-    )
-    steps.packages_option(parser)
+    parser = steps.command_line("tools.demo", __doc__.splitlines()[0])
     parser.add_argument(
         "--set-up", action="store_true", help="finish the set-up beside the first steps"
     )
     arguments = parser.parse_args()
-    began, clock = time.monotonic(), Clock()
+    clock = Clock(done=1)  # the set-up (tools/demo.sh)
     horovod = steps.Horovod(arguments.framework) if arguments.set_up else None
     stamp = time.strftime("%Y%m%d-%H%M%S")
     config = load(CONFIG, arguments.set)
@@ -44,71 +33,59 @@ def main() -> int:
         storage.parent(config.run.directory), f"{arguments.framework}-{stamp}"
     )
 
-    clock.step("base model", 2, STEPS)
+    clock.step("base model")
     base, is_pretrained = minilm.base_model(say)
     say(f"base model: {base}" + ("" if is_pretrained else " (RANDOM weights)"))
     options = steps.settings(run_directory, base, arguments.framework, arguments.set)
 
-    clock.step("corpus: docstrings of the installed packages -> Parquet", 3, STEPS)
+    clock.step("corpus: docstrings of the installed packages -> Parquet")
     if arguments.packages or config.data.source == load(CONFIG).data.source:
         steps.module("tools.demo.corpus", config.data.source, *arguments.packages)
     else:
         say(f"your rows: {config.data.source}")
 
-    clock.step("ETL: Parquet -> TFRecords", 4, STEPS)
+    clock.step("ETL: Parquet -> TFRecords")
     steps.howdah(["etl", *options])
 
-    clock.step("Horovod", 5, STEPS)
+    clock.step("Horovod")
     if horovod is not None:
         horovod.wait()
 
-    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 6, STEPS)
+    clock.step(f"training: {arguments.framework}, {arguments.np} processes")
     steps.howdah(["train", *options, "--np", str(arguments.np)])
     run = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("sample prediction from the export", 7, STEPS)
+    clock.step("sample prediction from the export")
     export = f"{run_directory}/export"
     texts = "".join(text + "\n" for text in steps.SAMPLES)
     predictions = steps.howdah(["predict", "--model", export, "--stdin"], stdin=texts, capture=True)
 
-    clock.step("served: one request over HTTP", 8, STEPS)
+    clock.step("served: one request over HTTP")
     served = steps.ask_a_server(export)
 
-    clock.step("result", 9, STEPS)
+    clock.step("result")
     clock.end()
     steps.show_metrics(run)
-    print("\nsample predictions (package that a docstring comes from):")
-    steps.show_predictions(predictions)
     print(f"\nserved: {served}")
-    if not is_pretrained:
-        print("\nNOTE: no pretrained weights were available; these are figures of a RANDOM base.")
-    finish(run_directory, config.data.dataset, arguments.framework, clock, time.monotonic() - began)
-    return 0
-
-
-def finish(run_directory: str, dataset: str, framework: str, clock: Clock, seconds: float) -> None:
-    """Print times, paths, and commands to try next."""
-    clock.show(seconds)
-    print("\noutput")
-    for what, path in (
-        ("dataset", dataset),
-        ("run", run_directory),
-        ("report", f"{run_directory}/report.html"),
-        ("model", f"{run_directory}/export"),
-        ("predictions", f"{run_directory}/predictions"),
-    ):
-        print(f"  {what:<12} {os.path.abspath(path)}")
-    other = "torch" if framework == "tensorflow" else "tensorflow"
-    print("\nnext (with .venv/bin on the PATH)")
-    for command in (
+    steps.show_predictions(predictions, is_pretrained=is_pretrained)
+    output = {
+        "dataset": config.data.dataset,
+        "run": run_directory,
+        "report": f"{run_directory}/report.html",
+        "model": export,
+        "predictions": f"{run_directory}/predictions",
+    }
+    commands = (
         f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
         f"howdah evaluate --config {run_directory}/config.yaml",
         f"howdah predict --model {run_directory} --source FILE.csv --output out.parquet",
         f"howdah serve --model {run_directory}",
-        f"make demo FRAMEWORK={other}",
+        f"make demo FRAMEWORK={'torch' if arguments.framework == 'tensorflow' else 'tensorflow'}",
         "howdah config init run.yaml --source MY.csv && howdah etl && howdah train",
-    ):
-        print(f"  {command}")
+    )
+    paths = {name: os.path.abspath(path) for name, path in output.items()}
+    steps.finish(clock, paths, commands)
+    return 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ TABLE = "howdah_demo.docstrings"
 SCORED = "howdah_demo.scored"
 PARTITION = "part=p0"
 CLUSTER_DIRECTORY = "build/minicluster"
-STEPS = 9
 
 
 def cluster_overrides(root: str) -> tuple[str, ...]:
@@ -65,30 +64,29 @@ def put_base_model(base: str, target: str) -> None:
 
 def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
     """Run all steps on a running cluster."""
-    began = time.monotonic()
     framework, overrides = arguments.framework, arguments.set
     os.environ.update(cluster["environment"])
     root = f"{cluster['hdfs_url']}/howdah-demo"
     run_directory = f"{root}/runs/{framework}-{time.strftime('%Y%m%d-%H%M%S')}"
 
-    clock.step("base model", 2, STEPS)
+    clock.step("base model")
     base, is_pretrained = minilm.base_model(say)
     put_base_model(base, f"{root}/models/{storage.name(base)}")
     base = f"{root}/models/{storage.name(base)}"
 
-    clock.step(f"a Hive table of docstrings: {TABLE}", 3, STEPS)
+    clock.step(f"a Hive table of docstrings: {TABLE}")
     steps.module("tools.demo.table", TABLE, *arguments.packages)
 
     options = steps.settings(run_directory, base, framework, [*cluster_overrides(root), *overrides])
-    clock.step("ETL as a YARN application: Hive table -> TFRecords on HDFS", 4, STEPS)
+    clock.step("ETL as a YARN application: Hive table -> TFRecords on HDFS")
     steps.howdah(["etl", *options])
 
     on_yarn = [w for o in yarn.overrides(arguments.np) for w in ("--set", o)]
-    clock.step(f"training as a YARN application: {framework}, {arguments.np} workers", 5, STEPS)
-    yarn.train([*options, *on_yarn])
+    clock.step(f"training as a YARN application: {framework}, {arguments.np} workers")
+    steps.howdah(["submit", *options, *on_yarn, "--wait"])
     result = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("the same as an elastic job, which loses a worker", 6, STEPS)
+    clock.step("the same as an elastic job, which loses a worker")
     elastic_directory = f"{run_directory}-elastic"
     elastic = (
         "run.name=demo-elastic",
@@ -105,13 +103,13 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
     )
     steps.howdah(["ps", "--all"])
 
-    clock.step("sample prediction from the export on HDFS", 7, STEPS)
+    clock.step("sample prediction from the export on HDFS")
     texts = "".join(text + "\n" for text in steps.SAMPLES)
     predictions = steps.howdah(
         ["predict", "--model", f"{run_directory}/export", "--stdin"], stdin=texts, capture=True
     )
 
-    clock.step(f"scoring as a YARN application: {PARTITION} of {TABLE} -> {SCORED}", 8, STEPS)
+    clock.step(f"scoring as a YARN application: {PARTITION} of {TABLE} -> {SCORED}")
     scored = json.loads(
         steps.howdah(
             [
@@ -132,17 +130,33 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
             may_fail=True,
         )  # fmt: skip
 
-    clock.step("result", 9, STEPS)
+    clock.step("result")
     clock.end()
     steps.show_metrics(result)
     show_scored(scored)
     if judged:
         print(f"  {pages}/drift.html: comparison with the training data")
-    print("\nsample predictions (package that a docstring comes from):")
-    steps.show_predictions(predictions)
-    if not is_pretrained:
-        print("\nNOTE: no pretrained weights were available; these are figures of a RANDOM base.")
-    finish(arguments.directory, root, run_directory, clock, time.monotonic() - began)
+    steps.show_predictions(predictions, is_pretrained=is_pretrained)
+    output = {
+        "table": f"{TABLE} in the Hive metastore",
+        "dataset": f"{root}/dataset",
+        "run": run_directory,
+        "elastic run": elastic_directory,
+        "model": f"{run_directory}/export",
+        "predictions": f"{run_directory}/predictions",
+        "scored": f"{SCORED} in the Hive metastore",
+        "cluster": f"{os.path.abspath(arguments.directory)} (still running)",
+    }
+    commands = (
+        f'eval "$(python -m tools.minicluster env --directory {arguments.directory})"',
+        f"hdfs dfs -ls -R {root}/dataset",
+        "howdah ps --all",
+        "yarn application -list -appStates ALL",
+        f"hdfs dfs -get {run_directory}/report.html",
+        f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
+        f"python -m tools.minicluster stop --directory {arguments.directory}",
+    )
+    steps.finish(clock, output, commands)
 
 
 def show_scored(scored: dict) -> None:
@@ -155,50 +169,16 @@ def show_scored(scored: dict) -> None:
         print(f"  {one['marker']}: the same command again skips it")
 
 
-def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds: float) -> None:
-    """Print times, paths, and commands to try next."""
-    clock.show(seconds)
-    print("\noutput")
-    for what, path in (
-        ("table", f"{TABLE} in the Hive metastore"),
-        ("dataset", f"{root}/dataset"),
-        ("run", run_directory),
-        ("elastic run", f"{run_directory}-elastic"),
-        ("model", f"{run_directory}/export"),
-        ("predictions", f"{run_directory}/predictions"),
-        ("scored", f"{SCORED} in the Hive metastore"),
-        ("cluster", f"{os.path.abspath(directory)} (still running)"),
-    ):
-        print(f"  {what:<12} {path}")
-    print("\nnext (with .venv/bin on the PATH)")
-    for command in (
-        f'eval "$(python -m tools.minicluster env --directory {directory})"',
-        f"hdfs dfs -ls -R {root}/dataset",
-        "howdah ps --all",
-        "yarn application -list -appStates ALL",
-        f"hdfs dfs -get {run_directory}/report.html",
-        f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
-        f"python -m tools.minicluster stop --directory {directory}",
-    ):
-        print(f"  {command}")
-
-
 def main() -> int:
     """Run the demo; the exit code is that of the step that failed, or 0."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
-    parser.add_argument("--np", type=int, default=2, help="ranks")
+    parser = steps.command_line("tools.demo.cluster", __doc__.splitlines()[0])
     parser.add_argument(
         "--elastic-steps", type=int, default=60, help="steps of the elastic training"
     )
     parser.add_argument("--directory", default=CLUSTER_DIRECTORY, help="directory of the cluster")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="section.key=value", help="an override"
-    )
-    steps.packages_option(parser)
     arguments = parser.parse_args()
-    clock = Clock()
-    clock.step("a real Hadoop on this machine: HDFS, YARN, Hive metastore", 1, STEPS)
+    clock = Clock(done=0)
+    clock.step("a real Hadoop on this machine: HDFS, YARN, Hive metastore")
     cluster = start_cluster(arguments.directory)
     try:
         run(arguments, cluster, clock)

@@ -9,6 +9,7 @@ ROWS of each package, mostly their first paragraphs, so that it ends in minutes.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib.util
 import os
@@ -49,7 +50,7 @@ def write(path: str, packages: Sequence[str] = PACKAGES, rows: int | None = None
     Returns:
         Whether the file was written.
     Raises:
-        DataError: a package is not installed, or the path is another file.
+        DataError: a package is not installed, none has a docstring, or the path is another file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -63,6 +64,8 @@ def write(path: str, packages: Sequence[str] = PACKAGES, rows: int | None = None
             return False
     schema = pa.schema([(name, pa.string()) for name in ("id", "text", "label")])
     columns = [list(column) for column in zip(*corpus(packages, rows), strict=True)]
+    if not columns:
+        raise DataError("these packages have no docstrings", got=", ".join(packages))
     table = pa.table(columns, schema=schema.with_metadata({_DIGEST: digest}))
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     part = f"{path}.{os.getpid()}.part"
@@ -201,13 +204,16 @@ def command(write: Callable[[str, Sequence[str], int], bool]) -> int:
     Args:
         write: writes ROWS of each package to the target; False if it has the same rows already.
     """
-    target, packages = sys.argv[1], sys.argv[2:] or PACKAGES
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help="default: a built-in list")
+    options = parser.parse_args()
     try:
-        written = write(target, packages, ROWS)
+        written = write(options.target, options.packages or PACKAGES, ROWS)
     except HowdahError as error:
         print(f"demo: {render(error)}", file=sys.stderr)
         return error.exit_code
-    print(f"{target}: {'written' if written else 'unchanged'}", file=sys.stderr)
+    print(f"{options.target}: {'written' if written else 'unchanged'}", file=sys.stderr)
     return 0
 
 

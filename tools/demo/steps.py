@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from howdah.config.metric_table import METRICS
@@ -19,6 +19,7 @@ from howdah.core.processes import die_with_parent
 from howdah.errors import HowdahError, render
 
 CONFIG = "examples/demo.yaml"
+STEPS = 9  # of either demo
 SAMPLES = (
     "Return the eigenvalues and right eigenvectors of a square array.",
     "Plot y versus x as lines and markers on the current axes.",
@@ -35,29 +36,36 @@ def say(line: str = "") -> None:
 
 
 class Clock:
-    """Seconds of each step."""
+    """Numbers the steps of a demo, and counts the seconds of each.
 
-    def __init__(self) -> None:
-        self.steps: list[tuple[str, float]] = []
+    Args:
+        done: number of steps before, such as the set-up in tools/demo.sh.
+    """
 
-    def step(self, name: str, number: int, total: int) -> None:
+    def __init__(self, done: int) -> None:
+        self._number, self._name = done, ""
+        self._start = self._begun = time.monotonic()
+        self._steps: list[tuple[str, float]] = []
+
+    def step(self, name: str) -> None:
         """Begin a step."""
         self.end()
+        self._number += 1
         self._name, self._begun = name, time.monotonic()
-        say(f"\n=== [{number}/{total}] {name}")
+        say(f"\n=== [{self._number}/{STEPS}] {name}")
 
     def end(self) -> None:
         """End the current step, if any, and print its seconds."""
-        if hasattr(self, "_name"):
+        if self._name:
             seconds = time.monotonic() - self._begun
-            self.steps.append((self._name, seconds))
+            self._steps.append((self._name, seconds))
             say(f"    {seconds:.0f} s")
-            del self._name
+            self._name = ""
 
-    def show(self, seconds: float) -> None:
-        """Print the seconds of each step, and of all (`seconds`)."""
-        print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in self.steps))
-        print(f"      {seconds:.0f} s in total")
+    def show(self) -> None:
+        """Print the seconds of each step, and of all."""
+        print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in self._steps))
+        print(f"      {time.monotonic() - self._start:.0f} s in total")
 
 
 def howdah(
@@ -74,18 +82,23 @@ def howdah(
     """
     say(f"$ howdah {shlex.join(arguments)}")
     argv = [sys.executable, "-m", "howdah.cli", *arguments]
-    return _run(argv, stdin, capture, good=(0, 1) if may_fail else (0,))
+    return run(argv, stdin=stdin, capture=capture, good=(0, 1) if may_fail else (0,))
 
 
 def module(name: str, *arguments: str, capture: bool = False) -> str:
     """Print and run a module; return its captured stdout. A failure ends the demo."""
     say(f"$ python -m {name} {shlex.join(arguments)}")
-    return _run([sys.executable, "-m", name, *arguments], None, capture)
+    return run([sys.executable, "-m", name, *arguments], capture=capture)
 
 
-def _run(
-    argv: Sequence[str], stdin: str | None, capture: bool, *, good: Sequence[int] = (0,)
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str | None = None,
+    capture: bool = False,
+    good: Sequence[int] = (0,),
 ) -> str:
+    """Run a command; return its captured stdout. An exit code that is not `good` ends the demo."""
     done = subprocess.run(
         argv,
         input=stdin,
@@ -137,12 +150,19 @@ def settings(
     return ["--config", CONFIG, *(word for value in values for word in ("--set", value))]
 
 
-def packages_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--packages`."""
+def command_line(prog: str, description: str) -> argparse.ArgumentParser:
+    """A parser of the options that both demos have."""
+    parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=description)
+    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
+    parser.add_argument("--np", type=int, default=2, help="ranks")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="an override"
+    )
     parser.add_argument(
         "--packages", nargs="+", metavar="PACKAGE", default=[],
         help="installed packages whose docstrings are the corpus; default: a built-in list",
     )  # fmt: skip
+    return parser
 
 
 def ask_a_server(model: str) -> str:
@@ -164,6 +184,9 @@ def ask_a_server(model: str) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{ready['url']}/v1/classify", body.encode(), timeout=60) as answer:
             result = json.load(answer)
+    except OSError as error:
+        say(f"demo: stopped, since the server did not answer: {error}")
+        sys.exit(1)
     finally:
         process.terminate()
         process.wait()
@@ -186,11 +209,25 @@ def show_metrics(run: dict) -> None:
     print(f"{'rows':<20}" + "".join(f"{split['rows']:>12,}" for split in metrics.values()))
 
 
-def show_predictions(lines: str) -> None:
-    """Print the model's prediction for each sample."""
+def show_predictions(lines: str, *, is_pretrained: bool) -> None:
+    """Print the model's prediction for each sample, with a note if its base is a random one."""
+    print("\nsample predictions (package that a docstring comes from):")
     for text, line in zip(SAMPLES, lines.splitlines(), strict=True):
         row = json.loads(line)
         print(f"  {row['label']:<12} {row['scores'][row['label']]:>6.1%}  {text}")
+    if not is_pretrained:
+        print("\nNOTE: no pretrained weights were available; these are figures of a RANDOM base.")
+
+
+def finish(clock: Clock, output: Mapping[str, str], commands: Sequence[str]) -> None:
+    """Print times, where the output is, and commands to try next."""
+    clock.show()
+    print("\noutput")
+    for name, path in output.items():
+        print(f"  {name:<12} {path}")
+    print("\nnext (with .venv/bin on the PATH)")
+    for command in commands:
+        print(f"  {command}")
 
 
 def guarded(main: Callable[[], int]) -> int:

@@ -1,9 +1,8 @@
-"""The demo's trainings as YARN applications: one of a fixed size, one that loses a worker."""
+"""The demo's settings for YARN, and its elastic training, which loses a worker."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -32,11 +31,6 @@ def overrides(workers: int) -> tuple[str, ...]:
     )
 
 
-def train(options: Sequence[str]) -> None:
-    """Submit a job and follow it to its end."""
-    steps.howdah(["submit", *options, "--wait"])
-
-
 def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_step: int) -> None:
     """Submit an elastic job, kill the container of its last rank once, follow it to its end.
 
@@ -54,7 +48,9 @@ def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_st
     placed = [rank for rank in status["ranks"] if rank["rank"] is not None]
     victim = max(placed, key=lambda rank: rank["rank"])
     say(f"\n--- now rank {victim['rank']} loses its container, at step {status['step']}")
-    _yarn("container", "-signal", victim["container"], "FORCEFUL_SHUTDOWN")
+    signal = ["yarn", "container", "-signal", victim["container"], "FORCEFUL_SHUTDOWN"]
+    say(f"$ {' '.join(signal)}")
+    steps.run(signal)
 
     before = status["generation"]
     status = _wait(run_directory, lambda now: now["generation"] > before)
@@ -89,9 +85,3 @@ def _wait(run_directory: str, condition: Callable[[dict[str, Any]], bool]) -> di
                 )
         time.sleep(0.5)
     raise TrainingError("the job hangs", where=path, remedy="howdah status, howdah logs")
-
-
-def _yarn(*arguments: str) -> None:
-    """Run a command of Hadoop's client."""
-    say(f"$ yarn {' '.join(arguments)}")
-    subprocess.run(["yarn", *arguments], check=True, stdout=sys.stderr)

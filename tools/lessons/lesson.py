@@ -6,12 +6,10 @@ pictures as *.svg into the working directory.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 
 from howdah.core.processes import marked
 from howdah.errors import DataError
+from tools.local_airflow.servers import end_all
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "lessons"
 OUTPUT, ERRORS = "output.txt", "errors.txt"
@@ -72,8 +71,10 @@ class Lesson:
         """
         block = _COMMANDS.search(self.text)
         if block is None:
-            raise DataError("the lesson says nothing to run", where=str(self.folder / "README.md"),
-                            expected="a section `## Run` with a block ```sh")  # fmt: skip
+            raise DataError(
+                "the lesson has no commands to run", where=str(self.folder / "README.md"),
+                expected="a section `## Run` with a block ```sh",
+            )  # fmt: skip
         return block[1]
 
     def commands(self, environ: Mapping[str, str]) -> list[list[str]]:
@@ -170,20 +171,6 @@ def _run(command: list[str], directory: Path, environ: Mapping[str, str]) -> str
             return f"exit code {code}" if code else ""
         except subprocess.TimeoutExpired:
             return f"no end after {SECONDS} s"
-        finally:
-            _end(process, mark)
-
-
-def _end(process: subprocess.Popen, mark: str) -> None:
-    """End a command and all that it started: SIGTERM, and SIGKILL for what is still there."""
-    for which in (signal.SIGTERM, signal.SIGKILL):
-        left, until = marked(_MARK, mark), time.monotonic() + _STOPPING
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, which)
-        while left and time.monotonic() < until:
+        finally:  # the command, and all that it started
+            end_all(lambda: marked(_MARK, mark), grace=_STOPPING)
             process.poll()
-            time.sleep(0.05)
-            left = marked(_MARK, mark)
-        if not left:
-            return

@@ -208,7 +208,7 @@ class AirflowApi:
         except ClusterError as error:
             log = str(error)
         raise ClusterError(
-            f"{task_id} is not as expected",
+            f"{task_id} did not reach the expected state",
             where=f"{dag_id} {run_id}",
             expected=expected,
             got=f"{got}\n{log[-6000:]}",

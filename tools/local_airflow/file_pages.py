@@ -59,7 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(body)
             return
         url_path = urlsplit(self.path).path
-        parts = [part for part in unquote(url_path).split("/") if part]
+        names = unquote(url_path, errors="surrogateescape")
+        parts = [part for part in names.split("/") if part]
         # No name may lead out of the root, or to another storage.
         if any(part in (".", "..") or "\0" in part for part in parts):
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -70,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._file(path, body)
             elif not url_path.endswith("/"):
                 self.send_response(HTTPStatus.MOVED_PERMANENTLY)
-                self.send_header("Location", f"/{quote('/'.join(parts))}/")
+                self.send_header("Location", f"/{_quoted('/'.join(parts))}/")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
             else:
@@ -115,11 +116,11 @@ class _Handler(BaseHTTPRequestHandler):
         for entry in storage.list_dir(path):
             name = entry.name + ("/" if entry.is_dir else "")
             size = "" if entry.is_dir else f" ({entry.size:,} bytes)"
-            rows.append(f'<li><a href="./{quote(name)}">{html.escape(name)}</a>{size}</li>')
+            rows.append(f'<li><a href="./{_quoted(name)}">{html.escape(name)}</a>{size}</li>')
         page = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
             f"<h1>{title}</h1><ul>{''.join(rows)}</ul></html>"
-        ).encode()
+        ).encode("utf-8", "replace")
         self._head("text/html; charset=utf-8", len(page))
         if body:
             self.wfile.write(page)
@@ -130,6 +131,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(length))
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
+
+
+def _quoted(name: str) -> str:
+    """A name for an address; the bytes of a file's name need not be UTF-8."""
+    return quote(name.encode("utf-8", "surrogateescape"))
 
 
 def _kind(path: str) -> str:

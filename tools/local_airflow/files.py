@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from howdah import storage
 from tools.local_airflow.servers import HOST, Server, free_port, is_free
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -50,5 +51,5 @@ class FileServers:
         port = kept.get(name)
         if port is None or not is_free(port):
             port = free_port()
-            self._kept.write_text(json.dumps({**kept, name: port}) + "\n")
+            storage.write_whole(str(self._kept), json.dumps({**kept, name: port}).encode() + b"\n")
         return port

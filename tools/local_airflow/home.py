@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import fcntl
 import json
 import os
 import secrets
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
 
+from howdah.core.processes import locked, marked
 from howdah.errors import ClusterError
 from tools.local_airflow.postgres import write_secret
 from tools.local_airflow.servers import HOST
@@ -48,9 +48,7 @@ class Home:
             ClusterError: another process runs an Airflow in it.
         """
         file = open(self.directory / "lock", "a+", encoding="utf-8")  # noqa: SIM115
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(file):
             file.seek(0)
             holder = file.read().strip()
             file.close()
@@ -58,7 +56,7 @@ class Home:
                 "another Airflow already runs in this home",
                 where=str(self.directory),
                 got=holder or None,
-            ) from None
+            )
         self._lock = file
 
     def note_holder(self, url: str) -> None:
@@ -95,6 +93,10 @@ class Home:
             **self.extra_env,
             MARK: str(self.directory),
         }
+
+    def processes(self) -> list[int]:
+        """Ids of all processes of an Airflow in this home, tasks included."""
+        return marked(MARK, str(self.directory))
 
     def log_of(self, component: str) -> Path:
         """The file with a component's output."""
@@ -182,7 +184,8 @@ class Home:
         config = configparser.RawConfigParser()
         for section in {**settings, **more}:
             values = {**settings.get(section, {}), **more.get(section, {})}
-            config[section] = {key: str(value) for key, value in values.items()}
+            # Airflow would take a "%" in a path for a reference to another key.
+            config[section] = {k: str(v).replace("%", "%%") for k, v in values.items()}
         path = self.directory / "airflow.cfg"
         write_secret(path, "# Written anew by each start.\n")
         with open(path, "a", encoding="utf-8") as file:

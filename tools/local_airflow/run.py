@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import os
 import signal
 import sys
@@ -95,7 +96,7 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
     }
 
 
-def on_cluster(values: dict[str, Any], root: str, framework: str) -> dict[str, Any]:
+def on_cluster(values: dict[str, Any], root: str) -> dict[str, Any]:
     """Defaults on HDFS and YARN: rows in a Hive table, two executors, two workers.
 
     Args:
@@ -110,7 +111,7 @@ def on_cluster(values: dict[str, Any], root: str, framework: str) -> dict[str, A
         "daily.partition=part=p0",
         f"daily.retrain.dataset={root}/datasets/docstrings-days",
     ]
-    merged = yaml.safe_load(yaml.safe_dump(values))
+    merged = copy.deepcopy(values)
     for override in overrides:
         key, _, value = override.partition("=")
         section = merged
@@ -267,7 +268,7 @@ def serve(arguments: argparse.Namespace) -> None:
             else:
                 root = fill_cluster(running, base)
                 airflow.remote_files = root
-                values = on_cluster(values, root, arguments.framework)
+                values = on_cluster(values, root)
                 values["model"]["base"] = f"{root}/base/{storage.name(base)}"
             airflow.home.extra_env[DEFAULTS] = str(write_defaults(home, values))
             if not os.environ.get(policy.ENVIRONMENT):
@@ -299,7 +300,7 @@ def main() -> int:
     try:
         serve(parser.parse_args())
     except Stopped as stopped:
-        say("Airflow has ended" if stopped.number == signal.SIGINT else "asked to end: done")
+        say("Airflow has ended")
         return 128 + stopped.number
     except HowdahError as error:
         say(f"airflow: {render(error)}")

@@ -1,4 +1,5 @@
-"""Servers as child processes with their own session and log file, which end with their parent."""
+"""Servers as child processes with their own session and log file, which end with their parent; and
+the end of processes that are no children of this one."""
 
 from __future__ import annotations
 
@@ -7,30 +8,30 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from howdah.core.child import Child
-from howdah.core.processes import marked
 
 HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
+_KILL_SECONDS = 20.0  # for the kernel to end what was killed
 
 
-def free_port(host: str = HOST) -> int:
-    """A port on which no process listens now."""
+def free_port() -> int:
+    """A port of loopback on which no process listens now."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind((HOST, 0))
         return probe.getsockname()[1]
 
 
-def is_free(port: int, host: str = HOST) -> bool:
-    """Whether a server could listen on a port."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of loopback."""
     with socket.socket() as probe:
         # Servers set it too, so that connections in TIME_WAIT do not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((HOST, port))
         except OSError:
             return False
     return True
@@ -73,16 +74,25 @@ class Server(Child):
             return file.read().decode(errors="replace").strip()
 
 
-def end_marked(mark: str, value: str, *, grace: float) -> list[int]:
-    """End all marked processes by SIGTERM, after `grace` seconds by SIGKILL; return the rest."""
-    for pid in marked(mark, value):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+def end_all(running: Callable[[], list[int]], *, grace: float) -> list[int]:
+    """End processes by SIGTERM, after `grace` seconds by SIGKILL; return those that are left.
+
+    Args:
+        running: ids of those that still run. It is called again and again, since a dying process
+            may have started another one.
+    """
+    for number in (signal.SIGCONT, signal.SIGTERM):  # a stopped process would not handle SIGTERM
+        send(running(), number)
     killing = time.monotonic() + grace
-    while (left := marked(mark, value)) and time.monotonic() < killing + 10:
+    while (left := running()) and time.monotonic() < killing + _KILL_SECONDS:
         if time.monotonic() > killing:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            send(left, signal.SIGKILL)
         time.sleep(0.05)
     return left
+
+
+def send(pids: list[int], number: int) -> None:
+    """Send a signal to processes; some may have ended meanwhile."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

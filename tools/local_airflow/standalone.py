@@ -13,7 +13,6 @@ database, logs. It is for trials and tests, never for production: one user, a pa
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import shutil
@@ -23,13 +22,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from howdah.core.processes import marked
 from howdah.errors import ClusterError, UsageError
 from tools.local_airflow.api import AirflowApi
 from tools.local_airflow.components import COMPONENTS, Components
-from tools.local_airflow.home import MARK, USER, Home
+from tools.local_airflow.home import USER, Home
 from tools.local_airflow.postgres import Postgres
-from tools.local_airflow.servers import HOST, end_marked, free_port, is_free
+from tools.local_airflow.servers import HOST, end_all, free_port, is_free, send
 
 Say = Callable[[str], None]
 
@@ -128,7 +126,7 @@ class Standalone:
         """
         self.home.lock()
         try:
-            left = end_marked(MARK, str(self.home.directory), grace=5)
+            left = end_all(self.home.processes, grace=5)
             if left:
                 raise ClusterError(
                     "processes of an earlier start do not end",
@@ -187,7 +185,7 @@ class Standalone:
         """
         self.ending = True
         self.components.stop(self.say)
-        end_marked(MARK, str(self.home.directory), grace=3)
+        end_all(self.home.processes, grace=3)
         self.postgres.stop()
         if remove:
             self.postgres.remove()
@@ -197,9 +195,7 @@ class Standalone:
 
     def hurry(self) -> None:
         """Kill all processes that `stop` still waits for."""
-        for pid in marked(MARK, str(self.home.directory)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send(self.home.processes(), signal.SIGKILL)
 
     def __enter__(self) -> Standalone:
         return self.start()

@@ -67,9 +67,9 @@ def start_command(
 ) -> None:
     """Start a cluster and leave it running, or use the one that already runs in the directory."""
     started = start(
-        directory, hadoop=hadoop, secure=kerberos, ha=ha, tls=tls, with_metastore=metastore,
-        ports=port or [],
-        node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
+        directory, with_metastore=metastore, ports=port or [], shared=shared, say=say,
+        hadoop=hadoop, secure=kerberos, ha=ha, tls=tls, node_memory_mb=node_memory,
+        node_gpus=node_gpus,
     )  # fmt: skip
     answer(started, json, start_lines(started))
 
@@ -81,9 +81,12 @@ def stop_command(
     json: AsJson = False,
 ) -> None:
     """End every daemon and container of a cluster; its data is kept unless --remove."""
-    ended = end(directory, remove=remove)
-    state = "stopped" if ended["was_running"] else "nothing was running"
-    answer(ended, json, [f"mini cluster {state}: {ended['directory']}"])
+    cluster = MiniCluster(directory)
+    was_running = cluster.is_running()
+    cluster.stop(remove=remove)
+    state = "stopped" if was_running else "nothing was running"
+    value = {"directory": cluster.directory, "was_running": was_running, "removed": remove}
+    answer(value, json, [f"mini cluster {state}: {cluster.directory}"])
 
 
 @app.command("status")
@@ -119,26 +122,28 @@ def logs_command(
     answer({"daemon": daemon, "path": cluster.logs()[daemon], "lines": tail}, json, tail)
 
 
+_NAMES = {
+    "hadoop": "Hadoop", "secure": "Kerberos", "ha": "high availability", "tls": "TLS",
+    "node_memory_mb": "node memory", "node_gpus": "node GPUs",
+}  # fmt: skip
+"""Names of settings in messages."""
+
+
 def start(
     directory: str,
     *,
-    hadoop: str = HADOOP_VERSION,
-    secure: bool,
-    ha: bool = False,
-    tls: bool = False,
     with_metastore: bool,
     ports: Sequence[str],
-    node_memory_mb: int,
-    node_gpus: int,
     shared: bool = False,
     say: Callable[[str], None],
+    **settings: Any,
 ) -> dict[str, Any]:
     """Start a cluster, or use the one that runs in the directory.
 
     Args:
-        hadoop: version of Hadoop.
         ports: words NAME=PORT.
         shared: see MiniCluster.start.
+        settings: those of MiniCluster.start in _NAMES; a running cluster must have the same.
 
     Returns:
         {was_running, directory, hdfs_url, webhdfs_url, pages, resourcemanager, metastore_uri (or
@@ -152,39 +157,24 @@ def start(
     requested_ports = parse_ports(ports)
     if was_running:
         plan = cluster.plan
-        settings = {
-            "Hadoop": (hadoop, plan.hadoop),
-            "node memory": (node_memory_mb, plan.node_memory_mb),
-            "node GPUs": (node_gpus, plan.node_gpus),
-            "Kerberos": (secure, plan.kerberos is not None),
-            "high availability": (ha, plan.ha),
-            "TLS": (tls, plan.tls),
-        }
-        requested: dict[str, Any] = {name: pair[0] for name, pair in settings.items()}
-        running: dict[str, Any] = {name: pair[1] for name, pair in settings.items()}
-        requested.update(requested_ports)
-        running.update({name: plan.ports.get(name) for name in requested_ports})
-        other = [name for name in requested if requested[name] != running[name]]
+        requested = settings | requested_ports
+        running = vars(plan) | plan.ports | {"secure": plan.kerberos is not None}
+        other = [name for name in requested if requested[name] != running.get(name)]
         if other:
+            expected, got = (
+                ", ".join(f"{_NAMES.get(name, name)} {values.get(name)}" for name in other)
+                for values in (requested, running)
+            )
             raise UsageError(
                 "a mini cluster with other settings runs in this directory",
                 where=cluster.directory,
-                expected=", ".join(f"{name} {requested[name]}" for name in other),
-                got=", ".join(f"{name} {running[name]}" for name in other),
+                expected=expected,
+                got=got,
                 remedy="stop it first, or choose another --directory",
             )
         cluster.wait_healthy()
     else:
-        cluster.start(
-            hadoop=hadoop,
-            secure=secure,
-            ha=ha,
-            tls=tls,
-            ports=requested_ports,
-            node_memory_mb=node_memory_mb,
-            node_gpus=node_gpus,
-            shared=shared,
-        )
+        cluster.start(ports=requested_ports, shared=shared, **settings)
     uri = cluster.metastore_uri if with_metastore else None
     if uri is None and metastore.NAME in cluster.records:
         uri = cluster.metastore_uri
@@ -220,7 +210,7 @@ def parse_ports(arguments: Sequence[str]) -> dict[str, int]:
 def start_lines(status: dict[str, Any]) -> list[str]:
     """Lines about a started cluster."""
     state = "already running" if status["was_running"] else "started"
-    running = len(_running(status["daemons"]))
+    running = sum(daemon["state"] == "running" for daemon in status["daemons"].values())
     lines = [
         f"mini cluster {state}: {running} daemons in {status['directory']}",
         f"HDFS:            {status['hdfs_url']}  ({status['pages']})",
@@ -234,10 +224,6 @@ def start_lines(status: dict[str, Any]) -> list[str]:
         f'to use it:       eval "$(python -m tools.minicluster env --directory {where})"',
         f"to end it:       python -m tools.minicluster stop --directory {where}",
     ]
-
-
-def _running(statuses: dict[str, Any]) -> list[str]:
-    return [name for name, status in statuses.items() if status["state"] == "running"]
 
 
 def state_lines(status: dict[str, Any]) -> list[str]:
@@ -258,14 +244,6 @@ def healthy(status: dict[str, Any]) -> bool:
         for name, daemon in status["daemons"].items()
         if not (name == metastore.NAME and daemon["state"] == "stopped")
     )
-
-
-def end(directory: str, *, remove: bool) -> dict[str, Any]:
-    """Stop a cluster: {directory, was_running, removed}."""
-    cluster = MiniCluster(directory)
-    was_running = cluster.is_running()
-    cluster.stop(remove=remove)
-    return {"directory": cluster.directory, "was_running": was_running, "removed": remove}
 
 
 def export_lines(cluster: MiniCluster) -> list[str]:

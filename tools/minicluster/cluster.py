@@ -103,7 +103,7 @@ class MiniCluster(Access):
                 where=f"Hadoop {hadoop}",
                 expected="one that leaves /jmx open without a ticket: 3.3 or later",
             )
-        self._state.refuse_foreign_directory()
+        self._state.check_directory()
         with contextlib.ExitStack() as held:
             held.enter_context(self._state.starting_or_stopping())
             if self.is_running():
@@ -151,7 +151,7 @@ class MiniCluster(Access):
         plan = self.plan
         if plan.ha != ha and plan.path("namenode", "current", "VERSION").exists():
             raise UsageError(
-                "this directory's HDFS is of another number of NameNodes",
+                "the HDFS in this directory has another number of NameNodes",
                 where=self.directory,
                 expected="--ha" if plan.ha else "no --ha",
                 remedy="choose another --directory, or stop this one with --remove",

@@ -7,11 +7,11 @@ containers that a NodeManager starts. So all of them are found even if the state
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import time
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from howdah.core import processes
-from howdah.core.processes import stat_fields
+from tools.local_airflow import servers
 from tools.minicluster import classdata, kerberos, metastore, settings
 from tools.minicluster.plan import HOST, Plan
 from tools.minicluster.settings import MARK
@@ -28,7 +28,6 @@ from tools.minicluster.variants.availability import kind_of
 from tools.minicluster.variants.web import jmx
 
 HEAP = "-Xmx256m"
-KILL_LIMIT = 20.0  # seconds for the kernel to end what was killed
 _HDFS = "org.apache.hadoop.hdfs.server"
 _YARN = "org.apache.hadoop.yarn.server"
 
@@ -162,20 +161,13 @@ def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None 
 
 # ------------------------------------------------------------------------------------ processes
 def process_start(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None: it does not exist, or is a zombie.
-
-    It is field 22 of /proc/<pid>/stat, see proc(5). An ended child of this process is reaped.
-    """
-    fields = stat_fields(pid)
-    if fields is None:
-        return None
-    if fields[0] not in "ZX":
-        return int(fields[19])
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
-    return None
+    """Start of a process in clock ticks since boot; None: it has ended, and is reaped if it was a
+    child of this process."""
+    start = processes.process_start(pid)
+    if start is None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return start
 
 
 def alive(record: Record) -> bool:
@@ -186,10 +178,8 @@ def alive(record: Record) -> bool:
 def send(record: Record, signum: int) -> None:
     """Send a signal to a daemon's process group, if the daemon still runs."""
     if alive(record):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(record.pid, signum)
-        except ProcessLookupError:
-            pass
 
 
 def marked(directory: str) -> list[int]:
@@ -202,25 +192,8 @@ def marked(directory: str) -> list[int]:
 
 
 def end_all(directory: str, *, grace: float) -> list[int]:
-    """End all processes of a cluster by SIGTERM, after `grace` seconds by SIGKILL; return those
-    that are left."""
-    _signal_marked(directory, signal.SIGCONT)
-    _signal_marked(directory, signal.SIGTERM)
-    killing = time.monotonic() + grace
-    deadline = killing + KILL_LIMIT
-    while (left := marked(directory)) and time.monotonic() < deadline:
-        if time.monotonic() > killing:  # repeatedly: a dying process may have started another one
-            _signal_marked(directory, signal.SIGKILL)
-        time.sleep(0.05)
-    return left
-
-
-def _signal_marked(directory: str, signum: int) -> None:
-    for pid in marked(directory):
-        try:
-            os.kill(pid, signum)
-        except ProcessLookupError:
-            pass
+    """End all processes of a cluster, as `servers.end_all`."""
+    return servers.end_all(lambda: marked(directory), grace=grace)
 
 
 # --------------------------------------------------------------------------------------- health

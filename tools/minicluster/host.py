@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 
+from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from tools.minicluster.plan import HOST
 
@@ -29,16 +29,15 @@ def find_java() -> str:
     """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
-    version, output = 0, "no java on PATH"
+    version, output = None, "no java on PATH"
     if java:
         try:
             done = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-            output = done.stderr.strip().partition("\n")[0]
-            match = re.search(r'version "(\d+)', output)
-            version = int(match.group(1)) if match else 0
+            output = done.stderr.strip()  # several lines: with JAVA_TOOL_OPTIONS these come first
+            version = java_major(output)
         except OSError as error:
             output = str(error)
-    if not java or version < JAVA_MINIMUM:
+    if version is None or version < JAVA_MINIMUM:
         raise ClusterError(
             "the mini cluster needs Java",
             where="JAVA_HOME" if home else "PATH",

@@ -175,10 +175,12 @@ def _add(plan: Plan, names: list[str], path: Path) -> None:
     temporary.replace(path)
 
 
-def _run(plan: Plan, program: str, *arguments: str, text: str = "") -> None:
+def _run(
+    plan: Plan, program: str, *arguments: str, text: str = "", env: dict[str, str] | None = None
+) -> None:
     done = subprocess.run(
         [_program(program), *arguments],
-        env={**os.environ, **environment(plan)},
+        env={**os.environ, **(env or environment(plan))},
         input=text,
         capture_output=True,
         text=True,
@@ -196,16 +198,7 @@ def _run(plan: Plan, program: str, *arguments: str, text: str = "") -> None:
 def admin_environment(plan: Plan) -> dict[str, str]:
     """A client's environment with a ticket of the superuser, in a separate cache."""
     env = {**client_environment(plan), "KRB5CCNAME": f"FILE:{kdc_path(plan, 'admin-ticket')}"}
-    done = subprocess.run(
-        [_program("kinit"), "-kt", keytab(plan, plan.user), principal(plan, plan.user)],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    if done.returncode != 0:
-        raise ClusterError("kinit failed for the superuser", got=done.stderr.strip())
+    _run(plan, "kinit", "-kt", keytab(plan, plan.user), principal(plan, plan.user), env=env)
     return env
 
 

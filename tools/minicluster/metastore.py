@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from howdah.errors import ClusterError
-from tools.minicluster import settings
+from tools.minicluster import kerberos, settings
 from tools.minicluster.maven import jars
 from tools.minicluster.plan import Plan
 
@@ -68,8 +68,6 @@ def server_site(plan: Plan) -> dict[str, str]:
         site["metastore.task.threads.always"] = f"{_PACKAGE}.events.EventCleanerTask"
     del site["hive.metastore.uris"]  # a service with this key would be a client
     if plan.kerberos:
-        from tools.minicluster import kerberos
-
         site["hive.metastore.kerberos.keytab.file"] = str(kerberos.keytab_path(plan, "services"))
     return site
 

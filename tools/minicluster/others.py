@@ -35,6 +35,12 @@ class Account:
     home: str
     shell: str
 
+    @property
+    def is_person(self) -> bool:
+        """True if it has a login shell, and is not a service's."""
+        is_service = self.uid == _NOBODY or self.uid in _DYNAMIC
+        return not is_service and os.path.basename(self.shell) not in _NO_LOGIN
+
 
 def others(
     accounts: Iterable[Account] | None = None,
@@ -59,12 +65,8 @@ def others(
     reasons: dict[str, str] = {}
     users = {
         account.uid: account
-        for account in (_listed() if accounts is None else accounts)
-        if account.uid >= least
-        and account.uid != _NOBODY
-        and account.uid not in _DYNAMIC
-        and account.uid not in own_ids
-        and os.path.basename(account.shell) not in _NO_LOGIN
+        for account in (map(_account, pwd.getpwall()) if accounts is None else accounts)
+        if account.uid >= least and account.uid not in own_ids and account.is_person
     }
     passwords = _passwords(os.path.join(etc, "shadow"))
     for uid in _process_owners(proc):
@@ -79,8 +81,8 @@ def others(
     return [f"{name} ({why})" for name, why in sorted(reasons.items())]
 
 
-def _listed() -> list[Account]:
-    return [Account(p.pw_name, p.pw_uid, p.pw_dir, p.pw_shell) for p in pwd.getpwall()]
+def _account(entry: pwd.struct_passwd) -> Account:
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_dir, entry.pw_shell)
 
 
 def _own_ids() -> frozenset[int]:
@@ -106,12 +108,10 @@ def _process_owners(proc: str) -> Iterator[int]:
 def _of_directory_service(uid: int) -> Account | None:
     """An account that can be looked up (LDAP) but is not listed; None: it is not a person's."""
     try:
-        entry = pwd.getpwuid(uid)
+        account = _account(pwd.getpwuid(uid))
     except KeyError:
         return None
-    if uid == _NOBODY or uid in _DYNAMIC or os.path.basename(entry.pw_shell) in _NO_LOGIN:
-        return None
-    return Account(entry.pw_name, uid, entry.pw_dir, entry.pw_shell)
+    return account if account.is_person else None
 
 
 def _passwords(path: str) -> dict[str, str] | None:

@@ -7,9 +7,11 @@ import dataclasses
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from howdah.core.processes import locked
 from howdah.errors import ClusterError, NotFound, UsageError
 from howdah.faults import typed
 from tools.minicluster.daemons import Record
@@ -17,6 +19,7 @@ from tools.minicluster.plan import Plan
 
 FILE = "state.json"
 VERSION = 1
+_UNUSABLE = re.compile(r"[^\w/.~!&'()+;=@-]")
 
 
 class State:
@@ -127,22 +130,30 @@ class State:
     def _held(self, name: str, *, wait: bool) -> Iterator[None]:
         """Context with a file lock, which the kernel releases if this process dies."""
         with open(os.path.join(self.directory, name), "a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
+            if wait:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            elif not locked(file):
                 raise ClusterError(
                     "another process is starting or stopping the mini cluster of this directory",
                     where=self.directory,
                     remedy="wait for it, or choose another --directory",
-                ) from None
+                )
             yield
 
-    def refuse_foreign_directory(self) -> None:
-        """Refuse a directory with other contents, which `stop` might remove.
+    def check_directory(self) -> None:
+        """Refuse a directory with other contents, which `stop` might remove, and one whose path has
+        a character that Hadoop's settings (URIs, lists, class paths) cannot have.
 
         Raises:
-            UsageError: the directory has other contents.
+            UsageError: the directory cannot be used.
         """
+        if unusable := _UNUSABLE.search(self.directory):
+            raise UsageError(
+                "Hadoop cannot use this directory, because of a character in its path",
+                where=self.directory,
+                got=repr(unusable[0]),
+                remedy="choose another --directory",
+            )
         directory = Path(self.directory)
         if not directory.exists() or self.exists():
             return

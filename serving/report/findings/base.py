@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from howdah.models.decision import Decision
+from howdah.models.fit_decision import logits_of
+from howdah.models.metrics.metrics import ECE_BINS, calibration, calibration_bins
 from howdah.serving.report.findings.predictions import Chunk, Predictions
 from howdah.serving.report.findings.sums import (
     LONGEST_ROW,
@@ -20,6 +23,7 @@ from howdah.serving.report.findings.sums import (
 )
 
 WORST = 20
+SUSPECTS = 50
 _SAMPLE_VALUES = 2**22
 _SAMPLE_ROWS = 50_000
 _LENGTHS = 5
@@ -27,7 +31,7 @@ _LENGTHS = 5
 
 def row_of(split: str, chunk: Chunk, number: int, **of_task: Any) -> ROW:
     """Return a row for the report, still without its text."""
-    place = None if chunk.places is None else tuple(chunk.places[number].tolist())
+    place = tuple(chunk.places[number].tolist())
     return {"split": split, "id": chunk.ids[number].as_py(), "place": place, **of_task}
 
 
@@ -88,7 +92,7 @@ class First:
         classes = len(self.labels)
         self.sample = Sample(min(_SAMPLE_ROWS, _SAMPLE_VALUES // classes))
         """(labels, scores)"""
-        self.places: Sample | None = None
+        self.places = Sample(_SAMPLE_ROWS)
         """([shard, row], value that slices are judged by)"""
         self._lengths = SliceSums(LONGEST_ROW)
         self._parts = list(parts)
@@ -98,12 +102,10 @@ class First:
             self.rows += len(chunk)
             self.sample.add(chunk.labels, chunk.scores)
             values = self.add(chunk)
-            if chunk.places is not None:
-                self.places = self.places or Sample(_SAMPLE_ROWS)
-                self.places.add(chunk.places[:, :2], values)
-                self._lengths.add(chunk.places[:, 2], values)
-                if parts:
-                    self._of_shards.add(chunk.places[:, 0], values)
+            self.places.add(chunk.places[:, :2], values)
+            self._lengths.add(chunk.places[:, 2], values)
+            if parts:
+                self._of_shards.add(chunk.places[:, 0], values)
             advance()
 
     def begin(self, classes: int) -> None:
@@ -155,14 +157,14 @@ class Second:
         validation: First | None = None,
     ) -> None:
         self.split, self.first, self.temperature = split, first, temperature
-        self.validation = validation
-        self.suspects = Best(50)
-        self.begin(len(predictions.labels))
+        self.validation, self.labels, self.task = validation, first.labels, predictions.task
+        self.suspects = Best(SUSPECTS)
+        self._bins, self._tempered = np.zeros((3, ECE_BINS)), np.zeros((3, ECE_BINS))
+        self.begin(len(self.labels))
         if self.needed:
             for chunk in predictions.chunks():
                 self.add(chunk)
                 advance()
-        self.end()
 
     needed = True
     """True if the rows are read again."""
@@ -173,8 +175,28 @@ class Second:
     def add(self, chunk: Chunk) -> None:
         """Look at a batch of rows."""
 
-    def end(self) -> None:
-        """Finish after the last batch."""
+    def count_calibration(self, scores_NC: np.ndarray, claims: Any, right: np.ndarray) -> None:
+        """Count how often claims of the model are right, by their scores before and with the
+        temperature.
+
+        Args:
+            claims: index of the claims' scores in an array [N, C].
+            right: whether each claim is right.
+        """
+        self._bins += calibration_bins(scores_NC[claims].reshape(-1), right)
+        if self.temperature is not None:
+            decision = Decision(temperature=self.temperature)
+            tempered = decision.scores(self.task, logits_of(self.task, scores_NC))
+            self._tempered += calibration_bins(tempered[claims].reshape(-1), right)
+
+    def calibrations(self) -> dict[str, Any]:
+        """Return {before, after, temperature}; the last two only with a temperature."""
+        bins, ece = calibration(self._bins)
+        measured: dict[str, Any] = {"before": {"bins": bins, "ece": ece}}
+        if self.temperature is not None:
+            bins, ece = calibration(self._tempered)
+            measured |= {"after": {"bins": bins, "ece": ece}, "temperature": self.temperature}
+        return measured
 
     def examples(self) -> list[ROW]:
         """Return rows to show besides the worst ones and suspects."""

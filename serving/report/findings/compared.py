@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,54 @@ _OF_CLASSES = {
 Metrics = Mapping[str, Any]
 
 
-def judged(
-    material: Material, metrics: Metrics, kind: Mapping[str, Any]
-) -> tuple[Verdict, Interval | None, list[Versus]]:
-    """Return the verdict on a run's main figure, the figure's interval, and the comparisons.
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a report says first of a run."""
+
+    verdict: Verdict
+    metric: str
+    """Main metric."""
+    split: str
+    value: float | None
+    interval: Interval | None
+    """Its 95 % interval."""
+    against: Sequence[Versus]
+    """Figures that it is compared with."""
+    baseline: Sequence[str]
+    """Lines about the baseline."""
+
+    @property
+    def line(self) -> str:
+        """The main figure with its interval, beside those that it is compared with."""
+        ends = self.interval
+        shown = "undefined" if self.value is None else f"{self.value:.4f}"
+        if ends is not None:
+            shown += f" (95 %: {ends[0]:.4f} to {ends[1]:.4f})"
+        others = [f"{one.name} {one.value:.4f}" for one in self.against if not one.trivial]
+        return "; ".join([f"{self.split} {self.metric} {shown}", *(others or ["no baseline"])])
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """The verdict as run.json and trackers have it."""
+        return {"verdict": self.verdict.title, "verdict_reason": self.verdict.sentence}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        one = self.verdict
+        return {
+            "verdict": {"state": one.state, "title": one.title, "sentence": one.sentence},
+            "main": {
+                "metric": self.metric,
+                "split": self.split,
+                "value": self.value,
+                "interval": None if self.interval is None else list(self.interval),
+                "against": {other.name: other.value for other in self.against},
+            },
+        }
+
+
+def judged(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Judgement:
+    """Judge a run's main figure.
 
     Args:
         metrics: metrics of the judged split.
@@ -45,8 +89,15 @@ def judged(
     value = metrics.get(name)
     ends = interval(material, metrics, kind) if value is not None else None
     rivals = against(material, metrics, kind)
-    verdict = judge(name, value, ends, rows, material.split, rivals, material.bounds)
-    return verdict, ends, rivals
+    return Judgement(
+        verdict=judge(name, value, ends, rows, material.split, rivals, material.bounds),
+        metric=name,
+        split=material.split,
+        value=value,
+        interval=ends,
+        against=rivals,
+        baseline=material.baseline,
+    )
 
 
 def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:

@@ -21,7 +21,7 @@ from howdah.config.tasks import Task
 from howdah.errors import HowdahError
 from howdah.models.fit_decision import fit_temperature, logits_of
 from howdah.pages.personal import Shown, sample
-from howdah.serving.report.findings.base import First, Rival, Second
+from howdah.serving.report.findings.base import SUSPECTS, First, Rival, Second
 from howdah.serving.report.findings.numbers import FirstOfNumbers, SecondOfNumbers
 from howdah.serving.report.findings.one_label import FirstOfOne, SecondOfOne
 from howdah.serving.report.findings.predictions import Predictions
@@ -39,7 +39,6 @@ SECOND: dict[Task, type[Second]] = {
     "multi_label": SecondOfSeveral,
     "regression": SecondOfNumbers,
 }
-SUSPECTS = 50
 _SCRIPT_ROWS = 4_000
 _SCRIPT_BYTES = 4 * 2**30
 """Largest total size of shards that are fetched for the texts of a sample; of larger ones, only the
@@ -52,7 +51,7 @@ class Findings:
     """The findings, as plain values."""
 
     split: str
-    """Split that the worst rows and slices come from."""
+    """Split that the worst rows and slices come from; "" if no predictions can be read."""
     kind: Mapping[str, Any] = field(default_factory=dict)
     """Findings of the task's second pass."""
     worst: Sequence[dict] = ()
@@ -60,7 +59,6 @@ class Findings:
     """Suspects in all splits with predictions."""
     suspect_splits: Sequence[str] = ()
     slices: Sequence[Slice] = ()
-    temperature: float | None = None
     sample: tuple[np.ndarray, ...] = ()
     """(labels, scores) of an even sample of the split's rows."""
     notes: Sequence[str] = ()
@@ -97,34 +95,38 @@ def analyze_predictions(
             opened[split] = Predictions(storage.join(predictions, split), labels, task)
         except HowdahError as error:
             notes.append(f"{split}: {error.what}")
-    main = TEST if TEST in opened else next(reversed(opened), None)
-    if main is None:
+    if not opened:
         return None
     reader, why = _opened(texts)
     notes += why
     shards = {} if reader is None else reader.dataset.manifest.splits
-    parts = {split: [entry.part for entry in shards.get(split, [])] for split in opened}
-    firsts = {
-        split: FIRST[task](
-            split,
-            opened[split],
-            advance,
-            parts=parts[split],
-            rival=(rivals or {}).get(split),
-        )
-        for split in opened
-    }
+    firsts: dict[str, First] = {}
+    for split, reading in opened.items():
+        parts = [entry.part for entry in shards.get(split, [])]
+        rival = (rivals or {}).get(split)
+        try:
+            first = FIRST[task](split, reading, advance, parts=parts, rival=rival)
+        except HowdahError as error:
+            notes.append(f"{split}: {error.what} ({error.where})")
+            continue
+        if first.rows:
+            firsts[split] = first
+        else:
+            notes.append(f"{split}: the predictions have no rows ({reading.directory})")
+    if not firsts:
+        return Findings(split="", notes=notes)
+    main = TEST if TEST in firsts else next(reversed(firsts))
     temperature = None
     if VALIDATION in firsts and task != "regression" and main != VALIDATION:
         targets, scores = firsts[VALIDATION].sample.columns()
         temperature = fit_temperature(task, targets, logits_of(task, scores))
     suspects, second = [], None
-    for split, reading in opened.items():
+    for split, each in firsts.items():
         of_main = split == main and split != VALIDATION
         one = SECOND[task](
             split,
-            reading,
-            firsts[split],
+            opened[split],
+            each,
             advance,
             temperature=temperature if of_main else None,
             validation=firsts.get(VALIDATION) if of_main else None,
@@ -141,9 +143,8 @@ def analyze_predictions(
         kind=second.as_dict(),
         worst=worst,
         suspects=suspects,
-        suspect_splits=list(opened),
+        suspect_splits=list(firsts),
         slices=_marked([*first.slices(), *scripts]),
-        temperature=temperature,
         sample=first.sample.columns(),
         notes=notes,
     )
@@ -156,9 +157,11 @@ def for_verdict(
     try:
         reader = Predictions(storage.join(predictions, split), labels, task)
         first = FIRST[task](split, reader, rival=rival)
-        return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
-    except (HowdahError, ValueError):  # ValueError: the sample has no rows
+    except HowdahError:
         return None
+    if not first.rows:
+        return None
+    return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
 
 
 def _opened(texts: Callable[[], Texts] | None) -> tuple[Texts | None, list[str]]:
@@ -182,7 +185,7 @@ def _marked(slices: Sequence[Slice]) -> list[Slice]:
 
 def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice], list[str]]:
     """Return the slices by the script of an even sample's texts, and notes."""
-    if reader is None or not reader.readable or first.places is None:
+    if reader is None or not reader.readable:
         return [], []
     try:
         shards = reader.shards(split)
@@ -217,16 +220,7 @@ def _put_texts(reader: Texts | None, rows: Sequence[dict], shown: Shown) -> list
     for split in sorted({row["split"] for row in rows}):
         of_split = [row for row in rows if row["split"] == split]
         try:
-            lost = [row["id"] for row in of_split if row["place"] is None]
-            located = reader.locate(split, lost) if lost else {}
-            if located is None:
-                notes.append(f"{split}: texts are not shown: there are too many rows to look for")
-                located = {}
-            for row in of_split:
-                if row["place"] is None and row["id"] in located:
-                    row["place"] = located[row["id"]]
-            placed = [row for row in of_split if row["place"] is not None]
-            texts = reader.of(split, [(*row["place"][:2], row["id"]) for row in placed])
+            texts = reader.of(split, [(*row["place"][:2], row["id"]) for row in of_split])
         except HowdahError as error:
             notes.append(f"{split}: texts are not shown: {error.what} ({error.where})")
             continue
@@ -238,10 +232,8 @@ def _put_texts(reader: Texts | None, rows: Sequence[dict], shown: Shown) -> list
         if (text := originals.get(row["id"], row.get("text"))) is not None:
             text = (sample(text, shown) or "").strip()
             row["text"] = text[:LONGEST] + ("…" if len(text) > LONGEST else "")
-    decoded = {row["id"] for row in rows if "text" in row} - originals.keys()
-    if decoded:
+    if {row["id"] for row in rows if "text" in row} - originals.keys():
         notes.append(
-            f"{len(decoded)} texts are decoded from token ids: case and blanks may not be the"
-            " source's"
+            "some texts are decoded from token ids: case and spacing may differ from the source"
         )
     return notes

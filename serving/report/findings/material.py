@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, get_args
 
 from howdah import storage
@@ -60,9 +61,10 @@ def figures(run: Mapping[str, Any], config: str) -> Material:
     keys, metrics = _keys(config), run.get("metrics") or {}
     task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
     split = _at(keys, "gate", "split") or TEST
+    metric = _at(keys, "evaluation", "metric")
     return Material(
         task=task,
-        metric=_at(keys, "evaluation", "metric") or TASKS[task].metric,
+        metric=metric if metric in METRICS else TASKS[task].metric,
         split=split if split in metrics else next(reversed(metrics), TEST),
     )
 
@@ -152,9 +154,11 @@ def _keys(config: str) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _at(keys: Mapping[str, Any], section: str, key: str) -> Any:
+def _at(keys: Mapping[str, Any], section: str, key: str, kind: type | UnionType = str) -> Any:
+    """Return a key's value; None if it has another type, since a user may have edited the file."""
     values = keys.get(section)
-    return values.get(key) if isinstance(values, dict) else None
+    value = values.get(key) if isinstance(values, dict) else None
+    return value if isinstance(value, kind) else None
 
 
 def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> DatasetManifest | None:
@@ -240,7 +244,7 @@ def _published(
         return []
     try:
         with storage.waiting_at_most(_WAIT_SECONDS):
-            now = Published(storage.join(str(directory), str(name))).current()
+            now = Published(storage.join(directory, name)).current()
     except HowdahError as error:
         notes.append(f"The published model is not compared: {error.what} ({error.where})")
         return []
@@ -280,19 +284,19 @@ def _bounds(
             )
             for one in verdict["checks"]
         ]  # fmt: skip
-    minimum = _at(keys, "gate", "minimum")
     bounds = [
         Versus(name="gate.minimum", value=bound, metric=name, got=metrics.get(name))
-        for name, bound in (minimum if isinstance(minimum, dict) else {}).items()
-        if name in METRICS and metrics
+        for name, bound in (_at(keys, "gate", "minimum", dict) or {}).items()
+        if name in METRICS and metrics and isinstance(bound, int | float)
     ]
     got = metrics.get(summary.metric)
     for one in against:
-        key, margin = "min_over_baseline", _at(keys, "gate", "min_over_baseline")
-        if one.name != BASELINE:
-            key, margin = "margin", _at(keys, "gate", "margin") or 0.0
-            margin = margin if _at(keys, "gate", "better_than_published") else None
-        if isinstance(margin, int | float):
+        if one.name == BASELINE:
+            key, margin = "min_over_baseline", _at(keys, "gate", "min_over_baseline", int | float)
+        else:
+            key, margin = "margin", _at(keys, "gate", "margin", int | float) or 0.0
+            margin = margin if _at(keys, "gate", "better_than_published", bool) else None
+        if margin is not None:
             check = better_by(margin, f"gate.{key}", summary.metric, got, one.name, one.value)
             bounds.append(
                 Versus(name=check.against, value=check.bound, metric=check.metric, got=got)

@@ -18,13 +18,8 @@ class FirstOfNumbers(First):
 
     share, lower = False, True
 
-    def begin(self, classes: int) -> None:
-        self.sums = np.zeros(4)
-        """Sums of the absolute errors, of their second and of their fourth powers."""
-
     def add(self, chunk: Chunk) -> np.ndarray:
         errors = np.abs(chunk.predicted - chunk.labels)
-        self.sums += [errors.sum(), (errors**2).sum(), (errors**4).sum(), 0.0]
         self.worst.offer(
             errors,
             lambda n: row_of(

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from howdah.models.decision import Decision
-from howdah.models.fit_decision import logits_of
-from howdah.models.metrics.metrics import ECE_BINS, calibration, calibration_bins, ratio
+from howdah.models.metrics.metrics import ratio
 from howdah.serving.report.findings import suspects
 from howdah.serving.report.findings.base import First, Second, row_of
 from howdah.serving.report.findings.predictions import Chunk
 from howdah.serving.report.findings.sums import (
     ROW,
     Best,
+    LabelHistograms,
     Slice,
     SliceSums,
     judged,
@@ -24,8 +23,6 @@ from howdah.serving.report.findings.sums import (
 
 PAIRS = 20
 EXAMPLES = 5
-_CURVE_VALUES = 2**20
-_MOST_BINS = 512
 _CONFIDENCE = 2_048
 _TENTHS = 10
 
@@ -51,8 +48,7 @@ class FirstOfOne(First):
         self.pairs, self.triples = Counted(), Counted()
         self.label_sums = np.zeros((2, classes))
         """Rows of each label, and the sum of their scores for it."""
-        self.width = max(32, min(_MOST_BINS, _CURVE_VALUES // classes))
-        self.histogram = np.zeros((2, classes, self.width))
+        self.histograms = LabelHistograms(classes)
         self.confidence = np.zeros((2, _CONFIDENCE))
         self._tenths = SliceSums(_TENTHS)
 
@@ -62,17 +58,14 @@ class FirstOfOne(First):
         of_label, right = chunk.scores[rows, chunk.labels], chunk.labels == chunk.predicted
         pairs = chunk.labels * classes + chunk.predicted
         self.pairs.add(pairs)
-        if self.rival is not None and chunk.places is not None:
+        if self.rival is not None:
             self.triples.add(pairs * classes + self.rival.at(chunk.places))
         self.label_sums[0] += np.bincount(chunk.labels, minlength=classes)
         self.label_sums[1] += np.bincount(chunk.labels, of_label, classes)
         at = odds_bins(confidence, _CONFIDENCE)
         for kind, chosen in enumerate((~right, right)):
             self.confidence[kind] += np.bincount(at[chosen], minlength=_CONFIDENCE)
-        place = odds_bins(chunk.scores, self.width) + np.arange(classes) * self.width
-        both = np.bincount(place.reshape(-1), minlength=classes * self.width)
-        positive = np.bincount(place[rows, chunk.labels], minlength=classes * self.width)
-        self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
+        self.histograms.add(chunk.scores, (rows, chunk.labels))
         values = right.astype(np.float64)
         self._tenths.add(np.minimum((confidence * _TENTHS).astype(int), _TENTHS - 1), values)
         self.worst.offer(np.where(right, -1.0, confidence), lambda n: _row(self, chunk, n))
@@ -94,14 +87,13 @@ class FirstOfOne(First):
 
 
 def _row(of: First | Second, chunk: Chunk, number: int) -> ROW:
-    first = of if isinstance(of, First) else of.first
     label, predicted = int(chunk.labels[number]), int(chunk.predicted[number])
     return row_of(
         of.split,
         chunk,
         number,
-        label=first.labels[label],
-        predicted=first.labels[predicted],
+        label=of.labels[label],
+        predicted=of.labels[predicted],
         score=float(chunk.scores[number, predicted]),
         label_score=float(chunk.scores[number, label]),
     )
@@ -122,16 +114,13 @@ class SecondOfOne(Second):
             int(key): (int(count), Best(EXAMPLES))
             for key, count in zip(keys[wrong][order], counts[wrong][order], strict=True)
         }
-        self._bins = np.zeros((3, ECE_BINS))
-        self._tempered = np.zeros((3, ECE_BINS))
-        self._examples: dict[int, list[ROW]] = {}
 
     def add(self, chunk: Chunk) -> None:
-        classes, rows = len(self.first.labels), np.arange(len(chunk))
+        classes, rows = len(self.labels), np.arange(len(chunk))
         margins, other = suspects.of_one_label(chunk.labels, chunk.scores, self._label_means)
 
         def suspect(n: int) -> ROW:
-            likely = self.first.labels[int(other[n])]
+            likely = self.labels[int(other[n])]
             score = float(chunk.scores[n, other[n]])
             return _row(self, chunk, n) | {"likely": likely, "likely_score": score}
 
@@ -141,44 +130,30 @@ class SecondOfOne(Second):
         for key in np.intersect1d(keys, list(self.pairs)).tolist():
             here = np.where(keys == key, confidence, -1.0)
             self.pairs[key][1].offer(here, lambda n: _row(self, chunk, n))
-        self._bins += calibration_bins(confidence, right)
-        if self.temperature is not None:
-            decision = Decision(temperature=self.temperature)
-            tempered = decision.scores("single_label", logits_of("single_label", chunk.scores))
-            self._tempered += calibration_bins(tempered[rows, chunk.predicted], right)
-
-    def end(self) -> None:
-        self._examples = {key: best.rows() for key, (_, best) in self.pairs.items()}
+        self.count_calibration(chunk.scores, (rows, chunk.predicted), right)
 
     def examples(self) -> list[ROW]:
-        return [row for rows in self._examples.values() for row in rows]
+        return [row for _, best in self.pairs.values() for row in best.rows()]
 
     def as_dict(self) -> dict[str, Any]:
-        first, classes = self.first, len(self.first.labels)
-        reliability, ece = calibration(self._bins)
-        findings = {
+        first, labels, classes = self.first, self.labels, len(self.labels)
+        return {
             **first.of_pairs(),
             "pairs": [
                 {
-                    "label": first.labels[key // classes],
-                    "predicted": first.labels[key % classes],
+                    "label": labels[key // classes],
+                    "predicted": labels[key % classes],
                     "rows": count,
-                    "examples": self._examples[key],
+                    "examples": best.rows(),
                 }
-                for key, (count, _) in self.pairs.items()
+                for key, (count, best) in self.pairs.items()
             ],
             "curves": {
-                name: curve_points(*first.histogram[:, c]) for c, name in enumerate(first.labels)
+                name: curve_points(*first.histograms.counts[:, c]) for c, name in enumerate(labels)
             },
             "coverage": coverage_points(*first.confidence),
-            "calibration": {"before": {"bins": reliability, "ece": ece}},
+            "calibration": self.calibrations(),
         }
-        if self.temperature is not None:
-            bins, after = calibration(self._tempered)
-            findings["calibration"] |= {
-                "after": {"bins": bins, "ece": after}, "temperature": self.temperature,
-            }  # fmt: skip
-        return findings
 
 
 def curve_points(negatives: np.ndarray, positives: np.ndarray, most: int = 64) -> dict | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BATCH_VALUES = 2**20
 """Largest number of scores in memory at a time."""
 _BATCH_ROWS = 16_384
+_PLACE = ("shard", "row", "tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,8 @@ class Chunk:
     """Predictions, in the form of `labels`."""
     scores: np.ndarray
     """float32 [N, C]; of a regression [N, 1], the predicted number."""
-    places: np.ndarray | None
-    """int64 [N, 3]: shard (in the manifest's order), row in it, tokens. None: the predictions do
-    not have them."""
+    places: np.ndarray
+    """int64 [N, 3]: shard (in the manifest's order), row in it, tokens."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,11 +47,13 @@ class Predictions:
         labels: names in the order of the scores.
     Raises:
         NotFound: there are no predictions.
-        DataError: a part is not a file of predictions of these labels.
+        DataError: a part is not a file of predictions of these labels, or there are no labels.
     """
 
     def __init__(self, directory: str, labels: Sequence[str], task: Task) -> None:
         self.directory, self.labels, self.task = directory, list(labels), task
+        if not labels:
+            raise DataError("the run's metrics name no labels", where=directory)
         self._numbers = {name: number for number, name in enumerate(labels)}
         entries = storage.list_dir(directory)
         self._parts = sorted(
@@ -65,15 +67,13 @@ class Predictions:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = max(256, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(self.labels))))
+        columns = ["id", "label", "predicted", *_PLACE]
+        columns += [] if self.task == "regression" else ["scores"]
+        rows = max(256, min(_BATCH_ROWS, _BATCH_VALUES // len(self.labels)))
         for path in self._parts:
             with storage.open_read(path) as file:
                 try:
-                    parquet = pq.ParquetFile(file)
-                    names = parquet.schema_arrow.names
-                    columns = ["id", "label", "predicted"]
-                    columns += [n for n in ("scores", "shard", "row", "tokens") if n in names]
-                    for batch in parquet.iter_batches(rows, columns=columns):
+                    for batch in pq.ParquetFile(file).iter_batches(rows, columns=columns):
                         if batch.num_rows:
                             yield self._chunk(batch)
                 except (pa.ArrowException, KeyError, ValueError) as error:
@@ -84,26 +84,19 @@ class Predictions:
                     ) from None
 
     def _chunk(self, batch: pa.RecordBatch) -> Chunk:
-        names = batch.schema.names
-        count = batch.num_rows
-        places = None
-        if {"shard", "row", "tokens"} <= set(names):
-            columns = [
-                batch.column(n).to_numpy(zero_copy_only=False) for n in ("shard", "row", "tokens")
-            ]
-            places = np.stack(columns, axis=1).astype(np.int64)
+        places = [batch.column(name).to_numpy(zero_copy_only=False) for name in _PLACE]
         predicted = self._named(batch.column("predicted"))
         if self.task == "regression":
             scores = predicted[:, None].astype(np.float32)
         else:
             flat = batch.column("scores").flatten().to_numpy(zero_copy_only=False)
-            scores = flat.astype(np.float32, copy=False).reshape(count, len(self.labels))
+            scores = flat.astype(np.float32, copy=False).reshape(len(batch), len(self.labels))
         return Chunk(
             ids=batch.column("id"),
             labels=self._named(batch.column("label")),
             predicted=predicted,
             scores=scores,
-            places=places,
+            places=np.stack(places, axis=1).astype(np.int64),
         )
 
     def _named(self, column: pa.Array) -> np.ndarray:

@@ -6,17 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from howdah.models.decision import Decision
-from howdah.models.fit_decision import logits_of
-from howdah.models.metrics.metrics import ECE_BINS, calibration, calibration_bins, ratio
+from howdah.models.metrics.metrics import ratio
 from howdah.serving.report.findings import suspects
 from howdah.serving.report.findings.base import First, Second, row_of
 from howdah.serving.report.findings.one_label import curve_points
 from howdah.serving.report.findings.predictions import Chunk
-from howdah.serving.report.findings.sums import ROW, lower_ends, odds_bins
-
-_CURVE_VALUES = 2**20
-_MOST_BINS = 512
+from howdah.serving.report.findings.sums import ROW, LabelHistograms, lower_ends
 
 
 class FirstOfSeveral(First):
@@ -25,18 +20,12 @@ class FirstOfSeveral(First):
     def begin(self, classes: int) -> None:
         self.sums = np.zeros((3, classes))
         """Rows with each label, and sums of the scores of rows with and without it."""
-        self.width = max(32, min(_MOST_BINS, _CURVE_VALUES // classes))
-        self.histogram = np.zeros((2, classes, self.width))
+        self.histograms = LabelHistograms(classes)
 
     def add(self, chunk: Chunk) -> np.ndarray:
-        classes, labels = len(self.labels), chunk.labels
-        scores = chunk.scores.astype(np.float64)
+        labels, scores = chunk.labels, chunk.scores.astype(np.float64)
         self.sums += np.stack([labels.sum(0), (scores * labels).sum(0), (scores * ~labels).sum(0)])
-        place = odds_bins(chunk.scores, self.width) + np.arange(classes) * self.width
-        size = classes * self.width
-        positive = np.bincount(place[labels], minlength=size)
-        both = np.bincount(place.reshape(-1), minlength=size)
-        self.histogram += np.stack([both - positive, positive]).reshape(self.histogram.shape)
+        self.histograms.add(chunk.scores, labels)
         wrong = labels != chunk.predicted
         surest = np.where(wrong, np.abs(scores - labels), -1.0).max(axis=1)
         self.worst.offer(surest, lambda n: _row(self, chunk, n))
@@ -44,7 +33,7 @@ class FirstOfSeveral(First):
 
 
 def _row(of: First | Second, chunk: Chunk, number: int) -> ROW:
-    names = np.array((of if isinstance(of, First) else of.first).labels, object)
+    names = np.array(of.labels, object)
     wrong = chunk.labels[number] != chunk.predicted[number]
     off = np.abs(chunk.scores[number] - chunk.labels[number])
     at = int(np.where(wrong, off, -1.0).argmax()) if wrong.any() else int(off.argmax())
@@ -70,7 +59,6 @@ class SecondOfSeveral(Second):
         others = self.first.rows - rows
         self._having = np.where(rows > 0, ratio(having, rows), np.inf)
         self._lacking = np.where(others > 0, ratio(lacking, others), -np.inf)
-        self._bins, self._tempered = np.zeros((3, ECE_BINS)), np.zeros((3, ECE_BINS))
 
     def add(self, chunk: Chunk) -> None:
         margins, which = suspects.of_several(
@@ -78,41 +66,27 @@ class SecondOfSeveral(Second):
         )
 
         def suspect(n: int) -> ROW:
-            name = self.first.labels[int(which[n])]
+            name = self.labels[int(which[n])]
             extra = bool(chunk.labels[n, which[n]])
             score = float(chunk.scores[n, which[n]])
             likely = f"without {name}" if extra else f"with {name}"
             return _row(self, chunk, n) | {"likely": likely, "likely_score": score, "about": name}
 
         self.suspects.offer(margins, suspect)
-        labels = chunk.labels.reshape(-1)
-        self._bins += calibration_bins(chunk.scores.reshape(-1).astype(np.float64), labels)
-        if self.temperature is not None:
-            decision = Decision(temperature=self.temperature)
-            tempered = decision.scores("multi_label", logits_of("multi_label", chunk.scores))
-            self._tempered += calibration_bins(tempered.reshape(-1), labels)
+        self.count_calibration(chunk.scores.astype(np.float64), ..., chunk.labels.reshape(-1))
 
     def as_dict(self) -> dict[str, Any]:
-        reliability, ece = calibration(self._bins)
+        counts = self.first.histograms.counts
         findings: dict[str, Any] = {
-            "curves": {
-                name: curve_points(*self.first.histogram[:, c])
-                for c, name in enumerate(self.first.labels)
-            },
-            "calibration": {"before": {"bins": reliability, "ece": ece}},
+            "curves": {name: curve_points(*counts[:, c]) for c, name in enumerate(self.labels)},
+            "calibration": self.calibrations(),
         }
-        if self.temperature is not None:
-            bins, after = calibration(self._tempered)
-            findings["calibration"] |= {
-                "after": {"bins": bins, "ece": after}, "temperature": self.temperature,
-            }  # fmt: skip
         if isinstance(self.validation, FirstOfSeveral):
-            findings["thresholds"] = [
-                row
-                for c, name in enumerate(self.first.labels)
-                if (row := _threshold(name, self.validation.histogram[:, c],
-                                      self.first.histogram[:, c])) is not None
-            ]  # fmt: skip
+            fitted = self.validation.histograms.counts
+            rows = (
+                _threshold(name, fitted[:, c], counts[:, c]) for c, name in enumerate(self.labels)
+            )
+            findings["thresholds"] = [row for row in rows if row is not None]
         return findings
 
 

@@ -13,6 +13,8 @@ from howdah.serving.report.findings.intervals import Interval, differs, of_mean,
 
 LONGEST_ROW = 16_384
 _LOG_ODDS = 16.0
+_HISTOGRAM_VALUES = 2**20
+_MOST_BINS = 512
 ROW = dict[str, Any]
 """A row of the report: split, id, place, label, predicted, score, label_score, text."""
 
@@ -36,19 +38,21 @@ class Best:
         if len(good) > self.most:
             good = good[np.argsort(-keys_N[good], kind="stable")[: 4 * self.most]]
         for number in good.tolist():
-            row = made(number)
+            key = float(keys_N[number])
+            row = made(number) | {"key": key}
             self._count += 1
-            # Complemented characters, so that of equal keys the heap drops the highest id first.
-            order = "".join(chr(0x10FFFF - ord(c)) for c in row["id"])
-            entry = (float(keys_N[number]), order, self._count, row)
+            # Complemented characters, so that of equal keys the heap drops the highest id first;
+            # the end is the highest one, since an id comes before those that continue it.
+            order = "".join(chr(0x10FFFF - ord(c)) for c in row["id"]) + "\U0010ffff"
+            entry = (key, order, self._count, row)
             if len(self._heap) < self.most:
                 heapq.heappush(self._heap, entry)
             else:
                 heapq.heappushpop(self._heap, entry)
 
     def rows(self) -> list[ROW]:
-        """Return the rows, the highest key first."""
-        return [entry[3] | {"key": entry[0]} for entry in sorted(self._heap, reverse=True)]
+        """Return the rows, the highest key first; each call returns the same objects."""
+        return [entry[3] for entry in sorted(self._heap, reverse=True)]
 
 
 class Sample:
@@ -56,17 +60,21 @@ class Sample:
 
     Args:
         most: largest number of kept rows.
+
+    Attributes:
+        step: n.
+        seen: number of all rows.
     """
 
     def __init__(self, most: int) -> None:
-        self.most, self.step, self._seen = max(64, most), 1, 0
+        self.most, self.step, self.seen = max(64, most), 1, 0
         self._parts: list[tuple[np.ndarray, ...]] = []
         self._kept = 0
 
     def add(self, *columns: np.ndarray) -> None:
         """Add rows, as arrays of the same length."""
-        first = -self._seen % self.step
-        self._seen += len(columns[0])
+        first = -self.seen % self.step
+        self.seen += len(columns[0])
         part = tuple(column[first :: self.step] for column in columns)
         if len(part[0]):
             self._parts.append(part)
@@ -93,6 +101,32 @@ def lower_ends(width: int) -> np.ndarray:
     """Return float64[width]: the score at which each bin of `odds_bins` begins."""
     odds = np.arange(width) * (2 * _LOG_ODDS / width) - _LOG_ODDS
     return 1.0 / (1.0 + np.exp(-odds))
+
+
+class LabelHistograms:
+    """Rows with and without each label, by the bin (`odds_bins`) of the label's score.
+
+    Attributes:
+        counts: float64[2, C, width], rows without and with the label.
+    """
+
+    def __init__(self, classes: int) -> None:
+        width = max(32, min(_MOST_BINS, _HISTOGRAM_VALUES // classes))
+        self.counts = np.zeros((2, classes, width))
+
+    def add(self, scores_NC: np.ndarray, having: Any) -> None:
+        """Count rows.
+
+        Args:
+            having: index of the labels' scores in an array [N, C].
+        """
+        _, classes, width = self.counts.shape
+        bins_NC = odds_bins(scores_NC, width) + np.arange(classes) * width
+        every, positive = (
+            np.bincount(bins.reshape(-1), minlength=classes * width)
+            for bins in (bins_NC, bins_NC[having])
+        )
+        self.counts += np.stack([every - positive, positive]).reshape(self.counts.shape)
 
 
 # ---------------------------------------------------------------------------------------- slices

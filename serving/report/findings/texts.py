@@ -26,9 +26,6 @@ from howdah.errors import DataError, HowdahError, NotFound
 
 LONGEST = 700
 """Largest number of characters that are shown of a text."""
-_MOST_SCANNED = 1_000_000
-"""Largest number of rows whose keys are searched, if predictions do not have the rows' places."""
-
 _MOST_SOURCE_BYTES = 128 * 2**20
 """Largest size of a source's files that are read for the texts of a page."""
 
@@ -128,20 +125,6 @@ class Texts:
         except HowdahError:  # a table, or files that are gone: the decoded texts are shown
             return texts
         return texts
-
-    def locate(self, split: str, ids: Iterable[str]) -> dict[str, tuple[int, int, int]] | None:
-        """Return {id: (shard, row, tokens)} by reading all rows' keys; None: too many rows."""
-        searched, shards = set(ids), self.shards(split)
-        if shards.rows > _MOST_SCANNED:
-            return None
-        places = {}
-        for shard, entry in enumerate(shards.entries):
-            for row in range(entry.rows):
-                key = shards.example(shard, row).id.decode("utf-8", "backslashreplace")
-                if key in searched:
-                    places[key] = (shard, row, int(shards.lengths[shard][row]))
-        shards.release()
-        return places
 
 
 def _encoder(export: str) -> Encoder:

@@ -19,7 +19,6 @@ from howdah.data.splits.shards import ShardSet
 from howdah.errors import ConfigError, DataError, ModelError, PermissionDenied
 from howdah.models.runs import baseline as results
 from howdah.serving.baseline import local
-from howdah.serving.baseline import measured as results_of
 from howdah.serving.baseline import run as baseline_run
 from howdah.serving.baseline.run import measure_baseline
 from howdah.serving.report import report
@@ -182,7 +181,7 @@ def test_class_weights_are_the_models(dataset, tmp_path):
 
 
 def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(results_of, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(local, "MAX_BYTES", 2**20)
     with pytest.raises(ConfigError) as caught:
         measured(dataset, tmp_path / "run", training=weights_like(3.0))  # measured by no other test
     error = caught.value

@@ -8,9 +8,11 @@ import pytest
 from howdah.config.options.drift import DriftSection
 from howdah.errors import DataError
 from howdah.models.profile import reference as references
-from howdah.models.profile.profile import Profile
+from howdah.models.profile.bins import Known
+from howdah.models.profile.profile import Profile, Reference
 from howdah.serving.drift.examples import Examples
 from howdah.serving.drift.judge import Column, Verdict, judge
+from tests.serving.drift import samples
 
 VOCABULARY = 3000
 CLASSES = 4
@@ -154,6 +156,17 @@ def test_labels_that_are_joined_give_the_accuracy(reference):
     assert judge(reference, profile, labelled=(20, 1)).column("accuracy").state == "too few rows"
 
 
+def test_a_reference_without_rows_has_too_few_and_is_not_called_a_regression():
+    known = Known.of(np.arange(50), samples.VOCABULARY)
+    empty = Profile(
+        samples.bins(), reference=Reference(known_tokens=known, split="validation", right=0)
+    )
+    profile = Profile.like(empty)
+    profile.add(*samples.rows(1, 300))
+    column = judge(empty, profile, labelled=(200, 100)).column("accuracy")
+    assert column.state == "too few rows" and "own profile has 0 rows" in column.why
+
+
 def test_limits_are_those_of_the_configuration(reference):
     moved = partition(reference, 7, 300, classes=(0.1, 0.3, 0.2, 0.4))
     assert judge(reference, moved).column("label").state == "alarm"
@@ -161,8 +174,6 @@ def test_limits_are_those_of_the_configuration(reference):
 
 
 def test_a_profile_of_another_model_is_refused(reference):
-    from tests.serving.drift import samples
-
     with pytest.raises(DataError, match="another model"):
         judge(reference, samples.reference())
 

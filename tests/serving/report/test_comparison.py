@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from howdah import storage
 from howdah.errors import AlreadyExists, DataError, UsageError
+from howdah.serving.report import runs as listing
 from howdah.serving.report.comparison import MOST, compare
 from howdah.serving.report.report import write
 from tests.serving.report.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
@@ -112,6 +114,23 @@ def test_the_list_of_runs(runs, tmp_path):
     assert [line.split()[0] for line in table] == ["run", "broken", "other", "run", "page:"]
     wrong = howdah("runs", str(tmp_path), "--sort", "colour", cwd=tmp_path)
     assert wrong.returncode == 2 and "minutes" in wrong.stderr
+
+
+def test_another_program_s_run_json_is_a_row_like_others(runs, tmp_path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "run.json").write_text('{"attempts": [{"settings": ["a"]}]}')
+    rows = listing.listed(str(tmp_path), lambda directory: "running")
+    assert {row.run for row in rows} == {"run", "other", "theirs"}
+    assert "theirs" in listing.page(str(tmp_path), rows)
+
+
+def test_a_curve_ends_with_the_last_step(runs, tmp_path):
+    lines = [{"attempt": 1, "step": step, "loss": 1 / step} for step in range(1, 1_001)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    storage.write_whole(f"{runs[1]}/metrics.jsonl", text.encode())
+    compare(runs, str(tmp_path / "page.html"))
+    page = storage.read_text(str(tmp_path / "page.html"))
+    assert "[1000,0.001]" in html.unescape(page)
 
 
 def test_runs_on_other_datasets_are_said_to_be(runs, tmp_path):

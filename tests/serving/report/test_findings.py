@@ -1,6 +1,9 @@
 """What is found in predictions: planted wrong labels, worst rows, slices, intervals, verdicts."""
 
+import json
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from howdah import storage
@@ -13,6 +16,7 @@ from howdah.serving.report.findings.look import Findings
 from howdah.serving.report.findings.material import Material, gather
 from howdah.serving.report.findings.texts import script_of
 from howdah.serving.report.findings.verdict import Versus, judge
+from howdah.serving.report.report import write
 from howdah.serving.report.view import context
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
@@ -103,6 +107,74 @@ def test_texts_are_of_the_dataset_that_was_measured(planted):
     assert "cannot be read" in " ".join(lost.notes) and lost.findings.worst
 
 
+@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize("kind", ["cut", "without rows"])
+def test_predictions_that_cannot_be_read_cost_only_what_they_show(planted, split, kind):
+    run, _ = planted
+    part = f"{run}/predictions/{split}/part-00000.parquet"
+    if kind == "cut":
+        storage.write_whole(part, storage.read_bytes(part)[:1000])
+    else:
+        pq.write_table(pq.read_table(part).slice(0, 0), part)
+    page = storage.read_text(write(run))
+    why = "the predictions cannot be read" if kind == "cut" else "the predictions have no rows"
+    assert f"{split}: {why}" in page
+    findings = gathered(run).findings
+    assert findings.split == ("validation" if split == "test" else "test") and findings.worst
+    storage.remove(f"{run}/predictions/{findings.split}", recursive=True)
+    assert gathered(run).findings.split == "" and f"{split}: {why}" in storage.read_text(write(run))
+
+
+@pytest.mark.parametrize(
+    "change", [{"labels": ["World"], "per_class": None, "confusion_matrix": None}, None]
+)
+def test_predictions_of_other_labels_than_the_metrics_are_a_note(planted, change):
+    run, _ = planted
+    values = storage.read_json(f"{run}/run.json")
+    if change is None:  # of another program: a split without figures
+        values["metrics"] = {"test": {}}
+    else:
+        values["metrics"]["test"] |= change
+        values["metrics"]["validation"] |= change
+    storage.write_whole(f"{run}/run.json", json.dumps(values).encode())
+    page = storage.read_text(write(run))
+    assert ("cannot be read" if change else "has no predictions") in page
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "evaluation: {metric: [macro_f1]}",
+        "evaluation: {metric: none_such}",
+        "gate: {split: [test], minimum: {accuracy: high}, margin: much}",
+        "gate: {minimum: [accuracy]}\nreport: {texts: [plain]}\npublish: {directory: [x], name: 3}",
+    ],
+)
+def test_a_key_of_another_type_counts_as_not_set(planted, config):
+    run, _ = planted
+    material = gather(run, storage.read_json(f"{run}/run.json"), config)
+    assert (material.metric, material.split, material.bounds) == ("macro_f1", "test", [])
+    assert context(storage.read_json(f"{run}/run.json"), [], material)["main"]["value"] is not None
+
+
+def test_a_configuration_in_another_encoding_costs_the_configuration_alone(planted):
+    run, _ = planted
+    storage.write_whole(f"{run}/config.yaml", b"run: {name: caf\xe9}\n")
+    page = storage.read_text(write(run))
+    assert "Worst rows" in page and "<summary>Configuration" not in page
+
+
+def test_a_label_that_training_never_had_is_among_the_shares(tmp_path):
+    random, splits = np.random.default_rng(6), {}
+    for split, count in (("train", 400), ("test", 400)):
+        texts, labels, logits = rows_of(random, count, 4)
+        splits[split] = (texts, (labels % 3 if split == "train" else labels).tolist(), logits)
+    run = make_run(str(tmp_path), LABELS, splits)
+    values = storage.read_json(f"{run}/run.json")
+    shares = {row["name"]: row for row in context(values, [], gathered(run))["data"]["labels"]}
+    assert shares[LABELS[3]]["differs"] and shares[LABELS[3]]["train"] == 0.0
+
+
 def test_the_slice_that_is_worse_is_marked(tmp_path):
     random, splits = np.random.default_rng(6), {}
     for split, count in (("train", 20), ("test", 900)):
@@ -127,6 +199,10 @@ def test_memory_does_not_grow_with_the_rows():
     for keys in ([0.1, 0.9, 0.9], [0.5, 0.9, 0.95]):
         best.offer(np.array(keys), lambda n, keys=keys: {"id": f"{keys[n]}-{n}"})
     assert [row["key"] for row in best.rows()] == [0.95, 0.9, 0.9]
+    ties = sums.Best(2)
+    ids = ["10", "1", "100", "2"]  # "1" is the lowest, though others begin with it
+    ties.offer(np.ones(4), lambda n: {"id": ids[n]})
+    assert [row["id"] for row in ties.rows()] == ["1", "10"]
 
 
 def test_intervals_hold_what_they_promise(monkeypatch):

@@ -148,6 +148,15 @@ def test_a_hadoop_without_a_list_is_refused(tmp_path):
 
 
 # ------------------------------------------------------------------------------- Java and ports
+def test_a_java_that_first_names_its_options_is_a_java(tmp_path, monkeypatch):
+    """`env` of a cluster with Kerberos sets JAVA_TOOL_OPTIONS, which Java prints."""
+    lines = ("Picked up JAVA_TOOL_OPTIONS: -Dx=1", 'openjdk version "17.0.15" 2025-04-15')
+    text = "\n".join(f"echo '{line}' >&2" for line in lines)
+    program(tmp_path / "bin" / "java", text)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert host.find_java() == str(tmp_path)
+
+
 def test_a_java_that_is_too_old_is_refused(tmp_path, monkeypatch):
     program(tmp_path / "bin" / "java", """echo 'openjdk version "11.0.2" 2019' >&2""")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
@@ -315,13 +324,38 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_a_running_cluster_of_other_settings_is_refused_with_both(plan, monkeypatch):
+    os.makedirs(plan.directory)
+    State(plan.directory).save(plan, {})
+    monkeypatch.setattr(MiniCluster, "is_running", lambda self: True)
+    settings = {
+        "hadoop": plan.hadoop, "secure": False, "ha": True, "tls": False, "node_memory_mb": 1024,
+        "node_gpus": 0,
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="other settings") as caught:
+        command.start(
+            plan.directory, with_metastore=False, ports=["namenode=8020"], say=quiet, **settings
+        )
+    assert caught.value.expected == "high availability True, node memory 1024, namenode 8020"
+    port = plan.ports["namenode"]
+    assert caught.value.got == f"high availability False, node memory 6144, namenode {port}"
+
+
+@pytest.mark.parametrize("name", ["my files", "50%", "a,b", "a#b", "[a]", "a:b", "$HOME"])
+def test_a_path_that_hadoop_s_settings_cannot_have_is_refused(tmp_path, name):
+    """A NameNode below "my files" formats another directory, and the disk would be blamed."""
+    with pytest.raises(UsageError, match="a character in its path"):
+        MiniCluster(tmp_path / name, say=quiet).start()
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_is_no_state_of_a_cluster_is_refused(plan, tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(NotFound, match="directory has no mini cluster"):
         State(str(file)).load()
     with pytest.raises(UsageError, match="directory is a file"):
-        State(str(file)).refuse_foreign_directory()
+        State(str(file)).check_directory()
     state = State(plan.directory)
     state.path.parent.mkdir()
     for broken in ("", "{", "[]", '{"version": 1}', '{"version": 1, "daemons": [], "plan": {}}'):
