@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -340,11 +341,10 @@ class DataSection(Section):
     @field_validator("partitions", mode="before")
     @classmethod
     def _values_as_text(cls, value: Any) -> Any:
-        # YAML reads 2026 and 2026-01-01 as a number and a date; a partition's value is a text
         if not isinstance(value, dict):
             return value
         return {
-            key: [str(v) for v in (values if isinstance(values, list) else [values])]
+            key: [_as_text(one) for one in (values if isinstance(values, list) else [values])]
             for key, values in value.items()
         }
 
@@ -409,6 +409,13 @@ class DataSection(Section):
                 " <label>/<image file> or Parquet files, with data.format auto, image or parquet"
             )
         return self
+
+
+def _as_text(value: Any) -> Any:
+    """A number or date that YAML made of a partition's value, as that text. Null and true stay:
+    pydantic refuses them, since Hive spells neither like Python."""
+    is_text = isinstance(value, int | float | date) and not isinstance(value, bool)
+    return str(value) if is_text else value
 
 
 _ONLY_WITH = {

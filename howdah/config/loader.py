@@ -60,7 +60,7 @@ def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) ->
         path = "stdin"
     for override in overrides:
         _apply(raw, override)
-    return from_dict(raw, where=path or "defaults")
+    return from_dict(raw, where=path or "--set")
 
 
 def read(path: str) -> dict[str, Any]:

@@ -103,9 +103,9 @@ def parse_bytes(value: Any) -> Any:
             number = text[: -len(unit)].strip()
             try:
                 return int(float(number) * _UNITS[unit])
-            except ValueError:
+            except (ValueError, OverflowError):  # no number, or infinity
                 break
-    if text.isdigit():
+    if text.isdecimal():
         return int(text)
     raise ValueError(f"a size needs a number and a unit of B, KiB, MiB, GiB, TiB; got {value!r}")
 
