@@ -8,6 +8,7 @@ JSON object goes to stdout.
 from __future__ import annotations
 
 import json as _json
+import os
 import re
 import signal
 import sys
@@ -131,8 +132,12 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     except HowdahError as caught:
         error = caught
     except Exception as defect:
-        alerting.ended(_invoked[0], defect, 1)
-        raise
+        if not _without_directory():
+            alerting.ended(_invoked[0], defect, 1)
+            raise
+        error = UsageError(
+            "the working directory was removed", remedy="change to a directory that exists"
+        )
     try:
         if as_json:
             print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
@@ -142,6 +147,15 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     say(f"howdah: {render(error)}")
     alerting.ended(_invoked[0], error, error.exit_code)
     return error.exit_code
+
+
+def _without_directory() -> bool:
+    """Whether another process has removed this one's working directory: no relative path works."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def main(commands: typer.Typer = app) -> None:

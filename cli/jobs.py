@@ -329,7 +329,7 @@ def _scale_arguments(arguments: list[str]) -> tuple[str | None, int]:
         UsageError: there is no positive number of workers, or too many arguments.
     """
     *job, workers = arguments
-    if len(job) > 1 or not workers.isdigit() or int(workers) < 1:
+    if len(job) > 1 or not workers.isdecimal() or int(workers) < 1:
         raise UsageError(
             "how many workers?", expected="howdah scale [JOB] WORKERS", got=" ".join(arguments)
         )

@@ -41,6 +41,7 @@ from howdah.core.processes import (
     reap,
 )
 from howdah.errors import UsageError
+from howdah.faults import typed
 from howdah.process import isolation
 
 HELLO = "howdah guard "
@@ -185,10 +186,11 @@ def _acquire_lock(key: str | None, caller: _Caller) -> BinaryIO | None:
     if key is None:
         return None
     directory = os.path.join(cache_root(), "guards")
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    _sweep(directory)
     path = os.path.join(directory, hashlib.sha256(key.encode()).hexdigest()[:32])
-    file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
+    with typed(path, "write the lock of this task"):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        _sweep(directory)
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
     announced = False
     while not caller.stopped:
         if not locked(file):

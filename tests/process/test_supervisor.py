@@ -228,6 +228,15 @@ def test_a_first_line_that_is_no_request(supervised):
     assert "config, environment" in json.loads(out)["expected"]
 
 
+def test_a_cache_that_cannot_be_written_is_one_message():
+    one = Supervised(
+        "config", "explain", "run.name", "--json", env={"HOWDAH_CACHE": "/proc/none"}, lock="x"
+    )
+    code, out, err = one.end()
+    assert code == 5 and "Traceback" not in err
+    assert json.loads(out)["where"].startswith("/proc/none/guards")
+
+
 def test_old_locks_are_swept_and_held_ones_are_not(waiting, supervised, tmp_path):
     held = waiting(lock="held")
     folder = str(tmp_path / "cache" / "guards")
