@@ -330,6 +330,16 @@ def test_explain_names_the_nearest():
     assert "training.learning_rate" in caught.value.remedy
 
 
+def test_there_are_at_most_two_hundred_keys():
+    assert sum(1 for _ in loader.keys()) <= 200  # noqa: SIM118 - a function, not a mapping
+
+
+def test_a_key_of_another_section_is_named():
+    with pytest.raises(ConfigError) as caught:
+        loader.from_dict({"yarn": {"hang_seconds": 3}})
+    assert caught.value.problems[0].remedy == "did you mean job.hang_seconds?"
+
+
 def test_starter_is_a_valid_configuration(tmp_path):
     assert load_text(tmp_path, loader.starter_yaml()) == loader.Config()
 
