@@ -11,7 +11,7 @@ from airflow.sdk import Context, Param
 
 from howdah.airflow.form import left_out, trigger_form
 from howdah.airflow.hook import refusals
-from howdah.airflow.operators import HowdahOperator, run_name, safe_name
+from howdah.airflow.operators import HowdahOperator
 from howdah.config import loader as configs
 from howdah.config.data import SparkOptions
 from howdah.errors import ConfigError, HowdahError
@@ -86,15 +86,10 @@ class CheckScoringOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        values, ti = trigger_form.own_params(context), context["ti"]
+        values = trigger_form.own_params(context)
         with refusals():
             check(values, self.hook.judge())
-        target = values["output"] or "/".join(
-            (
-                self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id),
-                "predictions.parquet",
-            )
-        )  # fmt: skip
+        target = values["output"] or f"{self.run_directory(context)}/predictions.parquet"
         column = values["text_column"]
         request = {
             "model": values["model"],

@@ -56,13 +56,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         links.MlflowLink(),
     )
 
-    def __init__(
-        self,
-        *,
-        np: int | str = 1,
-        poll_seconds: float = 2.0,
-        **more: Any,
-    ) -> None:
+    def __init__(self, *, np: int | str = 1, poll_seconds: float = 2.0, **more: Any) -> None:
         super().__init__(**more)
         self.np = np
         self.poll_seconds = poll_seconds
@@ -71,8 +65,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Train; on YARN this defers the task to a trigger."""
-        task = ownership.TaskKey.of(context["ti"]).as_dict()
-        links.begin(task, self.operator_extra_links)
+        self.begin_links(context)
         if self.cluster() == "local":
             return self._train_here(context)
         limit = self.execution_timeout

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from howdah import redact, storage
 from howdah.config import yaml_text
 from howdah.config.model import Config
-from howdah.config.types import GROUPS, Group, described, group_of
+from howdah.config.types import GROUPS, Group, described, group_of, help_text
 from howdah.errors import ConfigError, HowdahError, NotFound, StorageError, UsageError
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "starter_yaml",
     "to_yaml",
     "type_text",
+    "value_at",
 ]
 _ROWS = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".gz")
 """Ends of the names of files with rows, which no configuration has."""
@@ -179,6 +180,13 @@ def set_key(sections: dict[str, Any], parts: Sequence[str], value: str, where: s
             raise UsageError(f"{parent} holds a value, not a section", where=where)
         section = child
     section[last] = _typed_value(parts, value, where)
+
+
+def value_at(sections: Any, key: str) -> Any:
+    """The value of a key of plain sections; None: they do not have it."""
+    for part in key.split("."):
+        sections = sections.get(part) if isinstance(sections, Mapping) else None
+    return sections
 
 
 def _typed_value(parts: Sequence[str], value: str, where: str) -> Any:
@@ -361,7 +369,7 @@ def explain(key: str) -> list[dict]:
             else _plain(field.get_default(call_default_factory=True)),
             "required": field.is_required(),
             "group": group_of(field),
-            "help": _help(field),
+            "help": help_text(field),
         }
         for name, field in matches
     ]
@@ -371,15 +379,11 @@ def grouped() -> dict[Group, dict[str, str]]:
     """{group: {key: the first sentence of its help}}, the keys that most runs set first."""
     groups: dict[Group, dict[str, str]] = {group: {} for group in GROUPS}
     for key, field in keys():
-        groups[group_of(field)][key] = _SENTENCE_END.split(_help(field), maxsplit=1)[0]
+        groups[group_of(field)][key] = _SENTENCE_END.split(help_text(field), maxsplit=1)[0]
     return groups
 
 
 _SENTENCE_END = re.compile(r"(?<=\.) (?=[A-Z])")
-
-
-def _help(field: Any) -> str:
-    return " ".join((field.description or "").split())
 
 
 def _plain(value: Any) -> Any:
@@ -440,7 +444,6 @@ def starter_yaml() -> str:
             value = yaml.safe_dump(
                 _plain(field.get_default(call_default_factory=True)), default_flow_style=True
             ).split("\n")[0]
-            help_text = _help(field)
-            lines += [f"{indent}# {help_text}", f"{indent}{leaf}: {value}"]
+            lines += [f"{indent}# {help_text(field)}", f"{indent}{leaf}: {value}"]
         lines += as_comments.get(section, [])
     return "\n".join(lines) + "\n"

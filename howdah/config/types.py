@@ -50,6 +50,11 @@ def described(model: _Model) -> _Model:
     return model
 
 
+def help_text(field: FieldInfo) -> str:
+    """A field's description in one line."""
+    return " ".join((field.description or "").split())
+
+
 @functools.cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
     """{class: its statements} of a module of Howdah; of other packages' modules {}."""

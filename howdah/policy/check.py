@@ -101,7 +101,7 @@ class Judge:
             return
         now, decided = config.model_dump(mode="json"), DECIDED - set(sent)
         for name, field in configs.keys():  # noqa: SIM118 - a module
-            value, base = _at(now, name), _at(self._base, name)
+            value, base = configs.value_at(now, name), configs.value_at(self._base, name)
             # The same source with another format is another source.
             same = value == base and not (
                 name == "data.source" and config.data.format != self._base["data"]["format"]
@@ -129,7 +129,7 @@ class Judge:
             if base.get(name) == dimension:
                 continue
             yield from self.key(name)
-            base_value = _at(self._base, name)
+            base_value = configs.value_at(self._base, name)
             for choice in dimension.get("choices") or ():
                 yield from self.printable(f"tune.space: {name}", choice)
                 if name in fields and choice != base_value:
@@ -144,7 +144,7 @@ class Judge:
 
     def default_of(self, name: str) -> Any:
         """The value of a key that is not sent."""
-        return _at(self._base, name)
+        return configs.value_at(self._base, name)
 
     def printable(self, name: str, value: Any) -> Iterator[HowdahError]:
         """A problem if strings of a value have line breaks or control characters."""
@@ -300,12 +300,6 @@ class Judge:
 
     def _tracking(self, name: str, value: str) -> Iterator[HowdahError]:
         yield from self._listed(name, "mlflow_uris", value)
-
-
-def _at(values: Any, name: str) -> Any:
-    for part in name.split("."):
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
 
 
 def _texts(value: Any) -> Iterator[str]:

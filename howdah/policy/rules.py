@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, field_validator
 from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
-from howdah.config.types import Section, described, problem_of
+from howdah.config.types import Section, described, help_text, problem_of
 from howdah.errors import ConfigError
 from howdah.policy.paths import shape_problem
 
@@ -213,7 +213,7 @@ def explain(policy: Policy) -> list[dict[str, Any]]:
             "key": name,
             "type": configs.type_text(field.annotation),
             "default": field.get_default(call_default_factory=True),
-            "help": " ".join((field.description or "").split()),
+            "help": help_text(field),
             "value": getattr(policy, name),
         }
         for name, field in described(Policy).model_fields.items()

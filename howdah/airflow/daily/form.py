@@ -16,7 +16,7 @@ from howdah.airflow.daily import days
 from howdah.airflow.form import left_out, trigger_form
 from howdah.airflow.form.daily import DailySettings, from_defaults
 from howdah.config import loader as configs
-from howdah.config.options.partition import parse
+from howdah.config.options.partition import expanded, is_files, parse
 from howdah.errors import ConfigError, HowdahError
 from howdah.policy.check import Judge
 from howdah.policy.rules import Policy
@@ -201,8 +201,6 @@ def request(values: Mapping[str, Any], day: days.Day, directory: str) -> dict[st
     Args:
         directory: the DAG run's directory, for scores and pages that are files.
     """
-    from howdah.config.options.partition import expanded, is_files
-
     installed, fixed = _own_values(), settings()
     source = values.get("source") or installed["source"]
     files = is_files(source)
