@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from howdah.config.options.append import AppendOptions
-from howdah.config.options.dedup import ConflictOptions, DedupOptions
+from howdah.config.options.dedup import DedupOptions
 from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
-from howdah.config.options.split import MOST_FOLDS, SplitOptions
+from howdah.config.options.split import SplitOptions
+from howdah.config.splits import HeldOut
 from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,
@@ -31,25 +31,6 @@ from howdah.config.types import (
     number_as_text,
 )
 from howdah.storage.charsets import codec_of, lines_are_bytes
-
-__all__ = [
-    "MOST_FOLDS",
-    "AppendOptions",
-    "CleanOptions",
-    "Columns",
-    "ConflictOptions",
-    "CsvOptions",
-    "DataSection",
-    "DedupOptions",
-    "ExpectOptions",
-    "InputKind",
-    "JdbcOptions",
-    "QualityOptions",
-    "SparkOptions",
-    "SplitOptions",
-    "TfrecordColumns",
-]
-
 
 InputKind = Literal["text", "image"]
 """What a row is, before it has become numbers."""
@@ -175,6 +156,21 @@ class QualityOptions(Section):
     """Largest fraction of the validation and test rows that may have a near copy among the
     training rows, of up to 1,000 of each that are looked up; above it the ETL fails (exit code 3).
     null: the fraction is reported only."""
+
+
+class AppendOptions(Section):
+    enabled: bool = False
+    """Whether the source's rows become a part of a new version that also has all rows of the newest
+    version. Old rows keep their split; the first version starts the ledger that new rows are
+    compared with."""
+    part: Rare[str | None] = Field(default=None, pattern=r"^[^\s/][^/]*$")
+    """Name of the part; null: the name of the part that was read from this source, else the
+    partitions' values (ds=2026-01-31), else the source's last name, with a hash behind it where
+    another source has that name. A part whose source has changed is replaced: rows that stay keep
+    their split."""
+    frozen: Rare[list[HeldOut]] = []
+    """Splits that get no new rows after the first version, so that all later models are measured on
+    the same ones. New rows like theirs are rejected (held_out_copy)."""
 
 
 class ExpectOptions(Section):

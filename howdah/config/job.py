@@ -1,4 +1,4 @@
-"""The run configuration's section `job`: a training job on a cluster, whichever cluster it is."""
+"""The run configuration's sections `job`, a training job on whichever cluster, and `ray`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import Bytes, Rare, Section, Usual, Variable, name_of_variable
+from howdah.config.types import Bytes, Cluster, Rare, Section, Usual, Variable, name_of_variable
 from howdah.core.processes import limit
 
 Place = Literal["yarn", "local", "spark", "ray"]
@@ -174,3 +174,11 @@ class JobSection(Section):
                     f"job.ports must be two ports from 1024 to 65535 in order; got {self.ports}"
                 )
         return self
+
+
+class RaySection(Section):
+    """A Ray cluster."""
+
+    address: Rare[Cluster | None] = None
+    """Address host:port of a Ray cluster's head (6379), on whose nodes Howdah is installed. null: a
+    Ray that is started on this machine for the job, and ends with it."""

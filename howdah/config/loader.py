@@ -20,23 +20,6 @@ from howdah.config.model import Config
 from howdah.config.types import GROUPS, Group, described, group_of, help_text
 from howdah.errors import ConfigError, HowdahError, NotFound, StorageError, UsageError
 
-__all__ = [
-    "Config",
-    "dump_yaml",
-    "explain",
-    "from_dict",
-    "grouped",
-    "keys",
-    "load",
-    "nearest",
-    "read",
-    "require_secrets",
-    "set_key",
-    "starter_yaml",
-    "to_yaml",
-    "type_text",
-    "value_at",
-]
 _ROWS = (".csv", ".tsv", ".jsonl", ".parquet", ".xlsx", ".gz")
 """Ends of the names of files with rows, which no configuration has."""
 

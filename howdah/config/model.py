@@ -13,17 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from howdah.config.data import DataSection
-from howdah.config.job import JobSection
+from howdah.config.job import JobSection, RaySection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import SELECTABLE
 from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.publish import GateSection, PublishSection
-from howdah.config.options.report import ReportSection
-from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
-from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
@@ -295,6 +292,24 @@ class TrackingSection(Section):
     """Project of Weights & Biases, PROJECT or TEAM/PROJECT, to which the run is also logged, as one
     run for all ranks. WANDB_API_KEY, WANDB_BASE_URL and WANDB_MODE (offline: without a network) are
     those of W&B."""
+
+
+class ReportSection(Section):
+    """The pages: data report, run report, drift."""
+
+    texts: Rare[Literal["masked", "plain", "none"]] = "masked"
+    """Texts in all pages. masked: samples, worst rows, suspected labels and confused rows, with
+    mail addresses and phone numbers masked. plain: the texts as they are. none: no texts; rows
+    have their ids alone."""
+
+
+class ScoreSection(Section):
+    """Scoring partitions of a Hive table (`howdah score`), and predictions (`howdah predict`)."""
+
+    max_error_fraction: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Largest fraction of rows with an error (a null or empty text). With more, `howdah score` does
+    not replace the partition, and `howdah predict` writes all rows and ends with exit code 3. 1:
+    any number of rows."""
 
 
 class Config(Section):
