@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as _json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +105,7 @@ def under(paths: Sequence[str]) -> None:
     """Apply the policies in these files to everything that this process does.
 
     Raises:
-        ConfigError, NotFound: a file is no policy, or does not exist.
+        ConfigError, NotFound: a file is not a policy, or does not exist.
     """
     _POLICIES[:], _JUDGES[:] = paths, []
     if paths:
@@ -154,8 +155,6 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
     Raises:
         UsageError: no key of a run is given at all; by defaults alone it would be some other run.
     """
-    import os
-
     from howdah.errors import UsageError
 
     path = usual(path)
@@ -171,8 +170,6 @@ def chosen(path: str | None, overrides: list[str] | None) -> str | None:
 
 def usual(path: str | None) -> str | None:
     """The configuration that is named, else ./run.yaml, with a line that says so; None: neither."""
-    import os
-
     if path is None and os.path.isfile(_USUAL):
         say(f"no --config: {os.path.abspath(_USUAL)} is used")
         return _USUAL
@@ -213,8 +210,6 @@ def typed(
 
 def note_command() -> None:
     """Let run.json say which command began the run: the ranks are processes of other commands."""
-    import os
-
     from howdah.models.runs.command import VARIABLE, shown_command
 
     os.environ[VARIABLE] = shown_command(sys.argv)

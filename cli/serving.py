@@ -100,7 +100,7 @@ def _serve(model: str, checked: Any, as_json: bool) -> None:
 
     serve(
         model, checked.serve, publish_directory=checked.publish.directory, say=say, ready=ready,
-        limits=getattr(checked, "drift", None),
+        limits=checked.drift,
     )  # fmt: skip
 
 

@@ -29,18 +29,23 @@ def conclude(config: Config, publish: str) -> tuple[dict[str, Any], list[str]]:
     page = storage.join(directory, REPORT)
     result: dict[str, Any] = {**outcome.summary(directory), "report": storage.absolute(page)}
     lines = []
-    try:
-        judged = report.renew(directory, say)
-    except HowdahError as error:
-        say(f"the verdict is not known: {error.what} ({error.where})")
-        judged = None
-    state = ""
+    judged, state = renewed(directory), ""
     if judged is not None:
         state = judged.verdict.state
         result |= judged.as_dict()
         lines = [judged.verdict.line, judged.line]
     result["next"] = _next(state, publish)
     return result, [*lines, f"report: {result['report']}", f"next: {result['next']}"]
+
+
+def renewed(directory: str) -> report.Judgement | None:
+    """The judgement of a run as it is now; None: it has no evaluated split, or a line says why it
+    is not known."""
+    try:
+        return report.renew(directory, say)
+    except HowdahError as error:
+        say(f"the verdict is not known: {error.what} ({error.where})")
+        return None
 
 
 def evaluate_baseline(

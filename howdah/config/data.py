@@ -317,7 +317,7 @@ class DataSection(Section):
             return value
         each = [*value, *value.values()] if isinstance(value, dict) else value
         if any(isinstance(one, bool) for one in each):
-            raise ValueError("true and false are no labels in YAML: write them in quotes")
+            raise ValueError("true and false are not labels in YAML: write them in quotes")
         if isinstance(value, dict):
             return {number_as_text(key): number_as_text(name) for key, name in value.items()}
         return [number_as_text(name) for name in value]

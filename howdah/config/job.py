@@ -13,8 +13,8 @@ Place = Literal["yarn", "local", "spark", "ray"]
 """Where a job runs."""
 
 
-_OWN_PREFIXES = ("HOWDAH_", "HOROVOD_", "OMPI_", "LD_")
-_OWN_NAMES = ("HOME", "TMPDIR", "PATH", "PYTHONPATH", "HADOOP_TOKEN_FILE_LOCATION")
+_RESERVED_PREFIXES = ("HOWDAH_", "HOROVOD_", "OMPI_", "LD_")
+_RESERVED_NAMES = ("HOME", "TMPDIR", "PATH", "PYTHONPATH", "HADOOP_TOKEN_FILE_LOCATION")
 
 
 _ELASTIC_RESTARTS = 10
@@ -148,8 +148,8 @@ class JobSection(Section):
     def _names_of_secrets(cls, value: list[str]) -> list[str]:
         for name in value:
             name_of_variable(name)
-            if name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES:
-                raise ValueError(f"{name} is set in each container by Howdah: it is no secret")
+            if name.startswith(_RESERVED_PREFIXES) or name in _RESERVED_NAMES:
+                raise ValueError(f"{name} is set in each container by Howdah: it is not a secret")
         if len(set(value)) != len(value):
             raise ValueError("job.secret_env names a variable twice")
         return value

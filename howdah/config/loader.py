@@ -244,24 +244,19 @@ def _problem(item: dict) -> HowdahError:
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
-    return HowdahError(
-        "a value is not what the key takes"
-        if kind != "value_error"
-        else message.removeprefix("Value error, "),
-        where=where,
-        expected=None if kind == "value_error" else message,
-        got=redact.LEFT_OUT
-        if hidden
-        else (None if isinstance(got, dict | BaseModel) else repr(redact.plain(got))),
-    )
+    shown = None if isinstance(got, dict | BaseModel) else repr(redact.plain(got))
+    shown = redact.LEFT_OUT if hidden else shown
+    if kind == "value_error":
+        return HowdahError(message.removeprefix("Value error, "), where=where, got=shown)
+    what = "a value is not what the key takes"
+    return HowdahError(what, where=where, expected=message, got=shown)
 
 
 def _is_key(part: object) -> bool:
     if not isinstance(part, str) or part in _TYPE_TAGS:
         return False
-    return all(
-        word.replace("_", "").isalnum() for word in part.split(".")
-    )  # tune.space's have dots
+    # The keys of tune.space have dots.
+    return all(word.replace("_", "").isalnum() for word in part.split("."))
 
 
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}

@@ -430,7 +430,7 @@ class Config(Section):
             and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")
-        # With these sections at their defaults it is no job's: `howdah train` may use batch 1.
+        # With these sections at their defaults it is not a job: `howdah train` may use batch 1.
         of_job = self.job != JobSection() or self.yarn != YarnSection()
         if of_job and self.job.most > training.global_batch_size:
             key = "job.workers" if self.job.max_workers is None else "job.max_workers"

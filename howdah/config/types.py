@@ -134,7 +134,7 @@ def name_of_variable(name: str) -> str:
     """The name of an environment variable, as it is.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if not (name.isascii() and name.isidentifier()):
         raise ValueError(f"no name of an environment variable: {name!r}")

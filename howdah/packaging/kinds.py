@@ -42,9 +42,8 @@ class Kind:
     def wants(self, distribution: str, entry: str) -> bool:
         """True if a distribution's file (its path below site-packages) is packed."""
         if distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")):
-            return (
-                entry == "torch/bin/torch_shm_manager"
-            )  # torch checks that it exists, but nothing starts it
+            # torch checks that it exists, but nothing starts it
+            return entry == "torch/bin/torch_shm_manager"
         return True
 
 
@@ -72,12 +71,12 @@ KINDS: dict[str, Kind] = {
     "serve": Kind(
         roots=(
             *CORE,
-            "onnxruntime",
-            "pyarrow",
-            "psutil",
             "fastapi",
-            "uvicorn",
+            "onnxruntime",
             "prometheus-client",
+            "psutil",
+            "pyarrow",
+            "uvicorn",
         ),
         cpu_only=True,
     ),

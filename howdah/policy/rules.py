@@ -65,7 +65,7 @@ class Policy(Section):
     (data.query_file) can read any table and any file, so it needs '*' here and in `roots`."""
     jdbc_tables: list[str] = []
     """Tables of the database that the worker's data.jdbc.url_file or HOWDAH_JDBC_URL names, as
-    schema.table, schema.* or table; '*': all. They are no Hive tables: `tables` does not permit
+    schema.table, schema.* or table; '*': all. They are not Hive tables: `tables` does not permit
     them."""
     users: list[str] = []
     """Users that run.user, yarn.view_users, yarn.modify_users and principals may name; '*': all."""
