@@ -176,7 +176,7 @@ def usual(path: str | None) -> str | None:
     return path
 
 
-def load(path: str | None, overrides: list[str] | None):
+def load(path: str | None, overrides: list[str] | None) -> Config:
     """The checked configuration, if the policies allow it; its `run` section configures storage."""
     from howdah import storage
     from howdah.config import loader
@@ -241,28 +241,16 @@ def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[
     return contextlib.nullcontext() if section is None else logged_in(*section.login)
 
 
-def load_to_begin(
-    path: str | None,
-    overrides: list[str] | None,
-    section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
-):
-    """Load the configuration of a new run, with one version in place of a published model.
-
-    Args:
-        section: whose keytab the command logs in with, by its configuration (None: with none): the
-            model may lie on a cluster with Kerberos.
-    """
-    return pinned(load(path, overrides), section)
-
-
 def pinned(
     checked: Config,
     section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
 ) -> Config:
-    """A configuration with one version in place of a published model, and lines that say which.
+    """The configuration of a new run: with one version in place of a published model, and lines
+    that say which.
 
     Args:
-        section: see `load_to_begin`.
+        section: whose keytab the command logs in with, by its configuration (None: with none): the
+            model may lie on a cluster with Kerberos.
     """
     from howdah.models.base import with_pinned_base
 

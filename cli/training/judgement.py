@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from howdah import storage
-from howdah.cli.common import answer, cross_validate, load, load_to_begin, say
+from howdah.cli.common import answer, cross_validate, load, pinned, say
 from howdah.config.metric_table import SHOWN
 from howdah.config.model import Config
 from howdah.core.terminal import as_table
@@ -53,7 +53,7 @@ def evaluate_baseline(
 ) -> None:
     """Measure the baseline of a configuration's dataset, or of each fold of its source."""
     if folds is not None:
-        cross_validate(load_to_begin(path, overrides), folds, json, baseline=True)
+        cross_validate(pinned(load(path, overrides)), folds, json, baseline=True)
         return
     config = load(path, overrides)
     measured = measure_baseline(config, progress=say)

@@ -13,7 +13,6 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret, redact
 
-from howdah import storage
 from howdah.airflow import CONNECTION_TYPE, DEFAULT_CONNECTION, failures
 from howdah.airflow.form import daily, left_out, trigger_form
 from howdah.airflow.runner import runners, settings
@@ -104,7 +103,8 @@ class HowdahHook(BaseHook):
                     policy.defaults, trigger_form.sections(trigger_form.installed_defaults())
                 )
                 tables, paths = self._granted()
-                roots = list(dict.fromkeys([*policy.roots, self._root(), *paths]))
+                root = self._whole(self.run_root) or self.run_root
+                roots = list(dict.fromkeys([*policy.roots, root, *paths]))
                 update = {
                     "roots": roots, "tables": list(dict.fromkeys([*policy.tables, *tables])),
                     "defaults": defaults, "name": policy.name or name,
@@ -127,13 +127,6 @@ class HowdahHook(BaseHook):
         if self.settings.ssh_conn_id is not None:
             return None
         return os.path.normpath(os.path.join(self._directory(), os.path.expanduser(path)))
-
-    def _root(self) -> str:
-        """run_root, made absolute if it is a directory of this machine."""
-        fields, root = self.settings, self.run_root
-        if fields.ssh_conn_id is None and storage.is_local(root) and "://" not in root:
-            return os.path.join(self._directory(), os.path.expanduser(root))
-        return root
 
     def _directory(self) -> str:
         return self.settings.working_directory or _airflow_home()

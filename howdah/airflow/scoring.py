@@ -109,15 +109,9 @@ class CheckScoringOperator(HowdahOperator):
 
 def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    fields = params()
-    problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(fields))
-        for name in values
-        if name not in fields
-    ]
-    problems += [
-        problem for name, value in values.items() for problem in trigger_form.secrets(name, value)
-    ]
+    problems = trigger_form.unknown(values, params())
+    for name, value in values.items():
+        problems += trigger_form.secrets(name, value)
     refused: list[HowdahError] = []
     try:
         spark = values.get("spark") or {}
@@ -146,9 +140,7 @@ def check(values: Mapping[str, Any], judge: Judge) -> None:
                 "a batch is a partition of a table", where="batch", expected="output: table:NAME"
             )
         )
-    if problems:
-        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
-    judge.refuse(refused)
+    trigger_form.refuse(problems, refused, judge)
 
 
 def configuration(spark: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -318,11 +318,8 @@ def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    options = [annotation]
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        options = [o for o in typing.get_args(annotation) if o is not type(None)]
-    first = options[0]
-    return first if isinstance(first, type) and issubclass(first, BaseModel) else None
+    kinds = (one for one in _alternatives(annotation) if isinstance(one, type))
+    return next((one for one in kinds if issubclass(one, BaseModel)), None)
 
 
 def explain(key: str) -> list[dict]:

@@ -40,9 +40,8 @@ def starting_tensorflow() -> Iterator[None]:
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1"):
         yield
         return
-    on_cpu = not gpus.chosen(os.environ.get("CUDA_VISIBLE_DEVICES", "0")) or not os.path.exists(
-        _PROC
-    )
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    on_cpu = not gpus.chosen(visible) or not os.path.exists(_PROC)
     sys.stderr.flush()
     if _is_log(2):
         yield from _taken_out(on_cpu)

@@ -146,12 +146,7 @@ def _date(context: Context) -> datetime | None:
 
 def check(values: Mapping[str, Any], judge: Judge) -> None:
     """Raise ConfigError with every problem of the values that were sent, the policy's included."""
-    installed, names = _own_values(), {*params()}
-    problems = [
-        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(sorted(names)))
-        for name in values
-        if name not in names
-    ]
+    installed, problems = _own_values(), trigger_form.unknown(values, params())
     refused: list[HowdahError] = []
     for name, value in values.items():
         problems += trigger_form.secrets(name, value)
@@ -167,9 +162,7 @@ def check(values: Mapping[str, Any], judge: Judge) -> None:
     for name in ("model", "source"):
         if not (values.get(name) or installed[name]):
             problems.append(HowdahError("a value is required", where=name))
-    if problems:
-        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
-    judge.refuse(refused)
+    trigger_form.refuse(problems, refused, judge)
 
 
 def _judged(name: str, value: Any, judge: Judge) -> list[HowdahError]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -338,6 +338,22 @@ def secrets(name: str, value: Any) -> list[HowdahError]:
         HowdahError(f"{what} was sent", where=place, remedy=remedy)
         for place, what in redact.find(name, value)
     ]
+
+
+def unknown(values: Mapping[str, Any], names: Collection[str]) -> list[HowdahError]:
+    """Problems of values that have no field."""
+    return [
+        HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(names))
+        for name in values
+        if name not in names
+    ]
+
+
+def refuse(problems: list[HowdahError], refused: list[HowdahError], judge: Judge) -> None:
+    """Raise ConfigError with every problem of the values that were sent, the policy's included."""
+    if problems:
+        raise ConfigError("the values that were sent cannot be used", problems=problems + refused)
+    judge.refuse(refused)
 
 
 def _has(sections: Mapping[str, Any], name: str) -> bool:
