@@ -39,7 +39,7 @@ InputKind = Literal["text", "image"]
 class Columns(Section):
     """Columns of the source."""
 
-    text: Usual[list[str]] = ["text"]
+    text: Usual[list[str]] = Field(default=["text"], min_length=1)
     """Column of the text. A list of columns is joined with data.columns.separator."""
     text_pair: Rare[list[str] | None] = None
     """Column (or columns) of a second text. The model reads both texts, joined as the tokenizer
@@ -327,6 +327,8 @@ class DataSection(Section):
     def _labels_once(
         cls, value: list[str] | dict[str, str] | None
     ) -> list[str] | dict[str, str] | None:
+        if value is not None and not value:
+            raise ValueError("labels is empty: list them, or leave it out for all values, sorted")
         keys = [key.strip() for key in value or ()]
         if twice := sorted({key for key in keys if keys.count(key) > 1}):
             raise ValueError(

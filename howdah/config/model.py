@@ -163,7 +163,7 @@ class TrainingSection(Section):
     new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
     by the seed. A part is new if the dataset version of the model in model.init_from lacks it;
     without model.init_from only the newest part is new. null: all rows."""
-    num_train_epochs: Usual[float] = Field(default=3.0, gt=0)
+    num_train_epochs: Usual[float] = Field(default=3.0, gt=0, allow_inf_nan=False)
     """Number of epochs; fractions are allowed."""
     max_steps: Usual[int | None] = Field(default=None, ge=1)
     """Number of optimizer steps after which training stops. It overrides num_train_epochs."""
@@ -174,7 +174,7 @@ class TrainingSection(Section):
     decay."""
     warmup_ratio: Usual[float] = Field(default=0.0, ge=0.0, lt=1.0)
     """Fraction of the steps in which the learning rate rises linearly to its peak."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, allow_inf_nan=False)
     """Decoupled weight decay, which is not applied to biases and norms."""
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Largest global norm of the reduced gradient, which is clipped to it. 0: no clipping."""

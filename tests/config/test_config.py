@@ -364,6 +364,23 @@ def test_a_size_without_a_number_is_refused(text):
     assert "a size needs a number and a unit" in problem.what
 
 
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("data.columns.text=[]", "at least 1 item"),
+        ("data.labels=[]", "labels is empty"),
+        ("training.num_train_epochs=inf", "finite number"),
+        ("training.weight_decay=inf", "finite number"),
+    ],
+)
+def test_what_no_run_can_use_is_refused(override, problem):
+    with pytest.raises(ConfigError) as caught:
+        loader.load(None, [override])
+    (only,) = caught.value.problems
+    assert problem in f"{only.what} {only.expected}"
+    assert only.where == override.partition("=")[0]
+
+
 def test_the_values_of_partitions_are_texts():
     data = {"format": "hive", "source": "db.table"}
     values = {"day": [datetime.date(2026, 1, 1), "b"], "hour": 5}
