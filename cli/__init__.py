@@ -171,9 +171,10 @@ def main(commands: typer.Typer = app) -> None:
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "howdah"
-            if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
-                return 2
             text = error.format_message() if hasattr(error, "format_message") else str(error)
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                print(text)
+                return 2
             missing_command = re.match(r"No such command '(\S+)'", text)
             missing = getattr(error, "option_name", None) or (
                 missing_command and missing_command[1]

@@ -186,6 +186,14 @@ def test_config_init_of_a_file_with_any_name_and_columns(tmp_path, name):
     assert config.data.columns.label == "lab\x85el"
 
 
+@pytest.mark.parametrize("words", [[], ["config"], ["model"]])
+def test_a_command_without_its_subcommand_shows_the_help(words):
+    done = howdah(*words)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == howdah(*words, "--help").stdout
+    assert "Usage:" in done.stdout
+
+
 def test_a_removed_working_directory_is_one_message(tmp_path):
     gone = str(tmp_path / "gone")
     code = (
