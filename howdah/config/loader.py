@@ -284,6 +284,8 @@ def nearest(path: Sequence[Any]) -> str:
     if not elsewhere:
         leaves = {key.rpartition(".")[2]: key for key in all_keys}
         close = difflib.get_close_matches(name, list(leaves), n=1, cutoff=_NEAR)
+        if not section:
+            close = close or [leaf for leaf in leaves if _abbreviates(name, leaf)]
         elsewhere = [leaves[leaf] for leaf in close]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"

@@ -330,6 +330,19 @@ def test_explain_names_the_nearest():
     assert "training.learning_rate" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("lr", "training.learning_rate"), ("epochs", "training.num_train_epochs"), ("sed", "seed")],
+)
+def test_a_short_name_without_a_section_is_understood(name, key):
+    with pytest.raises(UsageError) as explained:
+        loader.explain(name)
+    with pytest.raises(ConfigError) as loaded:
+        loader.load(None, [f"{name}=3"])
+    for remedy in (explained.value.remedy, loaded.value.problems[0].remedy):
+        assert remedy.startswith("did you mean") and remedy.endswith(f"{key}?")
+
+
 def test_there_are_at_most_two_hundred_keys():
     assert sum(1 for _ in loader.keys()) <= 200  # noqa: SIM118 - a function, not a mapping
 
