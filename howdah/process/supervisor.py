@@ -51,6 +51,7 @@ _EXIT_GRACE_SECONDS = 5.0
 """For processes that outlive the command to exit by themselves (a JVM that shuts down)."""
 _LOCK_MAX_AGE_SECONDS = 30 * 86400.0
 """A lock file is removed this long after its last use."""
+_LOCKING = "lock this task's file in the cache"
 _POLL_SECONDS = 1.0
 _ENDED_BY_STOP = 143
 
@@ -187,13 +188,15 @@ def _acquire_lock(key: str | None, caller: _Caller) -> BinaryIO | None:
         return None
     directory = os.path.join(cache_root(), "guards")
     path = os.path.join(directory, hashlib.sha256(key.encode()).hexdigest()[:32])
-    with typed(path, "write the lock of this task"):
+    with typed(path, _LOCKING):
         os.makedirs(directory, mode=0o700, exist_ok=True)
         _sweep(directory)
         file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
     announced = False
     while not caller.stopped:
-        if not locked(file):
+        with typed(path, _LOCKING):  # a file system without locks
+            is_ours = locked(file)
+        if not is_ours:
             if not announced:
                 _say("the same command of an earlier try is still ending: waiting for it")
                 announced = True
