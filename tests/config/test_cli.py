@@ -194,6 +194,18 @@ def test_a_command_without_its_subcommand_shows_the_help(words):
     assert "Usage:" in done.stdout
 
 
+def test_an_interrupt_is_one_message_and_one_object():
+    program = (
+        "import sys; from howdah.cli import jobs, main\n"
+        "def find(*_): raise KeyboardInterrupt\n"
+        "jobs.find = find; main()"
+    )
+    argv = [sys.executable, "-c", program, "kill", "application_1_1", "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "howdah: interrupted\n")
+    assert json.loads(done.stdout)["error"] == "Interrupted"
+
+
 def test_a_removed_working_directory_is_one_message(tmp_path):
     gone = str(tmp_path / "gone")
     code = (
