@@ -55,6 +55,9 @@ model (0.8 GiB each), so that somebody can act before a save fails."""
 _TIMEOUT_SECONDS = 10.0
 """How long the command may take: a job's driver sends from a thread of its own, but the end of a
 command waits for it."""
+_bounded = storage.waiting_at_most(5.0)
+"""Decorates what asks storage, in seconds: the alert may be that it does not answer, and a job's
+driver retries for half an hour."""
 Say = Callable[[str], None]
 
 
@@ -74,6 +77,7 @@ def kind_of(error: BaseException, command: str) -> AlertKind | None:
     return "failure"
 
 
+@_bounded
 def run_error(config: Config) -> str | None:
     """The error that a failed run has left in run.json; None: there is none."""
     run = _run_json(config.run.directory)
@@ -115,6 +119,7 @@ def _shown(command: str) -> str:
     return f"howdah {command}"
 
 
+@_bounded
 def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say) -> None:
     try:
         for directory in (config.run.directory, config.model_directory):
@@ -129,6 +134,7 @@ def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say)
         say(f"warning: markers of earlier alerts stay: {_brief(error)}")
 
 
+@_bounded
 def low_disk(config: Config, *, say: Say) -> None:
     """Send an alert of kind disk if less than _LEAST_FREE_BYTES are free; never raises."""
     if "disk" not in config.alerts.on or not config.alerts.asks:
@@ -150,6 +156,7 @@ def low_disk(config: Config, *, say: Say) -> None:
         _forget(config, lambda alert: "free_bytes" in alert, say)
 
 
+@_bounded
 def send(
     config: Config,
     kind: AlertKind,
