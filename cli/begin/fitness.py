@@ -12,6 +12,7 @@ from howdah.etl import peek
 from howdah.models.version import find_version
 
 
+@storage.waiting_at_most(10.0)  # seconds; a NameNode that does not answer is a finding
 def check(config: Config) -> list[Check]:
     """Findings about the base model, the source, the dataset and the cluster."""
     findings = []
