@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from howdah.config.options.source import moment_of
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
-from howdah.config.types import Rare, Section, Source, Usual
+from howdah.config.types import Rare, Section, Source, Usual, number_as_text
 
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
@@ -152,10 +152,7 @@ class SplitOptions(Section):
     def _values_as_text(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {
-            str(key) if isinstance(key, int) and not isinstance(key, bool) else key: split
-            for key, split in value.items()
-        }
+        return {number_as_text(key): split for key, split in value.items()}
 
     @property
     def words(self) -> dict[str, Split]:
